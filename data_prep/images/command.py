@@ -101,21 +101,6 @@ class ImagePrepOptions(Options):
 
 def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     """Read the command line; a usage error ends the program with status 2."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    holds_out = "test_fraction" in _OWN.get(args.dataset, ())
-    if args.dataset == "arrays":
-        if (args.test_images is None) != (args.test_labels is None):
-            parser.error("--test-images and --test-labels: one of them found; give both or neither")
-        if args.test_images is not None and args.test_fraction is not None:
-            parser.error("--test-fraction: --test-images gives the test set; leave one of them out")
-        holds_out = args.test_images is None
-    options = ImagePrepOptions.read(args, dataset=args.dataset)
-    fraction = options.test_fraction or _DEFAULT_TEST_FRACTION if holds_out else None
-    return replace(options, test_fraction=fraction, name=options.name or args.dataset)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="alma-prep-images",
         description="Turn published images into a stream: B mega-batches of equal size, each with a validation part, "
@@ -134,7 +119,17 @@ def _parser() -> argparse.ArgumentParser:
             if name in ("images", "labels"):
                 option = replace(option, default=MISSING)
             option.add_to(one)
-    return parser
+    args = parser.parse_args(argv)
+    holds_out = "test_fraction" in _OWN.get(args.dataset, ())
+    if args.dataset == "arrays":
+        if (args.test_images is None) != (args.test_labels is None):
+            parser.error("--test-images and --test-labels: one of them found; give both or neither")
+        if args.test_images is not None and args.test_fraction is not None:
+            parser.error("--test-fraction: --test-images gives the test set; leave one of them out")
+        holds_out = args.test_images is None
+    read = ImagePrepOptions.read(args, dataset=args.dataset)
+    fraction = read.test_fraction or _DEFAULT_TEST_FRACTION if holds_out else None
+    return replace(read, test_fraction=fraction, name=read.name or args.dataset)
 
 
 @command

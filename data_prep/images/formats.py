@@ -264,7 +264,6 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
 
 
 def _classes(given: Any, labels: np.ndarray) -> tuple[int, dict[str, Any]]:
-    """Return the number of classes, and what else the set is; a remark if the labels do not begin at 0."""
     num_classes = given.num_classes or int(labels.max()) + 1
     remarks: tuple[str, ...] = ()
     if labels.min() > 0:
@@ -280,8 +279,13 @@ def _read_arrays(
     files: InputFiles, given: Any, images_path: Path, labels_path: Path, part: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return images ``(n, C, H, W)``, uint8, mapped, and labels ``(n,)``, int64."""
-    images = _read_array(files.add(images_path, f"--{part}images"), f"--{part}images")
-    labels = _read_array(files.add(labels_path, f"--{part}labels"), f"--{part}labels")
+    arrays = []
+    for flag, path in ((f"--{part}images", images_path), (f"--{part}labels", labels_path)):
+        try:
+            arrays.append(read_npy(files.add(path, flag)))
+        except ValueError as error:
+            raise AlmaError(f"{flag} {path}: no .npy file of numbers ({error}); save it with numpy.save") from error
+    images, labels = arrays
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise AlmaError(
             f"--{part}images {images_path}: {images.dtype} {images.shape} found, uint8 (images, height, width) or "
@@ -302,13 +306,6 @@ def _read_arrays(
             "convert it and save it again"
         )
     return _checked(images, labels, images_path, labels_path, given.num_classes or _MOST_CLASSES)
-
-
-def _read_array(path: Path, flag: str) -> np.ndarray:
-    try:
-        return read_npy(path)
-    except ValueError as error:
-        raise AlmaError(f"{flag} {path}: no .npy file of numbers ({error}); save it with numpy.save") from error
 
 
 def load_folder(files: InputFiles, given: Any) -> ImageSet:
