@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fairseq_alma.cli.stream import main
-from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.firefly import growth_flops, num_chain_parameters
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, count_flops
 from tests.images.image_streams import NUM_CLASSES, make_stream
@@ -53,11 +52,3 @@ def test_the_work_of_a_stage_is_its_training_and_its_growth(run):
     grown = growth_flops(VGG(SHAPE, NUM_CLASSES, FIRST), FIRST[0], 0.25, second["train_images"] // 2, SHAPE)  # 2 epochs
     assert second["growth_flops"] == grown > 0
     assert second["train_flops"] == second["train_images"] * per_image[1] + grown
-
-
-def test_a_share_of_less_than_a_channel_names_the_flag_and_leaves_nothing(stream, tmp_path):
-    command = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "firefly", "--grow-share", "0.0001"]
-    with pytest.raises(AlmaError, match=r"^--grow-share 0.0001: .* less than one .* give a larger share") as error:
-        main([*command, *WORDS])
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "R").exists()

@@ -129,12 +129,6 @@ def test_a_mixture_that_keeps_its_checkpoints_keeps_the_map_of_every_stage(strea
     assert len([*(tmp_path / "last").glob("stage-*/test-experts.npz")]) == 1
 
 
-def test_seeds_and_orders_make_other_runs_and_the_same_seed_the_same(stream, tmp_path):
-    seeds = {"a": "1", "b": "1", "c": "2"}
-    first, again, other = (run(stream, tmp_path / name, "--wait", "3", "--seed", seeds[name]) for name in seeds)
-    assert first == again != other
-
-
 def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream, tmp_path):
     run(stream, tmp_path / "sm", "--learner", "sm", "--wait", "3")
     run(stream, tmp_path / "ens", "--learner", "ens", "--num-members", "2", "--wait", "3")
@@ -234,6 +228,7 @@ def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path,
     ("options", "words", "said"),
     [
         (["--learner", "firefly"], ["--arch", "alma_mlp"], "needs an architecture alma_firefly"),
+        (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: a number above 0"),
         (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
         (["--learner", "sm"], ["--optimizer", "sgd"], "give --lr too"),

@@ -4,16 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.firefly import num_chain_parameters
-from fairseq_alma.images.mixtures import MixtureVGG
 from fairseq_alma.images.networks import (
     NUM_CONVOLUTIONS,
     VGG,
     MemberBatchNorm2d,
     MemberConv2d,
     MemberLinear,
-    SideBySide,
     Variant,
     measure_batch_norm,
 )
@@ -205,12 +202,3 @@ def test_batch_norm_is_measured_anew_as_the_mean_over_batches():
     variances = torch.stack([each.var(dim=(0, 2, 3)) for each in seen]).mean(dim=0)
     torch.testing.assert_close(measured, (means, variances))
     assert all(torch.equal(before[name], parameter) for name, parameter in network.named_parameters())
-
-
-def test_batch_norm_of_mixtures_is_measured_side_by_side():
-    trees = [GateTree.flat(2)] * NUM_CONVOLUTIONS
-    network = SideBySide([MixtureVGG((1, 16, 16), 4, 2, trees, "hard") for _ in range(2)])
-    network.reset_parameters([seeded(1), seeded(2)])
-    measure_batch_norm(network, noise(12, 1, 16, 16).split(4))
-    norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
-    assert len(norms) == NUM_CONVOLUTIONS * 2 and all(norm.running_mean.abs().sum() > 0 for norm in norms)
