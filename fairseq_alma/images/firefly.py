@@ -36,8 +36,8 @@ from fairseq_alma.images.candidate_vgg import (
     outer_sizes,
     unit_length,
 )
+from fairseq_alma.images.image_batches import batch_sizes
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, count_flops
-from fairseq_alma.images.stage_training import batch_sizes
 
 
 class LayerScores(NamedTuple):

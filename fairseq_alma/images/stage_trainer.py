@@ -16,6 +16,18 @@ from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import nested_gate_trees
+from fairseq_alma.images.image_batches import (
+    BOOTSTRAP,
+    GROWTH,
+    INITIAL_WEIGHTS,
+    ORDER,
+    ImageInput,
+    TrainingImages,
+    batch_sizes,
+    bootstrap,
+    rows_to_train_on,
+    seeded,
+)
 from fairseq_alma.images.image_classifier import GrownLayers, GrowthData
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.model_store import (
@@ -29,19 +41,7 @@ from fairseq_alma.images.model_store import (
 )
 from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm, member_states
 from fairseq_alma.images.predictions import Examples, Predictions, measure, write_experts
-from fairseq_alma.images.stage_training import (
-    BOOTSTRAP,
-    GROWTH,
-    INITIAL_WEIGHTS,
-    ORDER,
-    ImageInput,
-    StageTraining,
-    TrainingImages,
-    batch_sizes,
-    bootstrap,
-    rows_to_train_on,
-    seeded,
-)
+from fairseq_alma.images.stage_training import StageTraining
 from fairseq_alma.learners.learner import Stage, StagePlan, Training, member_seed
 from fairseq_alma.runs.loop import Run, StageWork
 from fairseq_alma.runs.run_folder import RunFolder

@@ -12,8 +12,9 @@ import torch
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.images import stage_trainer
+from fairseq_alma.images.image_batches import ImageInput, TrainingImages, seeded
 from fairseq_alma.images.networks import MLP
-from fairseq_alma.images.stage_training import ImageInput, StageTraining, TrainingImages, TrainingSettings, seeded
+from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
 from fairseq_alma.training.average import WeightAverage, average_decay
 from fairseq_alma.training.branch import LRBranch, branch_factor
 from fairseq_alma.training.feature import Feature, Features

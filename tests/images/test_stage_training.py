@@ -6,16 +6,10 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_training
+from fairseq_alma.images.image_batches import ImageInput, TrainingImages, bootstrap, seeded
 from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG
 from fairseq_alma.images.predictions import predict
-from fairseq_alma.images.stage_training import (
-    ImageInput,
-    StageTraining,
-    TrainingImages,
-    TrainingSettings,
-    bootstrap,
-    seeded,
-)
+from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 MLP_SHAPE, VGG_SHAPE = (1, 8, 8), (3, 16, 16)

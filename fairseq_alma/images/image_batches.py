@@ -1,0 +1,140 @@
+"""Batches of a stage's training images: generators, rows, the order of each member, crops and flips.
+
+Letters: N members, B images of a batch, S images of an epoch, C channels, H and W height and width.
+"""
+
+from typing import Iterator, Optional, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.training.feature import Features
+
+INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
+PADDING = 4
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """Return a generator on the CPU, seeded by its purpose, so that nothing depends on what ran before."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+def rows_to_train_on(
+    stream: ImageStream, megabatches: Sequence[int], wait: int, features: Features, seed: int
+) -> np.ndarray:
+    """Return the indices of a stage's training images, after those of earlier stages that a feature draws.
+
+    ``wait`` is the number of mega-batches of each earlier stage.
+    """
+    new = stream.train_indices(megabatches)
+    if not features.draws_earlier:
+        return new
+    before = [range(first, first + wait) for first in range(0, megabatches[0], wait)]
+    each = [[stream.train_indices([t]) for t in stage] for stage in (*before, megabatches)]
+    drawn = features.draw_earlier([[len(rows) for rows in stage] for stage in each], seed)
+    if drawn is None:
+        return new
+    return np.concatenate([np.concatenate([rows for stage in each[:-1] for rows in stage])[drawn], new])
+
+
+class ImageInput:
+    """Turns bytes into the input of networks.
+
+    Args:
+        mean: of each channel over the training images of the data set, in units 0 to 1.
+        std: of each channel, as mean.
+        augment: in training, crop at random after padding by 4 black pixels, and flip every second image sideways.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool) -> None:
+        self.augment = augment
+        self.mean = 255 * torch.tensor(mean)[:, None, None]
+        self.std = 255 * torch.tensor(std)[:, None, None]
+
+    def to(self, device: torch.device) -> "ImageInput":
+        self.mean, self.std = self.mean.to(device), self.std.to(device)
+        return self
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return (..., C, H, W) bytes as floats of mean 0 and deviation 1 for each channel."""
+        return (images.float() - self.mean) / self.std
+
+    def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
+        """Crop and flip (B, C, H, W) bytes at random, then normalise; the generator of the choices is on the CPU."""
+        batch, _, height, width = images.shape
+        device = images.device
+        drawn = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
+        flip = torch.rand(batch, 1, generator=generator) < 0.5
+        rows = drawn[0] + torch.arange(height)  # (B, H)
+        columns = drawn[1] + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))  # (B, W)
+        padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C), so that C stays together
+        each = torch.arange(batch, device=device)[:, None, None]
+        crops = padded[each, rows.to(device)[:, :, None], columns.to(device)[:, None]]
+        return self.normalised(crops.permute(0, 3, 1, 2).contiguous())
+
+
+class TrainingImages:
+    """Training images of a stage, and what each member sees of them.
+
+    Args:
+        images: (n, C, H, W) bytes; they are normalised once unless they are cropped at random.
+        labels: (n) int64.
+        rows: for each member its (S) rows of ``images``, some of them several times in a bootstrap sample; None: each
+            image once.
+        source: crops, flips and normalises.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
+        self.images = images if source.augment else source.normalised(images)
+        self.labels, self.source = labels, source
+        everything = torch.arange(len(labels))
+        self.rows = [everything if own is None else own for own in rows]
+        self.rows_are_shared = all(own is None for own in rows)
+
+    @property
+    def num_images(self) -> int:
+        """S."""
+        return len(self.rows[0])
+
+    def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Draw the batches of one epoch, in an order of its own for each member.
+
+        Yields:
+            (N, B, C, H, W) images, or (B, C, H, W) that all members share, and (N, B) labels.
+        """
+        if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # no order to draw
+            yield self.images, self.labels.expand(len(self.rows), -1)
+            return
+        orders = [
+            rows[torch.randperm(len(rows), generator=one)] for rows, one in zip(self.rows, generators, strict=True)
+        ]
+        for batch in zip(*(order.split(self.sizes(batch_size)) for order in orders), strict=True):
+            if self.source.augment:
+                crops = [
+                    self.source.augmented(self.images[rows], one) for rows, one in zip(batch, generators, strict=True)
+                ]
+                yield torch.stack(crops), self.labels[torch.stack(batch)]
+            else:
+                rows = torch.stack(batch)
+                yield self.images[rows], self.labels[rows]
+
+    def sizes(self, batch_size: int) -> list[int]:
+        return batch_sizes(self.num_images, batch_size)
+
+
+def batch_sizes(num_images: int, batch_size: int) -> list[int]:
+    """Cut images into batches. A last image alone joins the batch before: batch norm needs more than one number."""
+    full, rest = divmod(num_images, batch_size)
+    sizes = [batch_size] * full + [rest] * (rest > 0)
+    if rest == 1 and full:
+        sizes[-2:] = [batch_size + 1]
+    return sizes
+
+
+def bootstrap(num_images: int, generator: Generator) -> Tensor:
+    """Draw (S) rows of S images with replacement (Breiman 1996, bagging)."""
+    return torch.randint(num_images, (num_images,), generator=generator)
