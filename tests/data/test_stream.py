@@ -113,11 +113,6 @@ def test_what_a_stream_does_not_have_is_refused_with_what_it_has(tmp_path, ask, 
         ask(write_stream(tmp_path))
 
 
-def test_folder_without_manifest_is_refused(tmp_path):
-    with pytest.raises(AlmaError, match=r"there is no stream\.json"):
-        Stream.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

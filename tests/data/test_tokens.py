@@ -159,22 +159,14 @@ def test_files_equal_those_of_fairseq_byte_for_byte(tmp_path):
         assert (tmp_path / f"ours.{suffix}").read_bytes() == (tmp_path / f"theirs.{suffix}").read_bytes()
 
 
-def test_own_reader_gives_sizes_and_ids(tmp_path):
+def test_own_reader_gives_sizes_and_ids_and_refuses_a_file_that_is_cut_off_or_of_another_format(tmp_path):
     write(tmp_path / "a")
     file = TokenFile(tmp_path / "a")
     assert file.sizes.tolist() == [3, 1, 5]
     assert file.ids.tolist() == [id_ for sequence in SEQUENCES for id_ in sequence]
-
-
-def test_token_file_that_is_cut_off_is_refused(tmp_path):
-    write(tmp_path / "a")
     (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
     with pytest.raises(AlmaError, match=r"a\.bin: 16 bytes found, its index needs 18"):
         TokenFile(tmp_path / "a")
-
-
-def test_index_of_another_format_is_refused(tmp_path):
-    write(tmp_path / "a")
     (tmp_path / "a.idx").write_bytes(b"TNTIDX\x00\x00")
     with pytest.raises(AlmaError, match="not an index"):
         TokenFile(tmp_path / "a")

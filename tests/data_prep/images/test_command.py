@@ -65,30 +65,19 @@ def test_same_command_again_does_nothing_and_another_folder_gets_equal_files(tmp
     assert ImageStream.open(tmp_path / "other").stream.fingerprint == first.stream.fingerprint
 
 
-@pytest.mark.parametrize("more", [("--seed", 2), ("--megabatches", 2), ("--valid-fraction", 0.5)])
-def test_other_options_on_the_same_folder_are_refused(tmp_path, more):
+def test_other_options_on_the_same_folder_are_refused_and_a_stream_of_text_too(tmp_path):
     create(tmp_path)
-    with pytest.raises(AlmaError, match=f"was made with {more[0]} .*, not {more[1]}; choose another --out"):
-        create(tmp_path, "stream", *more)
-
-
-def test_stream_of_text_is_not_replaced(tmp_path):
-    write_manifest(tmp_path / "stream", num_megabatches=2)
+    with pytest.raises(AlmaError, match="was made with --seed 1, not 2; choose another --out"):
+        create(tmp_path, "stream", "--seed", 2)
+    write_manifest(tmp_path / "text", num_megabatches=2)
     with pytest.raises(AlmaError, match="a stream of text is there; choose another folder"):
-        create(tmp_path)
+        create(tmp_path, "text")
 
 
-@pytest.mark.parametrize("megabatches", [21, 40, 10**6])
-def test_more_megabatches_than_the_images_allow_are_refused_and_leave_nothing(tmp_path, megabatches):
+def test_too_many_megabatches_or_a_bad_file_leave_nothing_behind(tmp_path):
     write_mnist(tmp_path / "mnist")
-    arguments = ["mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "s", "--megabatches", megabatches]
-    with pytest.raises(AlmaError, match=rf"--megabatches {megabatches}: 40 training images give \d .* at most 20"):
-        run(*arguments)
-    assert os.listdir(tmp_path) == ["mnist"]
-
-
-def test_bad_file_leaves_nothing_behind(tmp_path):
-    write_mnist(tmp_path / "mnist")
+    with pytest.raises(AlmaError, match=r"--megabatches 21: 40 training images give 1 .* at most 20"):
+        run("mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "s", "--megabatches", 21)
     write(tmp_path / "mnist/t10k-labels-idx1-ubyte", idx_bytes(np.full(10, 77)), packed=True)
     with pytest.raises(AlmaError, match="label 77 found at image 0"):
         create(tmp_path)
@@ -114,21 +103,20 @@ def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
     assert "no test set is published: 6 images are held out by seed 1" in capsys.readouterr().out
 
 
-def test_arrays_may_come_with_a_test_set_of_their_own(tmp_path):
+def test_arrays_may_come_with_a_test_set_and_labels_that_do_not_begin_at_0_are_pointed_out(tmp_path, capsys):
     images = random_images(34, 6, 7)
     options = save_arrays(
-        tmp_path, images=images[:30], labels=np.arange(30) % 5, test_images=images[30:], test_labels=np.arange(4) + 1
+        tmp_path,
+        images=images[:30],
+        labels=np.arange(30) % 5 + 1,
+        test_images=images[30:],
+        test_labels=np.arange(4) + 1,
     )
     assert run("arrays", *options, "--megabatches", 4, "--out", tmp_path / "s") == 0
     stream = ImageStream.open(tmp_path / "s")
     assert stream.test_indices().tolist() == [30, 31, 32, 33]
     assert np.array_equal(stream.images[30:, 0], images[30:])
     assert stream.labels[30:].tolist() == [1, 2, 3, 4]
-
-
-def test_labels_that_do_not_begin_at_0_are_pointed_out(tmp_path, capsys):
-    options = save_arrays(tmp_path, images=random_images(30, 6, 7), labels=np.arange(30) % 5 + 1)
-    assert run("arrays", *options, "--megabatches", 4, "--out", tmp_path / "s") == 0
     assert "labels are 1 to 5, so class 0 has no image and there are 6 classes; subtract 1" in capsys.readouterr().out
 
 
@@ -164,28 +152,15 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
         run("folder", "--source", tmp_path / "f/dog", "--megabatches", 4, "--out", tmp_path / "t")
 
 
-def test_a_folder_may_have_train_and_test(tmp_path):
-    for part, count in (("train", 10), ("test", 3)):
-        write_folder(tmp_path / "f" / part, {"a": count, "b": count}, (6, 7))
-    assert run("folder", "--source", tmp_path / "f", "--megabatches", 4, "--out", tmp_path / "s") == 0
-    assert ImageStream.open(tmp_path / "s").test_indices().tolist() == [*range(20, 26)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "DATASET"),
         (["svhn"], "invalid choice"),
         (["mnist", "--out", "s", "--megabatches", "2"], "--source"),
-        (["mnist", "--source", "a", "--megabatches", "2"], "--out"),
-        (["mnist", "--source", "a", "--out", "s"], "--megabatches"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "0"], "at least 1"),
-        (["mnist", "--source", "a", "--out", "s", "--megabatches", "x"], "a whole number is needed"),
-        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--seed", "-1"], "--seed -1"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "1"], "below 1 is needed"),
-        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "nan"], "is needed"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--split", "letters"], "unrecognized"),
-        (["emnist", "--source", "a", "--out", "s", "--megabatches", "2", "--split", "all"], "invalid choice"),
         (["arrays", "--images", "a", "--out", "s", "--megabatches", "2"], "--labels"),
         (
             ["arrays", "--images", "a", "--labels", "b", "--test-images", "c", "--out", "s", "--megabatches", "2"],

@@ -21,28 +21,17 @@ from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import idx_bytes, random_images, write, write_cifar, write_mnist
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_idx_file_is_read_plain_and_packed(tmp_path, packed):
-    array = random_images(5, 4, 3)
-    path = write(tmp_path / "a-idx3-ubyte", idx_bytes(array), packed)
-    assert np.array_equal(read_idx(path, 3), array)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "begins with nothing, an idx file of bytes in 3 dimensions begins with 00 00 08 03"),
-        (b"<html>not found</html>", "begins with 3c 68 74 6d, an idx file"),
         (idx_bytes(np.zeros(9)), "begins with 00 00 08 01, an idx file of bytes in 3 dimensions"),
-        (struct.pack(">HBB3I", 0, 13, 3, 1, 1, 1) + bytes(4), "begins with 00 00 0d 03"),
         (idx_bytes(np.zeros((2, 3, 4)))[:-1], "header says 2 x 3 x 4 = 24 bytes, 23 found"),
-        (idx_bytes(np.zeros((2, 3, 4))) + b"x", "header says 2 x 3 x 4 = 24 bytes, 25 found"),
         (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + bytes(9), r"= \d{29} bytes, 9 found"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
-def test_file_that_is_no_idx_or_of_another_size_is_refused(tmp_path, content, message, packed):
-    path = write(tmp_path / "a-idx3-ubyte", content, packed)
+def test_file_that_is_no_idx_or_of_another_size_is_refused(tmp_path, content, message):
+    path = write(tmp_path / "a-idx3-ubyte", content)
     with pytest.raises(AlmaError, match=f"a-idx3-ubyte.*: .*{message}.*fetch the file again"):
         read_idx(path, 3)
 
@@ -51,6 +40,9 @@ def test_mnist_comes_in_the_order_of_publication_with_the_test_images_last(tmp_p
     images, labels = write_mnist(tmp_path)
     files = InputFiles()
     read = load_idx(files, tmp_path, "mnist", "")
+    (tmp_path / "plain").mkdir()
+    write_mnist(tmp_path / "plain", packed=False)
+    assert np.array_equal(load_idx(InputFiles(), tmp_path / "plain", "mnist", "").images, read.images)
     assert np.array_equal(read.images[:, 0], images)
     assert np.array_equal(read.labels, labels)
     assert (read.num_train, read.num_classes, read.augment) == (40, 10, False)
@@ -65,13 +57,8 @@ def test_missing_file_is_named_with_all_that_are_needed(tmp_path):
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(AlmaError, match=r"no t10k-labels-idx1-ubyte in it \(nor .*\.gz\); give the folder that holds"):
         load_idx(InputFiles(), tmp_path, "mnist", "")
-
-
-@pytest.mark.parametrize("source", ["nowhere", "file"])
-def test_source_that_is_no_folder_is_refused(tmp_path, source):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(AlmaError, match=rf"--source .*{source}: (no such folder|a file); give the folder"):
-        load_idx(InputFiles(), tmp_path / source, "mnist", "")
+    with pytest.raises(AlmaError, match=r"--source .*nowhere: no such folder; give the folder"):
+        load_idx(InputFiles(), tmp_path / "nowhere", "mnist", "")
 
 
 @pytest.mark.parametrize(
@@ -154,11 +141,9 @@ def test_values_of_a_table_are_scaled_so_that_white_is_255(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "0 rows"),
         ("a,b", "no table of numbers"),
         ("1,2\n3,4", "2 rows of 1 pixels found"),
         (f"{'1,' * 64}0\n{'17,' * 64}1", "values from 1 to 17 found, 0 to 16"),
-        (f"{'1,' * 64}0\n{'1,' * 64}10", "label 10"),
         (f"{'1.5,' * 64}0\n{'1,' * 64}1", "whole numbers"),
     ],
 )
@@ -204,9 +189,7 @@ def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
     [
         (np.zeros((9, 6, 7)), np.zeros(9, int), r"float64 \(9, 6, 7\) found, uint8"),
         (random_images(9, 6, 7), np.zeros(9), r"float64 \(9,\) found, whole numbers"),
-        (random_images(9, 6, 7), np.zeros(8, int), "8 labels found"),
         (random_images(9, 6, 7, 3), np.zeros(9, int), "images of 6 channels found.*give --channels last"),
-        (random_images(9, 6, 7), np.full(9, -1), "label -1 found"),
         (random_images(1, 6, 7), np.zeros(1, int), "one image found, at least 2"),
         (np.array([{}] * 9, dtype=object), np.zeros(9, int), r"no \.npy file of numbers \(Python objects found"),
     ],
