@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import functools
 import math
-import os
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import (
@@ -56,8 +55,8 @@ class Range:
         least: smallest number.
         most: largest number.
         is_whole: whether only whole numbers are in it.
-        above: whether ``least`` itself is left out.
-        below: whether ``most`` itself is left out.
+        above: whether ``least`` itself is excluded.
+        below: whether ``most`` itself is excluded.
     """
 
     least: Number
@@ -133,7 +132,7 @@ class Option:
         shape: whether it shapes the network, so that a checkpoint to start from must share it.
         side: on which it is an option: `PLAN` or `TRAINING`; None: on both.
         quiet: whether run.json has null where it has its default.
-        trait: attribute of the learners to which it means something; ``{learners}`` in the help stands for them.
+        trait: attribute of the learners to which it applies; ``{learners}`` in the help is replaced by their names.
         metavar: of its value in ``--help``.
         defaults: kind of data -> default, where it is not the field's.
         name: of the field.
@@ -205,7 +204,7 @@ class Option:
         group.add_argument(self.flag, action=_Read, option=self, **words)
 
     def shown_default(self, kind: Optional[str] = None) -> str:
-        """Return `` (default: X)``; empty where there is none or the help has it."""
+        """Return `` (default: X)``; empty if there is none or the help has it."""
         default = self.default_on(kind)
         is_none = default is None or default is False or default is MISSING
         return "" if is_none or "default:" in self.help else f" (default: {default})"
@@ -283,20 +282,19 @@ def flags_of(*declaring: type) -> tuple[str, ...]:
     return tuple(dict.fromkeys(option.flag for each in declaring for option in options_of(each).values()))
 
 
-def struct_of(*declaring: type, base: type = Struct, required: Sequence[str] = (), are_optional: bool = False) -> Any:
+def struct_of(*declaring: type, base: type = Struct, required: Sequence[str] = ()) -> Any:
     """Return the msgspec type by which a file's options are read and checked.
 
     Args:
         declaring: dataclasses with the options.
         base: of the type.
-        required: options that the file must have.
-        are_optional: whether an option that is not in the file is None, rather than its default.
+        required: options that the file must have; others have their defaults.
     """
     fields: list[Any] = []
     for name, option in (item for each in declaring for item in options_of(each).items()):
         if name in required:
             fields.append((name, _file_type(option)))
-        elif are_optional or option.default is None:
+        elif option.default is None:
             fields.append((name, Optional[_file_type(option)], None))
         else:
             fields.append((name, _file_type(option), option.default))
@@ -323,12 +321,7 @@ def utf8_word(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        try:
-            os.fsencode(text).decode()
-            rule = "which a locale of ASCII cannot name; set LC_ALL=C.UTF-8"
-        except UnicodeDecodeError:
-            rule = "a name in UTF-8 is needed"
-        raise argparse.ArgumentTypeError(f"{text!r} found, {rule}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} found, a name in UTF-8 is needed") from error
     return text
 
 

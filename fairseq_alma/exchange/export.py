@@ -1,6 +1,6 @@
 """``alma-export``: a checkpoint of ``alma_transformer_lm`` as a folder of Qwen3, or with experts Qwen3-MoE. No fairseq.
 
-Weights have the names of those architectures already. The norm behind the embeddings is a function of the token alone,
+Weights have the names of those architectures already. The norm after the embeddings is a function of the token alone,
 so it is applied to their rows; each expert's part of a stack becomes a tensor of its own.
 """
 

@@ -77,7 +77,7 @@ class FolderConfig(Struct, kw_only=True):
 
 
 class WeightIndex(Struct):
-    """``model.safetensors.index.json``: which tensor stands in which file."""
+    """``model.safetensors.index.json``: the file of each tensor."""
 
     weight_map: Annotated[dict[str, Name], Meta(min_length=1, max_length=1_000_000)]
 
@@ -127,7 +127,7 @@ def options_of(config: FolderConfig, path: Path) -> tuple[dict[str, Any], list[b
     """Return ``cfg.model`` of an ``alma_transformer_lm`` that computes the same, and which layers have experts.
 
     Raises:
-        AlmaError: there is none.
+        AlmaError: ``alma_transformer_lm`` cannot compute what the model does.
     """
     is_moe, layers, dense = config.model_type == "qwen3_moe", range(config.num_hidden_layers), config.mlp_only_layers
     mixtures = [

@@ -43,8 +43,8 @@ def model_card(path: Path, stream: Stream, facts: ModelFacts, architecture: str,
         path: the checkpoint; in a run, its records give the figures.
         stream: that it was trained on.
         facts: sizes of the model.
-        architecture: name of the class in transformers.
-        context: tokens of a sequence.
+        architecture: class in transformers.
+        context: length of a sequence, in tokens.
         first: the special token that sequences begin with.
     """
     arrived = [stream.megabatch(number) for number in range(stream.num_megabatches)]

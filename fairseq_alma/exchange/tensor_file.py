@@ -29,7 +29,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         path.chmod(mode)
     except OSError:
         raise
-    except Exception as error:  # SafetensorError, whose text alone says what the system said
+    except Exception as error:  # SafetensorError has the system's error only as text
         full = "No space left" in str(error) or "os error 28" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
 

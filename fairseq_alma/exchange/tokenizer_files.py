@@ -50,7 +50,7 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
         return _kept_vocabulary(tokenizer, json.loads(symbol_ids))
     ids = {"bos_token_id": 0 if has_bos else EOS, "eos_token_id": EOS, "pad_token_id": 1}
     files = tokenizer_files(tokenizer, context, ids["bos_token_id"])
-    # fairseq's other symbols stand in no training text
+    # no training text has fairseq's other symbols
     generation = {**ids, "suppress_tokens": [0, 1, 3]}
     return Vocabulary({**files, "generation_config.json": _json(generation)}, ids)
 
@@ -135,7 +135,7 @@ def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iter
 
 
 def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` with all ids moved behind fairseq's symbols, and the names of these."""
+    """Return ``tokenizer.json`` with all ids moved after fairseq's symbols, and the names of these."""
     is_json = tokenizer.kind == "tokenizers"
     content = json.loads(tokenizer.file.read_text(encoding="utf-8")) if is_json else _from_sentencepiece(tokenizer)
     model = content["model"]

@@ -86,7 +86,7 @@ class GrowingEnsemble(Learner):
     combine: str = combine_option()
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Train n new models, from scratch, or from the last one of the stage before: the paper's text does not say."""
+        """Train n new models, from scratch or from the last one of the stage before."""
         num_new = self.num_members
         last = self.starts_from(stage, stage.index * num_new - 1)
         everyone = [ModelId(member // num_new, member) for member in range((stage.index + 1) * num_new)]

@@ -34,7 +34,7 @@ class ScheduleOptions(Options):
 
     wait: int = opt(1, "mega-batches gathered before an update", range=whole(1), metavar="W")
     replay: bool = opt(False, "train on all mega-batches so far, not on the new ones alone")
-    drop_rest: bool = opt(False, "leave the last mega-batches where fewer than W are left")
+    drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(
         None,
         "control: one stage on the shuffled union of the first K mega-batches, with K times the updates",
@@ -80,7 +80,7 @@ def stages(
         num_megabatches: B, at least 1.
         wait: w, the number of mega-batches that are gathered before an update, at least 1.
         replay: train on everything that has arrived, not on the new mega-batches alone.
-        drop_rest: leave the last ``B mod w`` mega-batches (Table 2's w3 rows) rather than train on them as a last,
+        drop_rest: drop the last ``B mod w`` mega-batches (Table 2's w3 rows) rather than train on them as a last,
             shorter stage.
         first_wait: waiting time before the first update; None: w.
 
@@ -103,19 +103,11 @@ def stages(
 
 
 def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: bool = False) -> Stage:
-    """Return the stage that starts when a mega-batch arrives.
-
-    Args:
-        megabatch: T, from 0 to B-1.
-        num_megabatches: B.
-        wait: w.
-        replay: train on everything that has arrived.
+    """Return the stage that starts when a mega-batch (from 0) arrives; arguments as those of `stages`.
 
     Raises:
         AlmaError: if no stage ends with this mega-batch, because a learner that waits is still waiting then.
     """
-    if wait < 1:
-        raise AlmaError(f"--wait {wait}: must be at least 1 mega-batch")
     planned = {stage.last_arrival: stage for stage in stages(num_megabatches, wait, replay)}
     if megabatch not in planned:
         ends = ", ".join(str(end) for end in planned)
@@ -187,8 +179,8 @@ class Training:
         seed: of its initial weights, order of data and dropout.
         start: the model whose weights it starts from; None: random ones.
         growth: what is done to these weights first; None: nothing.
-        num_experts: experts in each Switch layer of a model that starts from random weights; None: the user says.
-        num_layers: of the language model that is trained; None: the user says.
+        num_experts: experts in each Switch layer of a model that starts from random weights; None: as the user sets it.
+        num_layers: of the language model that is trained; None: as the user sets it.
         num_joint: models that are trained jointly as this one.
         joint_logits: what these are trained on and predict with: the ``mean`` or the ``sum`` of their logits.
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
@@ -331,7 +323,7 @@ class Learner(Options):
 
 @dataclass(frozen=True)
 class GrowingModel(Learner):
-    """One model that grows before stages; a subclass says by what, in `growth_before`."""
+    """One model that grows before stages; a subclass decides by what, in `growth_before`."""
 
     has_iid_control: ClassVar[bool] = False
 
@@ -354,7 +346,7 @@ class GrowingModel(Learner):
 
     @property
     def first_num_experts(self) -> Optional[int]:
-        """Experts of the first stage's model; None: the user says."""
+        """Experts of the first stage's model; None: as the user sets it."""
         return None
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
@@ -384,14 +376,7 @@ def plan_stages(learner: Learner, planned: Sequence[Stage]) -> list[StagePlan]:
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
-    """Make a learner of options as words and numbers.
-
-    Args:
-        learner: the class.
-        kind: of data.
-        seed: of the run.
-        wait: the waiting time, mega-batches.
-        given: values of its options, where the user gave any.
+    """Make a learner; ``given`` has the options that the user gave, as words and numbers.
 
     Raises:
         ValueError: a value is out of range, or options do not go together; the message begins with the option.

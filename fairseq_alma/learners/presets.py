@@ -1,8 +1,8 @@
-"""Named settings of the image study: what the paper's text says, and what its released code does where that differs.
+"""Named settings of the image study: the paper's text, and its released code where that differs.
 
-Both change the order of learners, so a run says by which of them it went. An option that the user gives wins over a
-preset, and run.json names it. Sources: the paper (v1, section 5; v5, sections 4 and 5 and Appendix B.1); the released
-code, github.com/facebookresearch/alma, its configurations for MNIST and CIFAR-10 and its folder of learners.
+Both change the order of learners, so run.json names the preset. An option that the user gives takes precedence.
+Sources: the paper (v1, section 5; v5, sections 4 and 5 and Appendix B.1); the released code,
+github.com/facebookresearch/alma, its configurations for MNIST and CIFAR-10 and its folder of learners.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ class Preset:
     vgg: Mapping[str, Optional[str]] = field(default_factory=dict)
 
     def learner_options(self, learner: str) -> Mapping[str, Optional[str]]:
-        """Return what it says of a learner's own options."""
+        """Return the values of a learner's own options."""
         return self.learners.get(learner, {})
 
     def train_options(self, learner: str, arch: str) -> dict[str, Optional[str]]:
-        """Return what it says of the options after ``--``."""
+        """Return the values of options after ``--``."""
         vgg = self.vgg if "vgg" in arch else {}
         return {**self.training, **self.own_training.get(learner, {}), **vgg}
 
@@ -81,7 +81,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Values that are left out of run.json, so that a run with the paper's preset and one without any are the same run."""
+"""Values that run.json omits, so that a run with the paper's preset and one without any are the same run."""
 
 
 def canonical(value: Any) -> Any:
@@ -92,7 +92,7 @@ def canonical(value: Any) -> Any:
 
 
 def filled(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Fill in what a preset says.
+    """Fill in the values of a preset.
 
     Args:
         given: option -> value, as the user gave them.

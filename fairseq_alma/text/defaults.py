@@ -23,7 +23,7 @@ class Row(NamedTuple):
     """Defaults of a run.
 
     Attributes:
-        tokens: the row holds for runs that read at most so many tokens, all passes counted.
+        tokens: the row holds for runs that read at most this many tokens, all passes counted.
         width: model dimension; heads are 32 wide, 64 from width 512 on.
         layers: of the decoder.
         length: tokens of a sequence.
@@ -74,7 +74,7 @@ PAPER = {
     "--batch-size": "8",
     "--update-freq": "24",
 }
-"""``--preset paper``: v5, Appendix A; ``recipes/lm`` says where each is from."""
+"""``--preset paper``: v5, Appendix A; ``recipes/lm`` names the source of each."""
 OWN_MODEL = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
@@ -105,11 +105,11 @@ class Preferences:
 
 @dataclass(frozen=True)
 class Context:
-    """What the defaults depend on beside the text.
+    """What the defaults depend on besides the text.
 
     Attributes:
         owned: options after ``--`` that the learner decides.
-        num_experts: of the first stage, where the learner says.
+        num_experts: of the first stage, if the learner decides.
         continues: whether a stage begins with the weights of the one before.
         features: options of features by their names, None where they are not given.
         tests_otherwise: whether an option decides what of a stage is tested.
@@ -147,7 +147,7 @@ class Recipe:
     lines: Sequence[str] = ()
 
     def lengths(self, tokens: Sequence[int]) -> Optional[list[int]]:
-        """Return the updates of each stage of so many tokens; None: the user has given them."""
+        """Return the updates of each stage, given its tokens; None: the user has given them."""
         if self.passes is None:
             return None
         per_update = tokens_per_update({name: " ".join(values) for name, values in group_words(self.words)})
@@ -165,14 +165,7 @@ def num_updates(passes: float, tokens: int, tokens_per_update: int) -> int:
 
 
 def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
-    """Return the parameters of an ``alma_transformer_lm``.
-
-    Args:
-        width: model dimension.
-        layers: of the decoder.
-        vocab_size: of the tokenizer.
-        num_experts: of every second layer; 1: dense.
-    """
+    """Return the parameters of an ``alma_transformer_lm`` with experts in every second layer (1: dense)."""
     heads = max(1, width // (32 if width < 512 else 64))
     experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
     ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
@@ -180,12 +173,12 @@ def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -
 
 
 def row_of(tokens: float) -> Row:
-    """Return the row for a run that reads so many tokens."""
+    """Return the row for a run that reads that many tokens."""
     return next(row for row in TABLE if tokens <= row.tokens)
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return the row, of any width, whose model has about so many parameters. Raises ValueError if there is none."""
+    """Return the row, of any width, whose model has about that many parameters. Raises ValueError if there is none."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
@@ -266,7 +259,7 @@ def complete(
         "features": features,
         "lines": [f"model: {model_line}"],
     }
-    return _recipe(words, given, record, context, stages)
+    return _recipe(words, given, record, context)
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
@@ -330,13 +323,7 @@ def _features(filled: Mapping[str, str], context: Context) -> dict[str, Any]:
     return features | ({"carry_optimizer": True} if context.continues and is_endless else {})
 
 
-def _recipe(
-    words: Sequence[str],
-    given: Mapping[str, str],
-    record: Mapping[str, Any],
-    context: Context,
-    tokens: Sequence[int] = (),
-) -> Recipe:
+def _recipe(words: Sequence[str], given: Mapping[str, str], record: Mapping[str, Any], context: Context) -> Recipe:
     """Return the recipe of a record, without what the user gives now."""
     chosen = {name: value for name, value in record["chosen"].items() if name not in given}
     features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}

@@ -50,9 +50,6 @@ _UNALTERED = "nothing was written; give an unaltered checkpoint"
 def grow(args: GrowOptions) -> str:
     """Grow the checkpoint ``args.path`` and write it to ``args.out``.
 
-    Args:
-        args: options of ``alma-grow``.
-
     Returns:
         The table of what was measured and done, and the flags that training the result takes.
 
@@ -121,7 +118,7 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
         if args.method == "copy" and args.noise == 0:  # equal gate rows would send all tokens to one expert
             args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
     elif args.moe_freq is not None:
-        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; leave --moe-freq out")
+        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; omit --moe-freq")
     stream = args.stream
     if stream is None and args.select != "random" and args.method != "scratch" and not is_dense:
         stream = str(stream_of(checkpoint, Path(args.path), None).root)
@@ -216,7 +213,7 @@ def held_out_batches(checkpoint: Checkpoint, args: GrowOptions) -> tuple[Any, in
     length = args.tokens_per_sample or model["tokens_per_sample"]
     longest = model.get("max_target_positions") or model["tokens_per_sample"]
     if length > longest:
-        raise AlmaError(f"--tokens-per-sample {length}: the model takes {longest} tokens at most; give no more")
+        raise AlmaError(f"--tokens-per-sample {length}: the model takes {longest} tokens at most; give fewer")
     config = AlmaLMConfig(data=args.stream, tokens_per_sample=length)
     elsewhere = {
         "path": None,
@@ -257,10 +254,7 @@ class HeldOutLosses:
 def measure_expert_losses(model: BaseFairseqModel, batches: Iterable[dict[str, Any]], pad: int) -> HeldOutLosses:
     """Sum up, for every expert of every Switch layer, the losses of the tokens that are routed to it.
 
-    Args:
-        model: a Switch language model.
-        batches: batches of fairseq's language modeling data.
-        pad: index of the padding symbol, whose targets do not count.
+    Targets with the index ``pad`` do not count.
     """
     model.eval()
     device = next(model.parameters()).device

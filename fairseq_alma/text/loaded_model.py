@@ -84,7 +84,7 @@ class LoadedModel:
         return [token + NUM_FAIRSEQ_SYMBOLS for token in self.tokenizer.encode_batch([text])[0]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; fairseq's four symbols are left out."""
+        """Return the text of ids; fairseq's four symbols are omitted."""
         tokens = [each - NUM_FAIRSEQ_SYMBOLS for each in ids if each >= NUM_FAIRSEQ_SYMBOLS]
         return self.tokenizer.decode_batch([tokens])[0]
 
@@ -149,7 +149,7 @@ class LoadedModel:
         ]
 
     def losses(self, pieces: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
-        """Return the losses in nats of each piece's targets; those that are -100 are left out.
+        """Return the losses in nats of each piece's targets; targets of -100 are skipped.
 
         Args:
             pieces: inputs and targets, as many of each.
@@ -179,7 +179,7 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
         stream: whose tokenizer the model knows; None: the one that it was trained on.
 
     Raises:
-        AlmaError: it is none, or the stream is another.
+        AlmaError: it is no checkpoint, or was trained on another stream.
     """
     path = Path(path)
     if path.is_dir():

@@ -153,7 +153,7 @@ class SequenceBatches(EpochBatchIterating):
         """Go to a position.
 
         Raises:
-            AlmaError: it counts batches, or is behind the end of the epoch.
+            AlmaError: it counts batches, or is beyond the end of the epoch.
         """
         position = state_dict.get("iterations_in_epoch", 0)
         if position and (state_dict.get("version") != POSITION_VERSION or position > len(self.indices)):

@@ -125,13 +125,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
         """Open the stream.
 
-        Args:
-            cfg: an `AlmaLMConfig`.
-            kwargs: passed on.
-
         Raises:
             AlmaError: an option is out of range, the folder is no stream of text, its dictionary or tokenizer is not
-                the manifest's, or the checkpoint that the command names is none.
+                the manifest's, or ``--path`` is no checkpoint.
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has subtracted the window
@@ -233,7 +229,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 **further,
             )
         if further.get("skip_remainder_batch"):
-            raise AlmaError("--skip-remainder-batch: every sequence is trained on in each epoch; leave it out")
+            raise AlmaError("--skip-remainder-batch: every sequence is trained on in each epoch; omit it")
         indices = dataset.ordered_indices()
         if max_positions is not None:
             indices = self.filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
@@ -268,7 +264,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
     ) -> np.ndarray:
-        """Leave out sequences that the model cannot take, as fairseq does, and say so.
+        """Skip sequences that the model cannot take, as fairseq does, and print each skipped prompt.
 
         Raises:
             AlmaError: none would be left of a split.
@@ -330,17 +326,17 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Build the criterion, and warn where experts are trained without their balance loss."""
         criterion = super().build_criterion(cfg)
         if self.is_compiled and cfg._name != BALANCING:
-            raise AlmaError(f"--compile: goes with --criterion {BALANCING}; leave out one of the two")
+            raise AlmaError(f"--compile: requires --criterion {BALANCING}; give it, or omit --compile")
         if self.has_balance_loss and cfg._name != BALANCING:
             logging.getLogger(__name__).warning(
-                f"the balance loss of the experts is left out, as --criterion is not {BALANCING}; "
-                "--balance-loss-weight 0 says so"
+                f"training without the balance loss of the experts, as --criterion is not {BALANCING}; "
+                "--balance-loss-weight 0 silences this"
             )
         return criterion
 
     @property
     def checkpoint_path(self) -> Optional[str]:
-        """The file that ``--path`` names; an ensemble's members are found beside it."""
+        """The file that ``--path`` names; an ensemble's members are in the same folder."""
         return self.args.path
 
     def build_dataset_for_inference(
@@ -348,12 +344,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     ) -> NestedDictionaryDataset:
         """Return prompts as fairseq's generators take them: eos (or bos) in front, padded on the right.
 
-        fairseq's own version goes through ``TokenBlockDataset``, which does not run with NumPy 2 here.
-
-        Args:
-            src_tokens: the prompts, each ending with eos.
-            src_lengths: unused, the prompts have their lengths.
-            kwargs: fairseq-interactive's ``constraints``, which language models do not have.
+        fairseq's own version goes through ``TokenBlockDataset``, which does not run with NumPy 2 here. Each prompt
+        ends with eos; ``src_lengths`` and fairseq-interactive's ``constraints`` are ignored.
         """
         pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
         first = self.source_dictionary.bos() if self.args.add_bos_token else eos
@@ -414,13 +406,13 @@ def require_compiler(device: str) -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise AlmaError("--compile: no C++ compiler was found; install g++, or leave the option out") from None
+        raise AlmaError("--compile: no C++ compiler was found; install g++, or omit the option") from None
     if device != "cpu" and not has_triton():
-        raise AlmaError("--compile: Triton was not found, or takes no such GPU; leave the option out")
+        raise AlmaError("--compile: Triton was not found, or does not support this GPU; omit the option")
 
 
 def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the length of sequence that the checkpoint of ``fairseq-eval-lm --path`` was trained with, if it tells."""
+    """Return the sequence length that the checkpoint of ``fairseq-eval-lm --path`` was trained with, if recorded."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -55,7 +55,7 @@ class TrainOptions:
 
     Args:
         words: the words after ``--``.
-        owned: options that the learner decides beside `OWNED`, and how a user says it instead.
+        owned: options that the learner decides in addition to `OWNED` -> what to do instead.
 
     Raises:
         ValueError: an option that alma-stream decides, one that is missing, or a number out of range.
@@ -107,7 +107,10 @@ class TrainOptions:
     def lengthened(self, times: int) -> "TrainOptions":
         """Return the options of a stage with that many times the updates; epochs, and the warm-up, stay as they are."""
         longer = copy(self)
-        longer.options = [self._lengthen(name, values, times) for name, values in self.options]
+        longer.options = [
+            (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
+            for name, values in self.options
+        ]
         longer.max_update = longer._positive("--max-update")
         return longer
 
@@ -129,13 +132,6 @@ class TrainOptions:
         shared.options = replace_option(self.options, BATCHES_PER_UPDATE, each)
         return shared
 
-    def _lengthen(self, name: str, values: tuple[str, ...], times: int) -> GivenOption:
-        if name not in LENGTHS:
-            return name, values
-        value = self._positive(name)
-        assert value is not None
-        return name, (str(times * value),)
-
     def _positive(self, name: str) -> Optional[int]:
         values = self.last(name)
         if values is None:
@@ -151,7 +147,7 @@ def replace_option(options: Sequence[GivenOption], name: str, value: str) -> lis
 
 
 def _owned_by_features() -> dict[str, str]:
-    """Return the options of features that stand before ``--``, and those of fairseq-train that these stand for."""
+    """Return the options of features that belong before ``--``, and those of fairseq-train that they replace."""
     found: dict[str, str] = {}
     for kind in FEATURES:
         before = {option.flag for option in options_of(kind).values() if option.side is None and "text" in option.kinds}
@@ -163,4 +159,4 @@ def _refuse_owned(name: str, all_owned: Mapping[str, str]) -> None:
     """Refuse an option that alma-stream decides, also abbreviated as argparse allows."""
     for owned, instead in all_owned.items():
         if name == owned or (len(name) > 4 and owned.startswith(name) and name not in all_owned):
-            raise ValueError(f"{name} may not stand after the --: {instead}")
+            raise ValueError(f"{name} is not allowed after the --: {instead}")

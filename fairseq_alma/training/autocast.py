@@ -28,12 +28,7 @@ class RefusedPrecision(argparse.Action):
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Make the parser of a stock command refuse fairseq's half precisions.
-
-    Args:
-        parser: of the command.
-        evaluates: whether the command only tests; then ``--fp16`` halves the weights as in fairseq.
-    """
+    """Make the parser of a stock command refuse fairseq's half precisions; a test may halve weights by ``--fp16``."""
     group = parser.add_argument_group("refused", conflict_handler="resolve")  # takes options from whoever has them
     for option in FOR_TPUS if evaluates else (*FOR_TPUS, *INEXACT):
         group.add_argument(option, action=RefusedPrecision, nargs=0, default=False, help="see --autocast")

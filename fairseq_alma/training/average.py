@@ -102,11 +102,7 @@ def write_average(path: Path, out: Path, replace: bool = True) -> None:
 
 
 def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
-    """Return a checkpoint whose weights are the average, without optimizer state.
-
-    Args:
-        checkpoint: as `read_checkpoint` returns it.
-        path: its file, for the message.
+    """Return a checkpoint, read from ``path``, whose weights are the average, without optimizer state.
 
     Raises:
         AlmaError: it has no average, or one of another model.

@@ -1,4 +1,4 @@
-"""A branch: a copy whose learning rate decays to zero is tested, while training goes on from constant rates.
+"""A branch: a copy whose learning rate decays to zero is tested, while training continues at constant rates.
 
 Source: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt is that of Hägele et al. 2024.
 """
@@ -67,7 +67,7 @@ class LRBranch(Feature):
         return max(1, round(min(self.branch_share * (before + of_stage), of_stage - 1)))
 
     def for_part(self, part: Part) -> "LRBranch":
-        """Return the decay of the copy; elsewhere there is none."""
+        """Return the decay of the copy; without a decay for the other parts."""
         if part.num_updates is None or not part.is_branch:
             return LRBranch()
         end = part.first_update + part.num_updates

@@ -84,7 +84,7 @@ class CarriedOptimizer(Feature):
         """Refuse a run with nothing to carry on, a schedule that ends before it, a state that cannot grow."""
         trainings = [each for plan in run.plans[1:] for each in plan.trainings]
         if len(run.plans) > 1 and not any(each.start for each in trainings):  # to one stage others may be appended
-            raise ValueError("--carry-optimizer: each stage begins with new weights and a new optimizer; leave it out")
+            raise ValueError("--carry-optimizer: each stage begins with new weights and a new optimizer; omit it")
         run.require_updates("--carry-optimizer")
         _require_whole_stream(run)
         optimizer = " ".join(run.last("--optimizer") or ())

@@ -31,7 +31,7 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
         name: of the class.
         base: fairseq's dataclass, or one that adds fields that are no options of ours, such as interpolations.
         parts: dataclasses with options; a field of ``base`` with the same name is replaced.
-        kind: of data, which leaves out options that mean nothing there; None: all.
+        kind: of data; options without a meaning there are omitted; None: all options.
     """
     options = {each.name: each for part in parts for each in options_of(part).values() if each.side != PLAN}
     options = {name: each for name, each in options.items() if kind is None or kind in each.kinds}
@@ -59,11 +59,7 @@ def _fairseq_type(option: Option) -> Any:
 
 
 def check_options(cfg: Any) -> None:
-    """Raise AlmaError if an option of this package in a group of fairseq's configuration is out of range.
-
-    Args:
-        cfg: a ``DictConfig``, a dataclass or a ``Namespace``; references to other groups are skipped.
-    """
+    """Raise AlmaError if an option of this package in a group of fairseq's configuration is out of range."""
     values = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
     values = values if isinstance(values, Mapping) else vars(values)
     for name, value in values.items():

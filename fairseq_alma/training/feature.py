@@ -100,7 +100,7 @@ class Feature(Options):
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return what stage.json says of it under ``anytime``."""
+        """Return its entries of ``anytime`` in stage.json."""
         return {}
 
     def prepare(self, setting: Setting) -> None:
@@ -187,7 +187,7 @@ class Features:
 
     @property
     def predicts_with(self) -> str:
-        """What of a stage is tested: its ``last`` weights unless a feature says otherwise."""
+        """What of a stage is tested: its ``last`` weights unless a feature changes that."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:
@@ -215,7 +215,7 @@ class Features:
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return what stage.json says under ``anytime``; empty where no option was given."""
+        """Return the ``anytime`` entry of stage.json; empty if no option was given."""
         if not self.record():
             return {}
         own = {name: value for each in self.each for name, value in each.describe(part).items()}

@@ -58,14 +58,10 @@ def change_when_loaded(path: str, change: Callable[[Checkpoint], None]) -> None:
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Return a checkpoint as fairseq takes it.
-
-    Args:
-        path: the file.
-        arg_overrides: options of the command that replace those of the file, by name.
+    """Return a checkpoint as fairseq takes it; ``arg_overrides`` replace options of the file, by name.
 
     Raises:
-        AlmaError: it is none, or none that is built here.
+        AlmaError: it is no checkpoint, or not one of a model that this package builds.
     """
     state = read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state"))
     for part, known in _BUILT.items():

@@ -1,7 +1,7 @@
 """Defaults of fairseq's commands for one process or several, on a GPU or a CPU.
 
 fairseq takes its world size from the number of visible GPUs, also to test; divides by that number under ``torchrun`` on
-a CPU; and hands torch's DistributedDataParallel a device where there is none. ``torchrun`` ends all ranks when one
+a CPU; and hands torch's DistributedDataParallel a device on a machine without one. ``torchrun`` ends all ranks when one
 fails.
 """
 
@@ -42,7 +42,7 @@ def hide_gpus() -> None:
     """
     if torch.backends.cuda.is_built():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # by the variable, not by what the driver said before
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # by the variable, not by the driver's earlier answer
 
 
 def keep_freed_memory() -> None:
@@ -61,7 +61,7 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     keep_freed_memory()
     if "--cpu" in sys.argv:
         hide_gpus()
-    # One process unless the command says otherwise: the number of visible GPUs must not change a figure.
+    # One process by default: the number of visible GPUs must not change a figure.
     parser.set_defaults(distributed_world_size=1)
     parser.set_defaults(load_checkpoint_on_all_dp_ranks=True)  # torch no longer unpickles what fairseq would broadcast
     group = parser.add_argument_group("device", conflict_handler="resolve")  # replaces fairseq's option

@@ -32,7 +32,7 @@ class Replay(Feature):
         given = f"--replay-share {self.replay_share:g}"
         if run.replay or len(run.plans) == 1:
             reason = "--replay trains on all mega-batches" if run.replay else "there is one stage, and none before it"
-            raise ValueError(f"{given}: {reason}; leave it out")
+            raise ValueError(f"{given}: {reason}; omit it")
         run.require_updates(given)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":

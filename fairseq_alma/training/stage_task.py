@@ -34,10 +34,7 @@ class WholeSplit:
 
     ``fairseq-eval-lm`` gives each process a share and prints that of the first one; here every process scores all of
     it. ``fairseq-validate`` gathers the logs of all batches of all processes, which must be small: each process adds up
-    its own.
-
-    Args:
-        is_test: whether the command tests a checkpoint rather than trains.
+    its own. In a training (not ``is_test``) nothing changes.
     """
 
     def __init__(self, is_test: bool) -> None:
@@ -125,11 +122,7 @@ class StageTask(FairseqTask):
 
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
-        """Return the checkpoint that the training starts from, if any, and whether it resumes there.
-
-        Args:
-            cfg: see `CommandConfig`.
-        """
+        """Return the checkpoint that the training starts from, if any, and whether it resumes there."""
         last = os.path.join(cfg.save_dir, cfg.restore_file)
         if os.path.isfile(last):
             return last, True

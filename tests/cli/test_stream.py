@@ -117,11 +117,11 @@ def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("own", "train", "message"),
     [
-        ([], [*TRAIN, "--save-dir", "x"], "--save-dir may not stand after the --: give --run"),
+        ([], [*TRAIN, "--save-dir", "x"], "--save-dir is not allowed after the --: give --run"),
         (
             ["--learner", "gmoe", "--grow-schedule", "4,6,8,12"],
             [*TRAIN, "--num-experts", "4"],
-            "--num-experts may not stand after the --: give --grow-schedule",
+            "--num-experts is not allowed after the --: give --grow-schedule",
         ),
         (["--learner", "umix"], TRAIN, "choose from"),
         (

@@ -60,7 +60,9 @@ def test_an_optimizer_that_is_kept_goes_on(trained, tmp_path):
 
 
 def test_a_dense_model_with_one_expert_becomes_a_mixture(trained, tmp_path):
-    path = train_model(trained.stream, tmp_path / "dense", "--megabatch", "0", "--num-experts", "1")
+    path = train_model(
+        trained.stream, tmp_path / "dense", "--megabatch", "0", "--num-experts", "1", "--max-update", "2"
+    )
     grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", path=path)
     assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["gate_trees"] == "[[[0,1]]]"
     assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, path), rel=1e-5)

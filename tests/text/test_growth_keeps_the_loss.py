@@ -146,7 +146,7 @@ def test_a_dense_transformer_becomes_a_flat_mixture_by_copies_with_nearly_the_sa
     [
         ({"layers": 4}, "--layers 4: the model has 4 layers already; give more"),
         ({**SPLIT, "experts": 5}, "--experts 5: the layer has 4 experts"),
-        ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* has its Switch layers already; leave --moe-freq out"),
+        ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* has its Switch layers already; omit --moe-freq"),
     ],
 )
 def test_sizes_that_cannot_be_are_one_line_and_nothing_is_written(tmp_path, options, message):

@@ -19,7 +19,7 @@ def test_the_last_of_two_values_counts():
 
 @pytest.mark.parametrize("name", [*sorted(OWNED), "--save-d", "--mega", "--finetune-from", "--save-interval=5"])
 def test_what_alma_stream_decides_is_refused_also_by_an_abbreviation(name):
-    with pytest.raises(ValueError, match="may not stand after the --"):
+    with pytest.raises(ValueError, match="is not allowed after the --"):
         TrainOptions([*BASE, name, "x"])
 
 

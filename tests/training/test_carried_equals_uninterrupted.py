@@ -197,13 +197,10 @@ def test_a_carried_run_with_an_average_is_one_uninterrupted_training(trained, tm
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (FIXED, []),
-        (GROWING, []),
-        pytest.param([*FIXED, *AVERAGED], ["--autocast", "bf16"], marks=needs_bf16),
         pytest.param([*GROWING, *AVERAGED], ["--autocast", "bf16"], marks=needs_bf16),
         ([*FIXED, *AVERAGED], ["--optimizer", "fused_adam"]),
     ],
-    ids=["plain", "growing", "bf16", "growing-bf16", "fused-adam"],
+    ids=["growing-bf16", "fused-adam"],
 )
 def test_so_it_is_with_other_features(trained, tmp_path, capsys, before, after):
     run_both(trained.stream, tmp_path, before, after, capsys)

@@ -99,14 +99,15 @@ def test_a_state_that_does_not_fit_ends_fairseq_train_in_one_line(kind, begun, t
 def test_a_training_with_a_new_optimizer_begins_with_the_weights_alone(begun, tmp_path):
     stream, good = begun
     arguments = ["--restore-file", str(good), "--reset-optimizer", "--reset-lr-scheduler", "--reset-dataloader"]
-    last = train_model(stream, tmp_path, *ARGUMENTS, *arguments, "--reset-meters", "--optimizer", "sgd")
+    arguments += ["--reset-meters", "--optimizer", "sgd", "--max-update", "2"]
+    last = train_model(stream, tmp_path, *ARGUMENTS, *arguments)
     assert torch.load(last, weights_only=False)["optimizer_history"][-1]["optimizer_name"] == "SGD"
 
 
 def test_a_checkpoint_does_not_grow_with_the_trainings_that_it_comes_from(trained, tmp_path):
     last, lengths = trained.checkpoint, []
-    for stage in range(3):
+    for stage in range(2):
         how = ["--megabatch", "0", "--max-update", "2", "--finetune-from-model", str(last)]
         last = train_model(trained.stream, tmp_path / str(stage), *how)
         lengths.append(len(torch.load(last, weights_only=True)["optimizer_history"]))
-    assert lengths == [2, 2, 2]
+    assert lengths == [2, 2]
