@@ -127,9 +127,9 @@ class ImageDataset(FairseqDataset):
 
 @dataclass
 class ImageTaskConfig(CommandConfig):
-    """Where the stream is, and what the command was told elsewhere."""
+    """The stream, and options of the command that the task needs."""
 
-    data: str = field(default=MISSING, metadata={"help": "the stream, a folder that alma-prep-images has written"})
+    data: str = field(default=MISSING, metadata={"help": "stream folder written by alma-prep-images"})
     seed: int = II("common.seed")
 
 
@@ -179,22 +179,19 @@ class AlmaImageClassificationTask(StageTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Build the model, after checking that it takes images and that the checkpoint to start from fits it."""
         with in_one_line():  # no decorator: fairseq looks at the names of the arguments
-            return self._build_checked(cfg, from_checkpoint)
-
-    def _build_checked(self, cfg: Any, from_checkpoint: bool) -> BaseFairseqModel:
-        _require_image_model(cfg)
-        if from_checkpoint:
-            model = super().build_model(cfg, from_checkpoint)
-            refuse_other_weights(model, str(self.cfg.path))
+            _require_image_model(cfg)
+            if from_checkpoint:
+                model = super().build_model(cfg, from_checkpoint)
+                refuse_other_weights(model, str(self.cfg.path))
+                return model
+            start, _ = self.find_start(self.cfg)
+            if start is None:
+                return super().build_model(cfg)
+            checkpoint = read_checkpoint(start)
+            check_architecture(checkpoint, start, cfg)
+            model = super().build_model(cfg)
+            check_weights(checkpoint, start, model)
             return model
-        start, _ = self.find_start(self.cfg)
-        if start is None:
-            return super().build_model(cfg)
-        checkpoint = read_checkpoint(start)
-        check_architecture(checkpoint, start, cfg)
-        model = super().build_model(cfg)
-        check_weights(checkpoint, start, model)
-        return model
 
     @property
     def checkpoint_path(self) -> Optional[str]:

@@ -2,7 +2,7 @@
 
     --arch alma_umix --num-members 5 --member-arch alma_mlp --member-options "--width 64"
 
-The members are of one architecture and differ by their random initial weights alone.
+The members have the same architecture and differ only by their random initial weights.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class AlmaUMix(BaseFairseqModel):
 
 
 class _MemberParser(argparse.ArgumentParser):
-    """Names the option that has the members' options in it, in one line."""
+    """Raises errors in one line that names --member-options."""
 
     def error(self, message: str) -> NoReturn:
         raise AlmaError(f"--member-options: {message}; give options of the architecture that --member-arch names")
@@ -68,7 +68,12 @@ def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
     Raises:
         AlmaError: if the architecture cannot be a member, or an option is not one of its own.
     """
-    model = _model_of(cfg.member_arch)
+    possible = sorted(
+        name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if hasattr(MODEL_REGISTRY[model], "build_joint")
+    )
+    if cfg.member_arch not in possible:
+        raise AlmaError(f"--member-arch {cfg.member_arch}: cannot be a member; choose from {', '.join(possible)}")
+    model: Any = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[cfg.member_arch]]
     config_class = MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY[cfg.member_arch]]
     parser = _MemberParser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
     model.add_args(parser)
@@ -79,13 +84,3 @@ def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
     options = parser.parse_args(words)
     ARCH_CONFIG_REGISTRY[cfg.member_arch](options)
     return model, config_class.from_namespace(options)
-
-
-def _model_of(arch: str) -> Any:
-    """Return the class of an architecture of this package that can be a member."""
-    possible = sorted(
-        name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if hasattr(MODEL_REGISTRY[model], "build_joint")
-    )
-    if arch not in possible:
-        raise AlmaError(f"--member-arch {arch}: cannot be a member; choose from {', '.join(possible)}")
-    return MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
