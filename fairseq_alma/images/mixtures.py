@@ -1,11 +1,11 @@
 """The networks of the image study with mixtures of experts in their layers, and how these grow (paper v5, section 5).
 
-The fully connected network has its two hidden layers as mixtures, the VGG network all sixteen convolutions. They have
-one member: trees of two members grow apart, so that there is nothing to compute together.
+The two hidden layers of the fully connected network, or all sixteen convolutions of the VGG network, are mixtures. The
+networks have one member: the trees of several members differ, so they cannot be stacked.
 
-The growth step (Appendix A, Algorithm 2): in each layer the expert that is responsible for the largest part of the
-validation loss becomes two equal ones under a new random choice: the loss stays as it is. Or it is copied with its row
-of the gate, which stays flat (v1, section 5.2, ablations): the loss jumps.
+The growth step (Appendix A, Algorithm 2): in each layer the expert with the largest part of the validation loss is
+split into two equal ones under a new random choice, and the loss is unchanged. Or it is copied with its row of a flat
+gate (v1, section 5.2, ablations), and the loss changes.
 
 Letters: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
 """
@@ -154,9 +154,9 @@ def _only_member(images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
-    """Sum up the losses of the images that went through each expert, layer by layer; leaves evaluation mode.
+    """Sum the losses of the images of each expert, layer by layer, in evaluation mode.
 
-    With soft gates an image's loss is shared out by the experts' probabilities.
+    With soft gates an image's loss is divided among the experts by their probabilities.
     """
     network.eval()
     sums = ExpertLosses()
@@ -170,17 +170,10 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
 def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
-    """Make two of the losing expert of each layer, in place.
-
-    Args:
-        network: a network with mixtures.
-        images: (B, C, H, W), normalised; of a validation set.
-        labels: (B) int64.
-        generator: of the new choices' weights.
-        method: ``split`` or ``copy``, see `MixtureLayer.grow`.
+    """Split or copy the expert with the largest validation loss of each layer, in place; see `MixtureLayer.grow`.
 
     Returns:
-        The expert that became two in each layer; of several with the same loss the first.
+        That expert of each layer; of several with the same loss the first.
     """
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):

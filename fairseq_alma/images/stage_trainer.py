@@ -161,7 +161,7 @@ class StageTrainer:
         ]
         if seen is not None:  # each member sees other images
             places = torch.from_numpy(seen.reshape(len(group), -1))
-            own = [place if rows is None else place[rows] for place, rows in zip(places, own, strict=True)]
+            own = [place if drawn is None else place[drawn] for place, drawn in zip(places, own, strict=True)]
         data = TrainingImages(self._bytes(rows), self._labels(rows), own, self.source)
         valid = self._examples(self.stream.valid_indices(stage.megabatches))
         features = self.features.for_part(self._part(stage, data.num_images))
@@ -180,13 +180,7 @@ class StageTrainer:
             counts = (epochs * training.updates_per_epoch, epochs * data.num_images + of_copy)
             store[member.model] = TrainedModel(training.states[unit], start.grown, *counts, start.growth, tested[unit])
 
-    def _start(
-        self,
-        plan: StagePlan,
-        group: Group,
-        examples: Callable[[], Examples],
-        valid: Examples,
-    ) -> Start:
+    def _start(self, plan: StagePlan, group: Group, examples: Callable[[], Examples], valid: Examples) -> Start:
         """Return a new network, or that of the stage before, grown if the learner grows."""
         settings, first, stage = self.settings, group[0][1], plan.stage.index
         seeds = [training.seed for _, training in group]
