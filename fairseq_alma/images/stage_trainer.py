@@ -115,7 +115,7 @@ class StageTrainer:
     def _cost(self, work: StageWork) -> Mapping[str, Any]:
         store, stage = self.store(work.folder), work.plan.stage
         models = [store[training.model] for training in work.plan.trainings]
-        described = self.features.describe(self._part(stage, len(self._rows(stage, work.plan.trainings[0].seed))))
+        described = self.features.describe(self._part(len(self._rows(stage, work.plan.trainings[0].seed))))
         return {
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
@@ -164,11 +164,11 @@ class StageTrainer:
             own = [place if drawn is None else place[drawn] for place, drawn in zip(places, own, strict=True)]
         data = TrainingImages(self._bytes(rows), self._labels(rows), own, self.source)
         valid = self._examples(self.stream.valid_indices(stage.megabatches))
-        features = self.features.for_part(self._part(stage, data.num_images))
+        features = self.features.for_part(self._part(data.num_images))
         start = self._start(works[0].plan, group, lambda: self._examples(rows), valid)
         orders = [seeded(training.seed, stage.index, ORDER) for _, training in group]
         training = StageTraining(
-            start.network, data, *valid, self.settings.training(), orders, features, *self._copy(stage, data.num_images)
+            start.network, data, *valid, self.settings.training(), orders, features, *self._copy(data.num_images)
         )
         self._run(works, training, [each.seed for _, each in group])
         training.finish()
@@ -201,16 +201,16 @@ class StageTrainer:
         figures: dict[str, Any] = {"before_growth": before_growth, "after_growth": {"valid": measure(network, *valid)}}
         return Start(network, settings.grown_layers(network), figures | ({GROWTH_FLOPS: flops} if flops else {}))
 
-    def _part(self, stage: Stage, num_images: int, is_branch: bool = False) -> Part:
+    def _part(self, num_images: int, is_branch: bool = False) -> Part:
         """Return the part that features see of a training; early stops do not count."""
         how = self.settings.training()
-        return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)), is_branch, stage.index)
+        return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)), is_branch)
 
-    def _copy(self, stage: Stage, num_images: int) -> tuple[Any, ...]:
+    def _copy(self, num_images: int) -> tuple[Any, ...]:
         """Return the features of a copy with decaying rate and the update at which it begins; () without one."""
         if not self.branch.copies:
             return ()
-        part = self._part(stage, num_images, is_branch=True)
+        part = self._part(num_images, is_branch=True)
         return self.features.for_part(part), (part.num_updates or 0) - self.branch.num_updates(part.num_updates or 0)
 
     def _images_of_copy(self, data: TrainingImages) -> int:

@@ -112,7 +112,7 @@ class TextJob:
     def part(self, training: Training, part: str) -> Part:
         """Return what features need to know of a part of a training."""
         updates = self.stage_updates(training.model.stage)
-        return Part(self.first_update(training), updates, part == BRANCH, training.model.stage)
+        return Part(self.first_update(training), updates, part == BRANCH)
 
     def train_options(self) -> dict[str, str]:
         """Return the options after ``--`` for run.json."""

@@ -66,13 +66,11 @@ class Part:
         first_update: updates that the optimizer has made before the stage.
         num_updates: of the whole stage; None: epochs end it.
         is_branch: whether it is a copy that is tested and thrown away.
-        stage: number of the stage.
     """
 
     first_update: int = 0
     num_updates: Optional[int] = None
     is_branch: bool = False
-    stage: int = 0
 
 
 @dataclass
