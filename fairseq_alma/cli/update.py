@@ -49,7 +49,7 @@ LEAST_RESTART = 1.5
 TOKENS_PER_PARAMETER = 8
 """With more tokens for each parameter, a model is too small for what it has read."""
 AHEAD = 6
-"""A new model has the size for so many times the text that there is, as more will come (measured: how-to/monthly.md)."""
+"""A new model has the size for this many times the text so far, as more will come (measured: how-to/monthly.md)."""
 WORSE = 1.01
 """From this ratio of bits per byte on, a warning says that old text is predicted worse than before."""
 LEAST_OF_USUAL = 0.7
