@@ -38,11 +38,7 @@ def publish_additions(built: Path, stream: Stream) -> None:
 
 
 def stream_at(out: Path, kind: str) -> Optional[Stream]:
-    """Return the stream at ``--out``, or None where there is nothing or an empty folder.
-
-    Args:
-        out: the folder.
-        kind: ``text`` or ``images``.
+    """Return the stream of this kind at ``--out``; None where there is nothing or an empty folder.
 
     Raises:
         AlmaError: something else is there.
@@ -60,14 +56,9 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
 
 
 def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, Any], advice: str) -> None:
-    """Raise AlmaError unless the command that made a stream is the one that is given now.
+    """Raise AlmaError with advice unless the command that is given ``now`` is the one that made the stream at ``out``.
 
-    Args:
-        out: the stream's folder.
-        history: the commands that the manifest records, the one that made it first: ``options`` by their flags, and
-            ``inputs``, each with ``name`` and digest.
-        now: the same of the command that is given now.
-        advice: what to do if they differ.
+    A record has ``options`` by their flags, and ``inputs``, each with ``name`` and digest.
     """
     if not history:
         raise AlmaError(f"--out {out}: the stream there does not record the command that made it; {advice}")

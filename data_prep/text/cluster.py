@@ -57,7 +57,10 @@ class StreamStage(PipelineStep):
             )
         steps.forget()
         if self.name == "plan":
-            self._make_plan()
+            there = stream_to_make(self.options)
+            if there is not None and not self.options.append:
+                raise AlmaError(f"--out {self.options.out}: a stream is there; give another folder, or --append")
+            steps.make_plan(self.options, there, self.folder, None, default_workers())
             return
         plan = steps.plan_of(self.folder)
         if plan.options != self.options:
@@ -71,12 +74,6 @@ class StreamStage(PipelineStep):
         else:
             for number in range(rank, len(plan.pieces), world_size):
                 self._do_piece(number)
-
-    def _make_plan(self) -> None:
-        there = stream_to_make(self.options)
-        if there is not None and not self.options.append:
-            raise AlmaError(f"--out {self.options.out}: a stream is there; give another folder, or --append")
-        steps.make_plan(self.options, there, self.folder, None, default_workers())
 
     def _do_piece(self, number: int) -> None:
         if self.name != "encode":

@@ -107,23 +107,12 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
 
 
 def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
-    """Describe a command by all that decides its result.
-
-    Args:
-        plan: of the command.
-        digests: sha256 of each input file.
-    """
+    """Describe a command by all that decides its result, with the sha256 of each input file."""
     options = plan.options
     tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
     inputs = [
-        {
-            "argument": source.argument,
-            "name": source.name,
-            "format": source.form,
-            "size": source.stamp[0],
-            "sha256": digest,
-        }
-        for source, digest in zip(plan.sources, digests, strict=True)
+        {"argument": each.argument, "name": each.name, "format": each.form, "size": each.stamp[0], "sha256": digest}
+        for each, digest in zip(plan.sources, digests, strict=True)
     ]
     command = "append" if options.append else "create"
     return {"command": command, "options": options.that_decide(tokenizer), "inputs": inputs}

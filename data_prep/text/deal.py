@@ -41,12 +41,9 @@ class Shares:
     """What to deal into.
 
     Attributes:
-        num_megabatches: B.
         by_argument: each argument of the command, or each group, is a mega-batch.
         held_out: whether a validation and a test set are drawn too.
         like_paper: whether these are as large as in the paper where no size is given.
-        valid: size of the validation set; None for the default.
-        test: size of the test set; None for the default.
         holdout: size of the part that is held out of each mega-batch; None: none is.
         sample: bytes of the tokenizer's sample of the first mega-batch.
     """
@@ -144,10 +141,6 @@ class KeyOrder:
         self.sizes, self._load = sizes, load
         self._loaded: tuple[object, tuple[np.ndarray, np.ndarray]] = None, (sizes, sizes)
 
-    def total(self, argument: Optional[int] = None) -> int:
-        """Return the bytes of all documents, or of those of an argument."""
-        return int(self._column(argument).sum())
-
     def key_at(self, target: float, argument: Optional[int] = None, including: Optional[bool] = None) -> int:
         """Return a last key with which the documents up to it have a number of bytes.
 
@@ -196,7 +189,7 @@ class KeyOrder:
 
 def cut(order: KeyOrder, shares: Shares) -> Cuts:
     """Cut the documents into sets. Raises AlmaError if a size that is asked for is more than there is."""
-    total = order.total()
+    total = int(order.sizes.sum())
     valid, test = shares.held_out_bytes(total)
     if valid + test >= total:
         given = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}

@@ -55,13 +55,11 @@ class DocumentEncoder:
         if self._unsplit_if is None:
             return self._encode_by_chunks(documents)
         unsplit = [number for number, document in enumerate(documents) if self._unsplit_if.search(document)]
-        encoded = dict(zip(unsplit, self._encode_unsplit([documents[number] for number in unsplit]), strict=True))
+        tokens = self._tokenizer.encode_batch([documents[number] for number in unsplit])
+        encoded = {number: self._ids(each) + self._eos for number, each in zip(unsplit, tokens, strict=True)}
         others = [number for number in range(len(documents)) if number not in encoded]
         encoded |= zip(others, self._encode_by_chunks([documents[number] for number in others]), strict=True)
         return [encoded[number] for number in range(len(documents))]
-
-    def _encode_unsplit(self, documents: Sequence[str]) -> list[bytes]:
-        return [self._ids(tokens) + self._eos for tokens in self._tokenizer.encode_batch(documents)]
 
     def _encode_by_chunks(self, documents: Sequence[str]) -> list[bytes]:
         chunked = [_CHUNK.findall(document) for document in documents]
@@ -82,20 +80,10 @@ class DocumentEncoder:
 def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:
     """Return what a document contains that the tokenizer must see whole; the empty text is in every document."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
-    if not _follows_the_rule(content):
+    model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
+    is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")
+    is_cut_by_the_rule = pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer.get("use_regex", True)
+    if not is_bpe or not is_cut_by_the_rule or pre_tokenizer.get("add_prefix_space", True):
         return re.compile("")
     added = [re.escape(token["content"]) for token in content.get("added_tokens") or []]
     return re.compile("|".join([f"[{_ODD}]", *added]))
-
-
-def _follows_the_rule(content: dict) -> bool:
-    """Tell whether a tokenizer.json is BPE on bytes, cut by GPT-2's rule and by nothing else."""
-    model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
-    return (
-        model.get("type") == "BPE"
-        and not model.get("dropout")
-        and not content.get("normalizer")
-        and pre_tokenizer.get("type") == "ByteLevel"
-        and not pre_tokenizer.get("add_prefix_space", True)
-        and pre_tokenizer.get("use_regex", True)
-    )

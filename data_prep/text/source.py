@@ -72,8 +72,6 @@ def find_sources(
 
 def _copied(given: str, path: Path) -> Path:
     """Copy what comes through standard input or a pipe to a file and return it."""
-    if given == STANDARD_INPUT and sys.stdin is None:
-        raise AlmaError("INPUT -: standard input is closed; give a file, or pipe the text into the command")
     with naming(path), open(path, "wb") as file:
         if given == STANDARD_INPUT:
             shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
@@ -91,8 +89,6 @@ def _files_of(given: Path, left_out: Optional[Path]) -> Optional[list[Path]]:
         raise AlmaError(
             f"{given}: no such file or folder; give the text to prepare, or - for standard input"
         ) from error
-    except PermissionError as error:
-        raise _unreadable(given) from error
     if stat.S_ISDIR(mode):
         return _files_in(given, left_out)
     if stat.S_ISFIFO(mode):
@@ -105,8 +101,8 @@ def _files_of(given: Path, left_out: Optional[Path]) -> Optional[list[Path]]:
 def _files_in(folder: Path, left_out: Optional[Path]) -> list[Path]:
     """Return the files in a folder and its subfolders in the order of their names, and print what is left out."""
 
-    def refuse(error: OSError) -> None:
-        raise _unreadable(Path(error.filename)) from error
+    def refuse(error: OSError) -> None:  # instead of leaving a folder out
+        raise error
 
     files: list[Path] = []
     skipped: list[str] = []
@@ -166,14 +162,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _form_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            if file.read(4) == b"PAR1":
-                return "parquet"
-    except PermissionError as error:
-        raise _unreadable(path) from error
+    with open(path, "rb") as file:
+        if file.read(4) == b"PAR1":
+            return "parquet"
     return _FORMS.get(Path(strip_compression_suffix(path.name)).suffix, "text")
-
-
-def _unreadable(path: Path) -> AlmaError:
-    return AlmaError(f"{path}: permission denied; make it readable (chmod), or leave it out")

@@ -17,23 +17,16 @@ def vocab_size_for(num_bytes: int) -> int:
 
 
 def train_tokenizer(kind: str, batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:
-    """Train a tokenizer.
+    """Train a tokenizer and return the content of its file.
 
     Args:
         kind: ``tokenizers`` (byte-level BPE) or ``sentencepiece`` (unigram with bytes for what is rare).
         batches: documents, a list at a time.
         vocab_size: vocabulary size wanted, in tokens; a small text may give fewer.
         num_threads: threads to use where the result does not depend on it.
-
-    Returns:
-        The content of the tokenizer's file.
     """
-    if kind == "tokenizers":
-        return _train_byte_level_bpe(batches, vocab_size, num_threads)
-    return _train_sentencepiece(batches, vocab_size)
-
-
-def _train_byte_level_bpe(batches: Iterable[list[str]], vocab_size: int, num_threads: int) -> bytes:
+    if kind == "sentencepiece":
+        return _train_sentencepiece(batches, vocab_size)
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

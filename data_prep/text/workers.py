@@ -120,14 +120,7 @@ def _end_with_parent() -> None:
 
 
 def with_progress(items: Iterable[T], title: str, total: int, num_bytes: Callable[[T], int]) -> Iterator[T]:
-    """Yield items, and show how much of the input has been read, MB per second and the time left.
-
-    Args:
-        items: results of a step.
-        title: of the step.
-        total: bytes of input that it reads.
-        num_bytes: returns the bytes of input that were read for an item.
-    """
+    """Yield the results of a step, which reads ``total`` bytes, and show its share, MB per second and the time left."""
     line, start, done = LiveLine(), time.monotonic(), 0
     line.is_due()  # nothing is known yet
     try:

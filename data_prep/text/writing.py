@@ -30,14 +30,7 @@ _MOST_WAITING = 1 << 26  # bytes of tokens in memory; thousands of files cannot 
 
 
 def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:
-    """Write all files of a stream, or of what is appended to one, but for the manifest.
-
-    Args:
-        plan: of the command.
-        folder: where `data_prep.text.steps` left what it knows.
-        root: where the files go.
-        blocks: the encoded documents.
-        record: of the command, for the stream's history.
+    """Write all files of a stream, or of what is appended to one, into ``root``, but for the manifest.
 
     Raises:
         AlmaError: a mega-batch is empty, because its documents share words with what is held out.
@@ -78,7 +71,10 @@ def _write_sets(
     plan: Plan, deal: Mapping[str, Any], tokenizer: StreamTokenizer, root: Path, blocks: Iterable[Encoded]
 ) -> tuple[list[Split], dict[str, Any], np.ndarray]:
     """Write the token files; return the splits, what was left out, and how often each id occurs in mega-batch 0."""
-    names = _names(plan, deal)
+    first = 0 if plan.there is None else plan.there.num_megabatches
+    numbers = range(first, first + deal["cuts"].num_megabatches)
+    names = [*map(megabatch_name, numbers), *(["valid", "test"] if deal["cuts"].held_out else [])]
+    names += map(holdout_name, numbers) if deal["cuts"].holdouts else []
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in names]
     counts = np.zeros((len(names), 4), np.int64)  # documents, bytes, words, tokens
     id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
@@ -97,7 +93,9 @@ def _write_sets(
         num_left_out += len(block.left_out)
         bytes_left_out += sum(each["bytes"] for each in block.left_out)
         if waiting > _MOST_WAITING:
-            waiting = sum(writer.flush() for writer in writers)
+            waiting = 0
+            for writer in writers:
+                writer.flush()
     total = int(counts[:, 0].sum()) + num_left_out
     why = f"{num_left_out:,} of {total:,} documents share words in a row with what is held out and"
     refuse_empty_sets(deal, counts[:, 0].tolist(), total, why if num_left_out else "")
@@ -108,15 +106,6 @@ def _write_sets(
         splits.append(Split(name, entries, documents, words, tokens, num_bytes))
     left_out = {"num_contaminated": num_left_out, "contaminated_bytes": bytes_left_out, "contaminated": listed}
     return splits, left_out, id_counts
-
-
-def _names(plan: Plan, deal: Mapping[str, Any]) -> list[str]:
-    """Return the names of the sets in the order of their numbers."""
-    cuts = deal["cuts"]
-    first = 0 if plan.there is None else plan.there.num_megabatches
-    numbers = range(first, first + cuts.num_megabatches)
-    held_out = ["valid", "test"] if cuts.held_out else []
-    return [*map(megabatch_name, numbers), *held_out, *(map(holdout_name, numbers) if cuts.holdouts else ())]
 
 
 def _write(root: Path, name: str, content: bytes) -> StreamFile:

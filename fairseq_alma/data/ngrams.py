@@ -40,13 +40,9 @@ def _kinds() -> np.ndarray:
     return kinds
 
 
-def _folded(text: str) -> str:
-    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-
-
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return code points of letters and digits, 0 between words and after each document, and where documents end."""
-    texts = [_folded(document) for document in documents]
+    texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
     if joined.isascii():

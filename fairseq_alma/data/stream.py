@@ -32,7 +32,6 @@ MANIFEST = "stream.json"
 IMAGES = "images.npy"
 LABELS = "labels.npy"
 TOKEN_SUFFIXES = (".bin", ".idx")
-INDEX_SUFFIXES = (".npy",)
 
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
 
@@ -167,7 +166,6 @@ def canonical_sha256(content: Any) -> str:
 
 
 FORMAT_VERSION = 2
-KINDS = ("text", "images")
 DICTIONARY = "dict.txt"
 DECONTAMINATE = "--decontaminate-ngram"
 """Option of alma-prep-text in the history: words of an n-gram, or null."""
@@ -245,8 +243,6 @@ class Stream:
             )
         remedy = "prepare the stream again, or install the version that wrote it"
         require_version(content.get("format_version"), FORMAT_VERSION, manifest, remedy)
-        if content.get("kind") not in KINDS:
-            raise AlmaError(f"{manifest}: kind {content.get('kind')!r:.60} found, it must be one of {', '.join(KINDS)}")
         stream = as_record({**content, "root": root}, cls, manifest, _REMEDY)
         for entry in stream.history:
             as_record(entry, CommandRecord, manifest, _REMEDY)
@@ -267,7 +263,7 @@ class Stream:
             missing = [name for name in names if name not in {*found}]
             return f"no {', '.join(missing[:3])}" if missing else "splits out of order, or more of them than needed"
         for split in self.splits:
-            suffixes = TOKEN_SUFFIXES if self.kind == "text" else INDEX_SUFFIXES
+            suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
             if fault := _missing(split.name, [f"{split.name}{suffix}" for suffix in suffixes], split.files):
                 return fault
         if self.kind == "images":
@@ -359,16 +355,16 @@ class Stream:
         """Return the path of a text split's files without ``.bin`` and ``.idx``."""
         return self.root / split.name
 
-    def files(self, names: Iterable[str]) -> list[StreamFile]:
-        """Return the files that all splits need (``dict.txt``, tokenizer, arrays), and those of some splits."""
+    def verify(self, names: Iterable[str]) -> None:
+        """Check size and sha256 of what all splits need (``dict.txt``, tokenizer, arrays), and of some splits.
+
+        Raises:
+            AlmaError: a file is missing, too short, too long or altered.
+        """
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()
-        return [*files, *(file for name in names for file in self.split(name).files)]
-
-    def verify(self, names: Iterable[str]) -> None:
-        """Check size and sha256 of `files`. Raises AlmaError if one is missing, too short, too long or altered."""
-        for file in self.files(names):
+        for file in [*files, *(file for name in names for file in self.split(name).files)]:
             file.verify(self.root)
 
 

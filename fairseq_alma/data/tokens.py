@@ -15,7 +15,7 @@ import struct
 from array import array
 from functools import cached_property
 from pathlib import Path
-from typing import Iterable, Iterator, Optional, Protocol, Sequence, Union
+from typing import Iterable, Optional, Protocol, Sequence, Union
 
 import msgspec
 import numpy as np
@@ -266,7 +266,6 @@ _DTYPE_CODES: dict[int, np.dtype] = {
 }
 _HEADER = struct.Struct("<9sQBQ")
 _ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: how many ids it has, and where they begin
-_SIZES_AT_ONCE = 1 << 20
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -299,13 +298,8 @@ class TokenFileWriter:
         self._waiting.append(ids)
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
-    def flush(self) -> int:
-        """Write what is in memory; return the bytes that are left there: 0."""
-        if self._waiting:
-            self._write_waiting()
-        return 0
-
-    def _write_waiting(self) -> None:
+    def flush(self) -> None:
+        """Write what is in memory."""
         path = Path(f"{self._prefix}.bin")
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "ab") as file:
@@ -317,26 +311,20 @@ class TokenFileWriter:
 
     def close(self) -> list[tuple[int, str]]:
         """Write the rest and the index; return size and sha256 of both files."""
-        self._write_waiting()
+        self.flush()
         code = next(code for code, dtype in _DTYPE_CODES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
+        starts = np.cumsum(sizes, dtype=np.int64)
+        starts -= sizes
+        starts *= self.dtype.itemsize
+        header = _HEADER.pack(_MAGIC, _VERSION, code, len(sizes))
         digest, path = hashlib.sha256(), Path(f"{self._prefix}.idx")
         with naming(path), open(path, "wb") as file:
-            for content in self._index(code, sizes):
+            for content in (header, sizes.astype("<i4", copy=False), starts.astype("<i8", copy=False)):
                 file.write(content)
                 digest.update(content)
             size = file.tell()
         return [(self._size, self._digest.hexdigest()), (size, digest.hexdigest())]
-
-    def _index(self, code: int, sizes: np.ndarray) -> Iterator[bytes]:
-        yield _HEADER.pack(_MAGIC, _VERSION, code, len(sizes))
-        yield sizes.astype("<i4").tobytes()
-        end = 0
-        for first in range(0, len(sizes), _SIZES_AT_ONCE):
-            widths = sizes[first : first + _SIZES_AT_ONCE].astype(np.int64) * self.dtype.itemsize
-            ends = end + np.cumsum(widths)
-            yield (ends - widths).astype("<i8").tobytes()
-            end = int(ends[-1])
 
 
 class TokenFile:
