@@ -21,15 +21,7 @@ def refuse_unexportable(
     is_split: bool = False,
     eval_capacity_factor: float = 0.0,
 ) -> None:
-    """Raise AlmaError if what a run will train cannot be exported.
-
-    Args:
-        stream: folder of the stream, whose tokenizer is exported too; None: not known yet.
-        arch: the model's architecture.
-        is_ensemble: whether several models predict together.
-        is_split: whether experts are added by split.
-        eval_capacity_factor: of Switch layers at test.
-    """
+    """Raise AlmaError if what a run will train, or its stream's tokenizer (None: not known yet), cannot be exported."""
     refuse_model("{export}", ENSEMBLE if is_ensemble else arch, is_split, eval_capacity_factor)
     if stream is not None:
         tokenizer_files(StreamTokenizer.open(stream), 1)
@@ -38,11 +30,7 @@ def refuse_unexportable(
 def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capacity_factor: float = 0.0) -> None:
     """Raise AlmaError unless a stock architecture of transformers computes what a model does.
 
-    Args:
-        where: begins the message: a file or an option.
-        arch: the model's architecture.
-        has_gate_trees: whether a gate is a tree of choices rather than one softmax.
-        eval_capacity_factor: of Switch layers at test.
+    The message begins with ``where``, a file or an option.
     """
     if arch == ENSEMBLE:
         raise AlmaError(f"{where}: transformers has no architecture for an ensemble; export a member, or {_EVALUATE}")

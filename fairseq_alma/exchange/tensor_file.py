@@ -67,7 +67,7 @@ def differing_shapes(
         tensors: of the folder.
         options: ``cfg.model`` of the same model as an ``alma_transformer_lm``.
         num_tokens: rows of its embeddings.
-        mixtures: whether each layer has experts.
+        mixtures: for each layer, whether it has experts.
     """
     if sum(mixtures) * options["num_experts"] + len(mixtures) > len(tensors):  # before as many names are made
         return f"it has {len(tensors):,} weights for {len(mixtures):,} layers, {options['num_experts']:,} experts"

@@ -154,7 +154,8 @@ def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], li
     added = content.get("added_tokens") or []
     for each in added:
         each["id"] += NUM_FAIRSEQ_SYMBOLS
-    content["added_tokens"] = [*(_added(token, name) for token, name in enumerate(names)), *added]
+    how = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    content["added_tokens"] = [*({"id": token, "content": name, **how} for token, name in enumerate(names)), *added]
     return content, names
 
 
@@ -199,11 +200,6 @@ def _special_names(taken: Collection[str], space: str) -> list[str]:
     while any(name in taken for name in names):
         names = [f"{name[:-1]} >" for name in names]
     return names
-
-
-def _added(token: int, name: str) -> dict[str, Any]:
-    how = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"id": token, "content": name, **how}
 
 
 def _json(content: Mapping[str, Any]) -> str:
