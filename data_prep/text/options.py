@@ -173,7 +173,7 @@ class PrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
-    """Read the command line; a usage error ends the program with status 2."""
+    """Read the command line."""
     parser = Parser(
         prog="alma-prep-text",
         usage="%(prog)s INPUT… --out STREAM (--megabatches B | --one-per-input | --by NAME) [options]",

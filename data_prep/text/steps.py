@@ -168,9 +168,10 @@ def cut_documents(folder: str) -> None:
     num_documents = sum(piece_sizes)
     num_arguments = len(groups) or (len(plan.options.inputs) if plan.options.one_per_input else 1)
     known_hashes = [np.empty(0, np.uint64)]  # of the documents that the stream to append to has
-    for file in plan.there.other_files if plan.there is not None and not plan.options.keep_duplicates else ():
-        file.verify(plan.there.root)
-        known_hashes.append(np.fromfile(plan.there.root / file.path, "<u8"))
+    if plan.there is not None and not plan.options.keep_duplicates:
+        for file in plan.there.other_files:
+            file.verify(plan.there.root)
+            known_hashes.append(np.fromfile(plan.there.root / file.path, "<u8"))
     known = np.sort(keys_of(np.concatenate(known_hashes), plan.options.seed))
     bounds = prefix_bounds(known)
     sizes, hashes = np.zeros((NUM_PREFIXES, num_arguments), np.int64), []
@@ -313,11 +314,7 @@ def _sets(folder: str, piece: int) -> np.ndarray:
 
 
 def _reread(folder: str, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-    """Yield the documents of each block of a piece with their marks and the number of bytes read for it.
-
-    Raises:
-        AlmaError: there are not as many documents as there were.
-    """
+    """Yield the documents of each block with their marks and the bytes read; refuse another number than there was."""
     first, source = 0, None
     for block, num_bytes in blocks_of(plan_of(folder).pieces[piece]):
         documents, source = documents_of(block), block.source

@@ -72,9 +72,9 @@ def _write_sets(
 ) -> tuple[list[Split], dict[str, Any], np.ndarray]:
     """Write the token files; return the splits, what was left out, and how often each id occurs in mega-batch 0."""
     first = 0 if plan.there is None else plan.there.num_megabatches
-    numbers = range(first, first + deal["cuts"].num_megabatches)
-    names = [*map(megabatch_name, numbers), *(["valid", "test"] if deal["cuts"].held_out else [])]
-    names += map(holdout_name, numbers) if deal["cuts"].holdouts else []
+    arriving = range(first, first + deal["cuts"].num_megabatches)
+    names = [*map(megabatch_name, arriving), *(["valid", "test"] if deal["cuts"].held_out else [])]
+    names += map(holdout_name, arriving) if deal["cuts"].holdouts else []
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in names]
     counts = np.zeros((len(names), 4), np.int64)  # documents, bytes, words, tokens
     id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)

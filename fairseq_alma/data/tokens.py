@@ -320,7 +320,7 @@ class TokenFileWriter:
         header = _HEADER.pack(_MAGIC, _VERSION, code, len(sizes))
         digest, path = hashlib.sha256(), Path(f"{self._prefix}.idx")
         with naming(path), open(path, "wb") as file:
-            for content in (header, sizes.astype("<i4", copy=False), starts.astype("<i8", copy=False)):
+            for content in (header, sizes.astype("<i4", copy=False).data, starts.astype("<i8", copy=False).data):
                 file.write(content)
                 digest.update(content)
             size = file.tell()
