@@ -11,9 +11,8 @@ from fairseq_alma.options import Options, opt, utf8_path, whole
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import is_begun_on
 
-RUN_OF_MODEL, EXPORT_OF_MODEL = "run", "export"
-"""Where both are in a folder that has stream, run, report and export of one model."""
-MODEL_HELP = "checkpoint, run, folder of a model with its run in it, or a folder that alma-export wrote"
+RUN_OF_MODEL = "run"
+"""Where the run is in a folder of ``alma-update``."""
 
 
 @dataclass(frozen=True)
