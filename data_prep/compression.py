@@ -144,7 +144,7 @@ def _streams(raw: BinaryIO, new: Callable[[], Any], read_size: int, limit: tuple
         rest = stream.unused_data
 
 
-def read_whole(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
+def read_file(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
     """Return the content of a file of published data, unpacked. Raises AlmaError if it is broken or above the limit."""
     content = bytearray()
     with DecompressedFile(path, str(path)) as file:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
-from data_prep.compression import read_whole
+from data_prep.compression import read_file
 from data_prep.images.command import main as prep_images
 from data_prep.images.formats import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
 from data_prep.text.command import main as prep_text
@@ -33,7 +33,7 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
 from fairseq_alma.files import open_atomically
 from fairseq_alma.options import utf8_path
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 HOME = Path("corpora")
 _TIMEOUT_SECONDS = 60
@@ -183,7 +183,7 @@ def _write_documents(name: str, source: Path, text: Path, is_given: bool) -> Pat
         for document in documents:
             file.write(f"{document}\n\n")
             num_documents += 1
-    tell(f"{text}: {num_documents:,} documents", sys.stdout)
+    print_line(f"{text}: {num_documents:,} documents", sys.stdout)
     return text
 
 
@@ -213,7 +213,7 @@ def fetch(url: str, path: Path) -> Path:
     """Return ``path``, fetched from ``url`` unless it is there; it appears only when it is complete."""
     if path.exists():
         return path
-    tell(f"fetching {url}", sys.stderr)
+    print_line(f"fetching {url}", sys.stderr)
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
             while piece := answer.read(1 << 20):
@@ -227,7 +227,7 @@ def check_sha256(paths: Iterable[Path], expected: str, label: str, unpacked: boo
     """Raise AlmaError unless the files, one after the other and unpacked if so asked, have this sha256."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(read_whole(path) if unpacked else path.read_bytes())
+        digest.update(read_file(path) if unpacked else path.read_bytes())
     if digest.hexdigest() != expected:
         raise AlmaError(
             f"{label}: sha256 {digest.hexdigest()} found, the published content has {expected}; remove it and fetch it "

@@ -54,23 +54,23 @@ class Range:
     Attributes:
         least: smallest number.
         most: largest number.
-        is_whole: whether only whole numbers are in it.
+        is_integer: whether only whole numbers are in it.
         above: whether ``least`` itself is excluded.
         below: whether ``most`` itself is excluded.
     """
 
     least: Number
     most: Number = LARGEST_COUNT
-    is_whole: bool = True
+    is_integer: bool = True
     above: bool = False
     below: bool = False
 
     def read(self, text: str) -> Number:
         """Return the number that a text represents. Raises ValueError with the rule if it is not in the range."""
         try:
-            value = int(text) if self.is_whole else float(text)
+            value = int(text) if self.is_integer else float(text)
         except ValueError as error:
-            raise ValueError(f"a {'whole ' if self.is_whole else ''}number is needed") from error
+            raise ValueError(f"a {'whole ' if self.is_integer else ''}number is needed") from error
         self.check(value)
         return value
 
@@ -102,14 +102,14 @@ class InRange:
             raise argparse.ArgumentTypeError(f"{text} found, {error}") from error
 
 
-def whole(least: int = 1, most: int = LARGEST_COUNT) -> Range:
+def integer(least: int = 1, most: int = LARGEST_COUNT) -> Range:
     """Return a range of whole numbers."""
     return Range(least, most)
 
 
 def real(least: Number = 0, most: Number = 1e30, above: bool = False, below: bool = False) -> Range:
     """Return a range of real numbers."""
-    return Range(least, most, is_whole=False, above=above, below=below)
+    return Range(least, most, is_integer=False, above=above, below=below)
 
 
 def flag(name: str) -> str:

@@ -41,7 +41,7 @@ class LiveLine:
         if self.is_terminal:
             write(sys.stderr, ERASE + printable(text)[: shutil.get_terminal_size().columns - 1])
         else:
-            tell(text, sys.stderr)
+            print_line(text, sys.stderr)
 
     def clear(self) -> None:
         """Erase the line."""
@@ -66,7 +66,7 @@ def is_terminal(stream: Optional[TextIO]) -> bool:
     return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def tell(line: str, stream: Optional[TextIO]) -> None:
+def print_line(line: str, stream: Optional[TextIO]) -> None:
     """Print a line to ``sys.stdout`` or ``sys.stderr``, on a terminal in place of the live line."""
     write(stream, f"{ERASE if is_terminal(stream) else ''}{printable(line)}\n")
 
@@ -99,7 +99,7 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def spell_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration: ``1:02:05`` for an hour, two minutes and five seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -7,17 +7,17 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from omegaconf import OmegaConf
 
-from fairseq_alma.options import InRange, Options, opt, options_of, real, whole
+from fairseq_alma.options import InRange, Options, integer, opt, options_of, real
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 
 @pytest.mark.parametrize(
     ("bounds", "text", "said"),
     [
-        (whole(1), "0", "a number of at least 1 is needed"),
-        (whole(1), "1" + "0" * 30, "a number of at most 2,147,483,647 is needed"),
-        (whole(1), "2.5", "a whole number is needed"),
-        (whole(1), "9" * 5000, "a whole number is needed"),  # longer than Python reads
+        (integer(1), "0", "a number of at least 1 is needed"),
+        (integer(1), "1" + "0" * 30, "a number of at most 2,147,483,647 is needed"),
+        (integer(1), "2.5", "a whole number is needed"),
+        (integer(1), "9" * 5000, "a whole number is needed"),  # longer than Python reads
         (real(0, 1), "nan", "a number is needed"),
         (real(0, 1), "inf", "a number of at most 1 is needed"),
         (real(0, 1), "-inf", "a number of at least 0 is needed"),
@@ -35,7 +35,7 @@ def test_a_text_that_is_no_number_of_the_range_is_refused_with_what_is_needed(bo
 
 
 def test_bounds_belong_to_the_range_unless_they_are_left_out():
-    assert [whole(1, 3).read(text) for text in ("1", "3")] == [1, 3]
+    assert [integer(1, 3).read(text) for text in ("1", "3")] == [1, 3]
     assert [real(0, 1).read(text) for text in ("0", "1", "1e-400")] == [0, 1, 0]
     assert InRange(real(0, 1, above=True, below=True))("0.5") == 0.5
 
@@ -43,9 +43,9 @@ def test_bounds_belong_to_the_range_unless_they_are_left_out():
 @dataclass(frozen=True)
 class Growth(Options):
     share: float = opt(0.25, "what grows", range=real(0, 1, above=True), metavar="X", shape=True)
-    every: Optional[int] = opt(None, "when", range=whole(1), kinds=("images",), free=True)
+    every: Optional[int] = opt(None, "when", range=integer(1), kinds=("images",), free=True)
     way: str = opt("copy", "how", choices=("copy", "split"), quiet=True)
-    seeds: Optional[tuple[int, ...]] = opt(None, "of what", range=whole(0), flag="--seed", recorded=False)
+    seeds: Optional[tuple[int, ...]] = opt(None, "of what", range=integer(0), flag="--seed", recorded=False)
     keeps: bool = opt(False, "whether 100 % stay")
     kept: bool = opt(False, "the same", recorded=False)
 

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from fairseq_alma.terminal import spell_duration
+from fairseq_alma.terminal import format_duration
 
 SHOW = """
 import sys
-from fairseq_alma.terminal import LiveLine, tell
+from fairseq_alma.terminal import LiveLine, print_line
 line = LiveLine(every=0.0)
 for done in range(3):
     line.show(f"stage 1/3: {done}/2 updates of a long training" + "." * 200)
-    tell(f"result {done}", sys.stdout)
-tell("\\x1b]0;owned\\x07", sys.stdout)
+    print_line(f"result {done}", sys.stdout)
+print_line("\\x1b]0;owned\\x07", sys.stdout)
 line.clear()
 """
 
@@ -71,4 +71,4 @@ def test_work_continues_where_nobody_reads_any_more(stream):
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (65, "1:05"), (3725.4, "1:02:05")])
 def test_durations_have_hours_where_there_are_any(seconds, shown):
-    assert spell_duration(seconds) == shown
+    assert format_duration(seconds) == shown

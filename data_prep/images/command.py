@@ -21,8 +21,8 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import write_image_stream
 from fairseq_alma.data.stream import Stream, megabatch_valid_name
 from fairseq_alma.files import work_folder
-from fairseq_alma.options import Options, opt, options_of, real, utf8_path, utf8_word, whole
-from fairseq_alma.terminal import tell
+from fairseq_alma.options import Options, integer, opt, options_of, real, utf8_path, utf8_word
+from fairseq_alma.terminal import print_line
 
 _EPILOG = """examples:
   alma-prep-images mnist --source mnist/ --out stream --megabatches 500
@@ -62,10 +62,10 @@ class ImagePrepOptions(Options):
 
     out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
     megabatches: int = opt(
-        MISSING, "number of mega-batches, equal in images; a remainder is left out", range=whole(1, 2**63 - 1),
+        MISSING, "number of mega-batches, equal in images; a remainder is left out", range=integer(1, 2**63 - 1),
         metavar="B",
     )  # fmt: skip
-    seed: int = opt(1, "random seed of the assignment of images to mega-batches", range=whole(0, 2**63 - 1))
+    seed: int = opt(1, "random seed of the assignment of images to mega-batches", range=integer(0, 2**63 - 1))
     valid_fraction: float = opt(
         0.1, "share of each mega-batch for validation, one image at least", range=_SHARE, metavar="F"
     )
@@ -86,11 +86,11 @@ class ImagePrepOptions(Options):
     test_labels: Optional[Path] = opt(None, "as --labels", metavar="FILE.npy")
     channels: str = opt("first", "where the arrays have them", choices=("first", "last"))
     num_classes: Optional[int] = opt(
-        None, "number of classes (default: the largest label plus 1)", range=whole(1, 2**63 - 1), metavar="K"
+        None, "number of classes (default: the largest label plus 1)", range=integer(1, 2**63 - 1), metavar="K"
     )
     dataset: str = ""
 
-    def that_decide(self) -> dict[str, Any]:
+    def determining(self) -> dict[str, Any]:
         """Return the options that decide what the stream contains, by their flags."""
         flags: dict[str, Any] = {"DATASET": self.dataset}
         own = _OWN.get(self.dataset, ())
@@ -138,10 +138,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = parse_options(argv)
     prepared = prepare(options)
     if prepared is None:
-        tell(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
+        print_line(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
     else:
         _describe(*prepared)
-        tell(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
+        print_line(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
     return 0
 
 
@@ -154,7 +154,7 @@ def _describe(stream: Stream, images: ImageSet) -> None:
         f"{images.num_classes} classes"
     )
     for remark in images.remarks:
-        tell(remark, sys.stdout)
+        print_line(remark, sys.stdout)
     print(f"{stream.num_megabatches} mega-batches, each {num_train:,} images to train and {num_valid:,} to validate")
     left_out = images.num_train - stream.num_megabatches * (num_train + num_valid)
     if left_out:
@@ -175,7 +175,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
         there = stream_at(options.out, "images")  # as it is under the lock
         files = InputFiles()
         images = _load(options, files)
-        record = {"command": "create", "options": options.that_decide(), "inputs": files.records}
+        record = {"command": "create", "options": options.determining(), "inputs": files.records}
         if there is not None:
             refuse_other_command(options.out, there.history, record, "choose another --out, or remove the stream")
             return None

@@ -19,7 +19,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from data_prep.build_folder import recorded_name
-from data_prep.compression import read_whole
+from data_prep.compression import read_file
 from fairseq_alma.data.image_stream import read_npy
 from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
@@ -148,7 +148,7 @@ def with_test_held_out(
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     """Return the array in an idx file of unsigned bytes, plain or packed. Raises AlmaError if it is none."""
-    content = read_whole(path)
+    content = read_file(path)
     header = struct.Struct(f">{1 + num_dimensions}I")
     magic = struct.pack(">HBB", 0, 8, num_dimensions)
     if len(content) < header.size or not content.startswith(magic):
@@ -200,7 +200,7 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
     size = len(classes) + math.prod(_CIFAR_SHAPE)
     parts = []
     for path in files.find(source, names, folder):
-        content = read_whole(path)
+        content = read_file(path)
         if not content or len(content) % size:
             raise AlmaError(
                 f"{path}: {len(content)} bytes found, a multiple of {size} is needed ({len(classes)} for labels, the "
@@ -228,7 +228,7 @@ def load_table(files: InputFiles, source: Optional[Path], dataset: str, fraction
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of an empty file, which is refused below
-            rows = np.loadtxt(io.BytesIO(read_whole(path)), delimiter=",", ndmin=2)
+            rows = np.loadtxt(io.BytesIO(read_file(path)), delimiter=",", ndmin=2)
     except ValueError as error:
         raise AlmaError(f"{path}: no table of numbers ({error}); give another file") from error
     pixels, labels = rows[:, :-1], rows[:, -1]

@@ -1,6 +1,6 @@
 """The program behind ``alma-prep-text``: raw text to a stream of token files.
 
 In order of reading: ``command`` with ``options``; ``source`` and ``documents`` (from input to documents); ``steps``
-(hash, cut, sample, encode) with ``deal``, ``tokenizer`` and ``encoder``; ``writing``; ``workers``, or ``cluster`` for
-many machines.
+(hash, cut, sample, encode) with ``assignment``, ``tokenizer``, ``encoder``; ``writing``; ``workers``, or ``cluster``
+for many machines.
 """

@@ -27,7 +27,7 @@ from fairseq_alma.data.stream import DECONTAMINATE, Stream, file_sha256
 from fairseq_alma.data.tokens import StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import work_folder
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 SHOWN_GROUPS = 12
 MUCH_LEFT_OUT = 0.1  # of the bytes
@@ -40,10 +40,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     start = time.monotonic()
     stream = prepare(options)
     if stream is None:
-        tell(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
+        print_line(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
     else:
         _describe(stream, time.monotonic() - start)
-        tell(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
+        print_line(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
     return 0
 
 
@@ -115,7 +115,7 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
         for each, digest in zip(plan.sources, digests, strict=True)
     ]
     command = "append" if options.append else "create"
-    return {"command": command, "options": options.that_decide(tokenizer), "inputs": inputs}
+    return {"command": command, "options": options.determining(tokenizer), "inputs": inputs}
 
 
 def _describe(stream: Stream, seconds: float) -> None:

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from data_prep.text.deal import Size
+from data_prep.text.assignment import Size
 from data_prep.text.documents import PERIODS
 from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.workers import default_workers
@@ -13,7 +13,7 @@ from fairseq_alma.cli.entry import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.data.stream import DECONTAMINATE
 from fairseq_alma.files import MAX_MEGABATCHES
-from fairseq_alma.options import Options, opt, options_of, real, utf8_path, utf8_word, whole
+from fairseq_alma.options import Options, integer, opt, options_of, real, utf8_path, utf8_word
 
 DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
@@ -44,12 +44,12 @@ def read_size(word: str) -> Size:
     """Return a number of bytes, or of ``3%`` the share. Raises ValueError with what is needed."""
     if word.endswith("%"):
         return float(real(0, 50, above=True).read(word[:-1])) / 100
-    return int(whole(1, MAX_COUNT).read(word))
+    return int(integer(1, MAX_COUNT).read(word))
 
 
 def read_vocab_size(word: str) -> int:
     """Return a vocabulary size. Raises ValueError with what is needed."""
-    return AUTO if word == "auto" else int(whole(NUM_BYTES, MAX_VOCAB_SIZE).read(word))
+    return AUTO if word == "auto" else int(integer(NUM_BYTES, MAX_VOCAB_SIZE).read(word))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PrepOptions(Options):
 
     out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
     megabatches: Optional[int] = opt(
-        None, "number of mega-batches, equal in bytes", range=whole(1, MAX_MEGABATCHES), metavar="B"
+        None, "number of mega-batches, equal in bytes", range=integer(1, MAX_MEGABATCHES), metavar="B"
     )
     one_per_input: bool = opt(False, "each INPUT is a mega-batch, in the order given")
     by: Optional[str] = opt(
@@ -66,7 +66,7 @@ class PrepOptions(Options):
     )
     period: Optional[str] = opt(None, "with --by: a period of its dates is a mega-batch", choices=tuple(PERIODS))
     append: bool = opt(False, "add mega-batches of new documents to the stream at --out")
-    seed: int = opt(1, "random seed of the assignment to the sets", range=whole(0, 2**63 - 1))
+    seed: int = opt(1, "random seed of the assignment to the sets", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
         None, "test set as large as a mega-batch, validation set a tenth of one", choices=("paper",)
     )
@@ -87,7 +87,7 @@ class PrepOptions(Options):
     decontaminate_ngram: int = opt(
         DEFAULT_NGRAM,
         "drop training documents that share N words in a row with what is held out",
-        range=whole(1, 1000),
+        range=integer(1, 1000),
         metavar="N",
     )
     no_decontaminate: bool = opt(False, "keep them")
@@ -101,7 +101,7 @@ class PrepOptions(Options):
         None, "what to train (default: byte-level-bpe)", choices=tuple(_TOKENIZER_TYPES)
     )
     tokenizer_bytes: Optional[int] = opt(
-        None, "train on at most N bytes of the first mega-batch (default: 180 MB)", range=whole(1, MAX_COUNT)
+        None, "train on at most N bytes of the first mega-batch (default: 180 MB)", range=integer(1, MAX_COUNT)
     )
     tokenizer: Optional[Path] = opt(
         None,
@@ -109,7 +109,7 @@ class PrepOptions(Options):
         parse=utf8_path,
         metavar="PATH",
     )
-    workers: int = opt(default_workers(), "worker processes, which decide nothing", range=whole(1, MAX_WORKERS))
+    workers: int = opt(default_workers(), "worker processes, which decide nothing", range=integer(1, MAX_WORKERS))
     inputs: tuple[str, ...] = ()
 
     @property
@@ -141,7 +141,7 @@ class PrepOptions(Options):
         vocab_size = DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
         return kind, self.tokenizer_bytes or DEFAULT_SAMPLE[kind], vocab_size
 
-    def that_decide(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
+    def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
         """Return the options that decide what the stream contains, by their flags.
 
         Args:

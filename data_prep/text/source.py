@@ -12,7 +12,7 @@ from typing import Any, Optional, Sequence
 from data_prep.compression import strip_compression_suffix
 from data_prep.text.documents import BLOCK_SIZE, Source
 from fairseq_alma.errors import AlmaError, naming
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 STANDARD_INPUT = "-"
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
@@ -112,7 +112,7 @@ def _files_in(folder: Path, left_out: Optional[Path]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() != left_out]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
-                tell(f"note: {Path(root, name)}: a link to a folder, which is not followed", sys.stderr)
+                print_line(f"note: {Path(root, name)}: a link to a folder, which is not followed", sys.stderr)
         if _STATE in names:
             kept = _data_files(Path(root))
         else:
@@ -129,7 +129,7 @@ def _files_in(folder: Path, left_out: Optional[Path]) -> list[Path]:
         raise AlmaError(f"{folder}: no file in this folder; give a folder that holds the text")
     if skipped:
         shown = ", ".join(skipped[:5]) + (", …" if len(skipped) > 5 else "")
-        tell(f"note: {folder}: {len(files):,} files taken, {len(skipped):,} left out ({shown})", sys.stderr)
+        print_line(f"note: {folder}: {len(files):,} files taken, {len(skipped):,} left out ({shown})", sys.stderr)
     return sorted(files)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
-from data_prep.text.deal import DROPPED, NUM_PREFIXES, Cuts, KeyOrder, Shares, cut, keys_of, prefix_bounds
+from data_prep.text.assignment import DROPPED, NUM_PREFIXES, Cuts, KeyOrder, Shares, cut, keys_of, prefix_bounds
 from data_prep.text.documents import (
     Piece,
     Source,
@@ -201,10 +201,17 @@ def cut_documents(folder: str) -> None:
         first_bytes += int(kept["bytes"][own == 0].sum(dtype=np.int64))
         own[(own == 0) & (kept["key"] <= np.uint64(cuts.sample))] = cuts.num_sets
         sets[kept["position"]] = own
-    deal = {"cuts": cuts, "groups": groups, "num_duplicates": num_documents - num_kept, "first_bytes": first_bytes}
-    refuse_empty_sets(deal, counts.tolist(), num_kept)
+    assignment = {
+        "cuts": cuts,
+        "groups": groups,
+        "num_duplicates": num_documents - num_kept,
+        "first_bytes": first_bytes,
+    }
+    refuse_empty_sets(assignment, counts.tolist(), num_kept)
     _save(folder, "sets.npy", sets)
-    _write(folder, "deal.json", json.dumps({**deal, "cuts": asdict(cuts), "piece_sizes": piece_sizes}).encode())
+    _write(
+        folder, "assignment.json", json.dumps({**assignment, "cuts": asdict(cuts), "piece_sizes": piece_sizes}).encode()
+    )
 
 
 def _with_prefix(
@@ -282,11 +289,11 @@ def _shares(plan: Plan, groups: Sequence[str]) -> Shares:
     )
 
 
-def refuse_empty_sets(deal: Mapping[str, Any], counts: Sequence[int], num_documents: int, why: str = "") -> None:
+def refuse_empty_sets(assignment: Mapping[str, Any], counts: Sequence[int], num_documents: int, why: str = "") -> None:
     """Raise AlmaError if one of the sets, of ``counts`` documents, has none; ``why`` if not for ``num_documents``."""
     if all(counts):
         return
-    cuts, groups, empty = deal["cuts"], deal["groups"], [*counts].index(0)
+    cuts, groups, empty = assignment["cuts"], assignment["groups"], [*counts].index(0)
     held_out = {cuts.num_megabatches: "the validation set", cuts.num_megabatches + 1: "the test set"}
     name = held_out.get(empty, f"mega-batch {empty}" + (f" ({groups[empty]})" if empty < len(groups) else ""))
     flag = f"--megabatches {cuts.num_megabatches}"
@@ -300,15 +307,15 @@ def refuse_empty_sets(deal: Mapping[str, Any], counts: Sequence[int], num_docume
 
 
 @functools.lru_cache(maxsize=1)
-def deal_of(folder: str) -> dict[str, Any]:
+def assignment_of(folder: str) -> dict[str, Any]:
     """Return what `cut_documents` wrote, its cuts as `Cuts`."""
-    deal = json.loads(Path(folder, "deal.json").read_bytes())
-    return {**deal, "cuts": Cuts(**deal["cuts"])}
+    assignment = json.loads(Path(folder, "assignment.json").read_bytes())
+    return {**assignment, "cuts": Cuts(**assignment["cuts"])}
 
 
 def _sets(folder: str, piece: int) -> np.ndarray:
     """Return the set of each document of a piece, int16: -1 if it is dropped, B' if in the sample, of B' sets."""
-    sizes = deal_of(folder)["piece_sizes"]
+    sizes = assignment_of(folder)["piece_sizes"]
     first = sum(sizes[:piece])
     return np.load(Path(folder, "sets.npy"), mmap_mode="r")[first : first + sizes[piece]]
 
@@ -333,7 +340,7 @@ _CHOSEN, _HELD_OUT = 1, 2
 
 def sample_piece(folder: str, number: int) -> Iterator[int]:
     """Write the documents of a piece that are in the tokenizer's sample, and the n-grams of those that are held out."""
-    plan, cuts = plan_of(folder), deal_of(folder)["cuts"]
+    plan, cuts = plan_of(folder), assignment_of(folder)["cuts"]
     sets = _sets(folder, number)
     marks = np.zeros(len(sets), np.uint8)
     if plan.options.ngram is not None:
@@ -366,7 +373,7 @@ def prepare_encoding(folder: str) -> None:
             _write(folder, path.name, path.read_bytes())
     else:
         kind, _, vocab_size = plan.options.training
-        vocab_size = vocab_size_for(deal_of(folder)["first_bytes"]) if vocab_size == AUTO else vocab_size
+        vocab_size = vocab_size_for(assignment_of(folder)["first_bytes"]) if vocab_size == AUTO else vocab_size
         samples = (json.loads(Path(folder, f"sample-{piece:05d}.json").read_bytes()) for piece in pieces)
         content = train_tokenizer(kind, samples, vocab_size, plan.num_workers)
     _write(folder, FILE_NAMES[kind], content)
@@ -392,7 +399,7 @@ def _held_out_of(folder: str) -> NgramSet:
 
 def forget() -> None:
     """Forget what this process has read of work folders."""
-    for function in (plan_of, deal_of, tokenizer_of, _encoder_of, _held_out_of):
+    for function in (plan_of, assignment_of, tokenizer_of, _encoder_of, _held_out_of):
         function.cache_clear()
 
 
@@ -417,7 +424,7 @@ class Encoded:
 
 def encode_piece(folder: str, number: int) -> Iterator[Encoded]:
     """Encode the documents of a piece, without those that share n-grams with what is held out."""
-    plan, cuts, encoder = plan_of(folder), deal_of(folder)["cuts"], _encoder_of(folder)
+    plan, cuts, encoder = plan_of(folder), assignment_of(folder)["cuts"], _encoder_of(folder)
     sets = np.array(_sets(folder, number))
     sets[sets == cuts.num_sets] = 0  # the sample of mega-batch 0
     for documents, own, num_bytes in _reread(folder, number, sets):

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Callable, Iterable, Iterator, TypeVar
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.terminal import LiveLine, spell_duration, tell
+from fairseq_alma.terminal import LiveLine, format_duration, print_line
 
 Function = Callable[[str, int], Iterator[Any]]
 """Takes the work folder and the number of a task, and yields results."""
@@ -129,8 +129,8 @@ def with_progress(items: Iterable[T], title: str, total: int, num_bytes: Callabl
             done += num_bytes(item)
             if line.is_due():
                 share, seconds = min(done / max(total, 1), 1.0), max(time.monotonic() - start, 1e-9)
-                left = spell_duration(seconds / max(share, 1e-9) * (1 - share))
+                left = format_duration(seconds / max(share, 1e-9) * (1 - share))
                 line.show(f"{title}: {share:.0%}, {done / 1e6 / seconds:,.1f} MB/s, {left} left")
     finally:
         line.clear()
-    tell(f"{title}: {total / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s", sys.stderr)
+    print_line(f"{title}: {total / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s", sys.stderr)

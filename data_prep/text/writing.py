@@ -6,7 +6,7 @@ from typing import Any, Iterable, Mapping
 
 import numpy as np
 
-from data_prep.text.steps import MAX_LISTED, Encoded, Plan, deal_of, refuse_empty_sets, tokenizer_of
+from data_prep.text.steps import MAX_LISTED, Encoded, Plan, assignment_of, refuse_empty_sets, tokenizer_of
 from fairseq_alma.data.stream import (
     DICTIONARY,
     TOKEN_SUFFIXES,
@@ -35,12 +35,12 @@ def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded],
     Raises:
         AlmaError: a mega-batch is empty, because its documents share words with what is held out.
     """
-    there, deal, tokenizer = plan.there, deal_of(folder), tokenizer_of(folder)
-    splits, left_out, id_counts = _write_sets(plan, deal, tokenizer, root, blocks)
+    there, assignment, tokenizer = plan.there, assignment_of(folder), tokenizer_of(folder)
+    splits, left_out, id_counts = _write_sets(plan, assignment, tokenizer, root, blocks)
     names = [split.name for split in splits]
-    history: dict[str, Any] = {**record, "num_duplicates": deal["num_duplicates"], "splits": names}
-    if deal["groups"]:
-        history["groups"] = deal["groups"]
+    history: dict[str, Any] = {**record, "num_duplicates": assignment["num_duplicates"], "splits": names}
+    if assignment["groups"]:
+        history["groups"] = assignment["groups"]
     if plan.options.ngram is not None:
         history |= left_out
     hashes = Path(folder, "document-hashes.u64").read_bytes()
@@ -68,13 +68,13 @@ def write_stream(plan: Plan, folder: str, root: Path, blocks: Iterable[Encoded],
 
 
 def _write_sets(
-    plan: Plan, deal: Mapping[str, Any], tokenizer: StreamTokenizer, root: Path, blocks: Iterable[Encoded]
+    plan: Plan, assignment: Mapping[str, Any], tokenizer: StreamTokenizer, root: Path, blocks: Iterable[Encoded]
 ) -> tuple[list[Split], dict[str, Any], np.ndarray]:
     """Write the token files; return the splits, what was left out, and how often each id occurs in mega-batch 0."""
     first = 0 if plan.there is None else plan.there.num_megabatches
-    arriving = range(first, first + deal["cuts"].num_megabatches)
-    names = [*map(megabatch_name, arriving), *(["valid", "test"] if deal["cuts"].held_out else [])]
-    names += map(holdout_name, arriving) if deal["cuts"].holdouts else []
+    arriving = range(first, first + assignment["cuts"].num_megabatches)
+    names = [*map(megabatch_name, arriving), *(["valid", "test"] if assignment["cuts"].held_out else [])]
+    names += map(holdout_name, arriving) if assignment["cuts"].holdouts else []
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in names]
     counts = np.zeros((len(names), 4), np.int64)  # documents, bytes, words, tokens
     id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
@@ -98,7 +98,7 @@ def _write_sets(
                 writer.flush()
     total = int(counts[:, 0].sum()) + num_left_out
     why = f"{num_left_out:,} of {total:,} documents share words in a row with what is held out and"
-    refuse_empty_sets(deal, counts[:, 0].tolist(), total, why if num_left_out else "")
+    refuse_empty_sets(assignment, counts[:, 0].tolist(), total, why if num_left_out else "")
     splits = []
     for name, writer, (documents, num_bytes, words, tokens) in zip(names, writers, counts.tolist(), strict=True):
         own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)

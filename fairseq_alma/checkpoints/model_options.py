@@ -11,14 +11,14 @@ from typing import Any, Optional, Union
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import EXPERT_METHODS, SELECTIONS
-from fairseq_alma.options import Options, flags_of, opt, real, whole
+from fairseq_alma.options import Options, flags_of, integer, opt, real
 
 MAX_EXPERTS = 10_000
 MAX_SIZE = 1_000_000
-SIZE = whole(1, MAX_SIZE)
+SIZE = integer(1, MAX_SIZE)
 """Of a layer, in any direction."""
-LAYERS = whole(1, 1000)
-_FREQUENCY = whole(0, MAX_SIZE)  # of layers with experts
+LAYERS = integer(1, 1000)
+_FREQUENCY = integer(0, MAX_SIZE)  # of layers with experts
 USUAL_FREQUENCY = 2
 """A Switch model has experts in every second layer."""
 SHARE, FACTOR = real(0, 1), real(0, 1e6)
@@ -81,7 +81,7 @@ class ExpertOptions(Options):
         None,
         "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
         "starts from (--finetune-from-model, --restore-file) has, else 4 for alma_switch_lm, 1 for alma_transformer_lm",
-        range=whole(1, MAX_EXPERTS),
+        range=integer(1, MAX_EXPERTS),
     )
     capacity_factor: float = of_text(
         1.0, "training: tokens an expert takes, as a multiple of an even share; 0: no limit", range=FACTOR
@@ -164,7 +164,7 @@ class LengthOptions(Options):
 class JointOptions(Options):
     """Of several models that are trained as one; its members' own options are one quoted string."""
 
-    num_members: int = opt(2, "number of models that are trained jointly", range=whole(1, 10_000), shape=True)
+    num_members: int = opt(2, "number of models that are trained jointly", range=integer(1, 10_000), shape=True)
     member_arch: str = opt("alma_mlp", "architecture of each member", shape=True)
     member_options: str = opt("", "options of the members' architecture in one string, as '--width 64'")
     joint_logits: str = opt(
@@ -222,7 +222,7 @@ class MixtureOptions(Options):
     """Of mixtures of experts in the layers of an image model."""
 
     num_experts: int = shape_of_images(
-        1, "experts in each mixture, of a model that has not grown", range=whole(1, MAX_EXPERTS)
+        1, "experts in each mixture, of a model that has not grown", range=integer(1, MAX_EXPERTS)
     )
     gate: str = shape_of_images(
         "soft",
@@ -255,7 +255,9 @@ class GrowOptions(Options):
         "scratch, new random experts",
         choices=EXPERT_METHODS,
     )
-    experts: Optional[int] = opt(None, "experts to add to each Switch layer", range=whole(1, MAX_EXPERTS), metavar="K")
+    experts: Optional[int] = opt(
+        None, "experts to add to each Switch layer", range=integer(1, MAX_EXPERTS), metavar="K"
+    )
     moe_freq: Optional[int] = opt(
         None,
         "with --experts, of a dense alma_transformer_lm: every n-th feed-forward layer becomes a mixture of itself "
@@ -288,9 +290,9 @@ class GrowOptions(Options):
         "half of its tokens",
         choices=("reset", "copy", "share"),
     )
-    batch_size: int = opt(16, "sequences per batch of the held-out pass", range=whole())
+    batch_size: int = opt(16, "sequences per batch of the held-out pass", range=integer())
     tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: as the model was trained)", range=SIZE)
-    seed: int = opt(1, "of new weights, noise and random choice", range=whole(0, 2**63 - 1))
+    seed: int = opt(1, "of new weights, noise and random choice", range=integer(0, 2**63 - 1))
     cpu: bool = opt(False, "measure on the CPU even where a GPU is")
     force: bool = opt(False, "replace --out if it exists")
 

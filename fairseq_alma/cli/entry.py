@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence
 
 from fairseq_alma.errors import causes, in_one_line, printable
 from fairseq_alma.options import Options
-from fairseq_alma.terminal import discard, tell
+from fairseq_alma.terminal import discard, print_line
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
 _LONGEST_MESSAGE = 2000  # characters, of which what was typed may be most
@@ -61,7 +61,7 @@ def command(main: Main) -> Main:
 
 def _ended(number: signal.Signals) -> int:
     what = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
-    tell(f"{what}; nothing half-written is left, and the same command resumes or starts over", sys.stderr)
+    print_line(f"{what}; nothing half-written is left, and the same command resumes or starts over", sys.stderr)
     return 128 + number
 
 

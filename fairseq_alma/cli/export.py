@@ -10,7 +10,7 @@ from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
 from fairseq_alma.files import refuse_occupied
 from fairseq_alma.options import operand, opt, utf8_path
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model, stream_option
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 EPILOG = """\
 The folder is a Qwen3ForCausalLM of transformers 5 or newer, or with experts a Qwen3MoeForCausalLM, and has no code:
@@ -56,7 +56,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     exported = export_model(path, args.out, args.stream)
     facts = exported.facts
     experts = f"{facts.num_experts} experts, " if facts.num_experts > 1 else ""
-    tell(
+    print_line(
         f"{args.out}: {exported.architecture}, {facts.num_params:,} parameters, {experts}{exported.num_tokens:,} "
         f"tokens, {exported.size / 1e6:,.1f} MB",
         sys.stdout,

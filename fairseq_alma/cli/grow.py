@@ -12,7 +12,7 @@ from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.growth import EXPERT_METHODS
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 CHECKPOINT_NEEDED = "give a run, or a checkpoint that fairseq-train or alma-grow wrote"
 
@@ -38,7 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     from fairseq_alma.text.grow import grow
 
     for line in grow(args).split("\n"):
-        tell(line, sys.stdout)
+        print_line(line, sys.stdout)
     return 0
 
 

@@ -9,7 +9,7 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, operand, opt, utf8_path
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 EPILOG = """\
 A public model learns from a stream of text in its own tokens, and is exported again:
@@ -63,5 +63,5 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     checkpoint = import_folder(args.folder, stream)
     write_checkpoint(checkpoint, args.out, args.force)
     options, rows = checkpoint["cfg"]["model"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
-    tell(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)
+    print_line(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)
     return 0

@@ -8,7 +8,7 @@ from typing import Optional, Sequence
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, printable, refuse_no_folder
 from fairseq_alma.options import Options, operand, opt
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         runs, others = require_comparable(runs, arguments.mix)
         errors += others
     for error in errors:
-        tell(str(error), sys.stderr)
+        print_line(str(error), sys.stderr)
     if not runs:
         return 1
     report = Report(runs, arguments.paper)
     if arguments.paper and not any(table.name.startswith("paper") for table in report.tables):
-        tell("--paper: no effect, none of these runs is a row of the paper's Tables 1 and 2 (text)", sys.stderr)
+        print_line("--paper: no effect, none of these runs is a row of the paper's Tables 1 and 2 (text)", sys.stderr)
     for line in report.text().splitlines():
         print(printable(line))
     if arguments.out is not None:

@@ -34,7 +34,7 @@ from fairseq_alma.runs.study import (
     require_same_run,
 )
 from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete, tokens_of
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features
@@ -307,7 +307,9 @@ def _run(
     for seed, learner in learners.items():
         _begin(request, folders[seed], learner, seed, job, stream)
     if request.preset is not None and (given := [*request.overridden, *job.overridden]):
-        tell(f"note: --preset {request.preset.name}: {', '.join(given)} as given here, not as it has them", sys.stderr)
+        print_line(
+            f"note: --preset {request.preset.name}: {', '.join(given)} as given here, not as it has them", sys.stderr
+        )
     with contextlib.ExitStack() as displays:
         runs = []
         for seed, planned in plans.items():
@@ -326,7 +328,7 @@ def _run(
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:
-            tell(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
+            print_line(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
 
 
 def complete_options(
@@ -396,6 +398,6 @@ def _begin(request: RunRequest, folder: RunFolder, learner: Learner, seed: int, 
             folder.replace_run(record)
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
-                tell(note, sys.stderr)
+                print_line(note, sys.stderr)
             if record.get("recipe") != before.get("recipe"):  # the next stage is longer or shorter than those before
                 folder.replace_run({**before, "recipe": record["recipe"]})

@@ -32,7 +32,7 @@ from fairseq_alma.metrics import bits_per_byte
 from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
-from fairseq_alma.terminal import spell_duration, tell
+from fairseq_alma.terminal import format_duration, print_line
 from fairseq_alma.text.command import Command
 from fairseq_alma.text.defaults import num_params, row_of
 from fairseq_alma.text.helper import call
@@ -284,7 +284,7 @@ def _update(
         finished = _finish(model, stream, options if is_last else UpdateOptions(), started)
         if seen is not None:
             if not finished:
-                tell(f"{model.root}: month {seen + 1} has this text already; nothing to do", sys.stdout)
+                print_line(f"{model.root}: month {seen + 1} has this text already; nothing to do", sys.stdout)
             return
         _refuse_another_language(model, stream, sources, options)
     with model.logged():
@@ -446,7 +446,7 @@ def _conclude(model: Model, stream: Stream) -> None:
     shutil.rmtree(model.root / EXPORT, ignore_errors=True)
     new.rename(model.root / EXPORT)
     for line in _describe(model, stream, index):
-        tell(line, sys.stdout)
+        print_line(line, sys.stdout)
 
 
 def _describe(model: Model, stream: Stream, index: int) -> Iterator[str]:
@@ -471,7 +471,7 @@ def _describe(model: Model, stream: Stream, index: int) -> Iterator[str]:
     yield f"training: {how[action]}, {passes:.2g} passes through {text} (drawn from all months)"
     tokens = sum(stream.megabatch(t).num_tokens for t in range(index + 1))
     yield f"model: {month.params:,} parameters, {tokens:,} tokens so far"
-    yield f"time: {spell_duration(month.seconds)}"
+    yield f"time: {format_duration(month.seconds)}"
     stage = model.run.read_stage(index - month.first)
     assert stage is not None
     text = call("fairseq_alma.cli.update:sample", stage_predictor(model.run, stage), model.root / STREAM)

@@ -201,7 +201,7 @@ def write_image_stream(
     Raises:
         AlmaError: B is larger than the images allow.
     """
-    megabatches = deal_images(num_train, num_megabatches, seed, valid_fraction)
+    megabatches = assign_images(num_train, num_megabatches, seed, valid_fraction)
     root.mkdir(parents=True, exist_ok=True)
     _save(root / IMAGES, images)
     _save(root / LABELS, labels.astype(_WHOLE_NUMBERS))
@@ -220,7 +220,7 @@ def write_image_stream(
     return stream
 
 
-def deal_images(
+def assign_images(
     num_train: int, num_megabatches: int, seed: int, valid_fraction: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Deal the training images into mega-batches of equal size.

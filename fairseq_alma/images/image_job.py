@@ -104,7 +104,7 @@ class ImageJob:
                     print(command)
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        apart = self.request.trains_members_apart
+        apart = self.request.trains_members_separately
         groups = [(training,) for training in plan.trainings] if apart else [plan.trainings]
         return [*(TrainImages(self, folder, plan, tuple(group)) for group in groups), TestImages(self, folder, plan)]
 
@@ -145,7 +145,7 @@ class TrainImages(ImageStep):
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         store = self.trainer.store(self.folder)
-        return all(store.is_whole(each) for each in self.trains if model in (None, each))
+        return all(store.is_complete(each) for each in self.trains if model in (None, each))
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         return self.trainer.train(work, self.trainings)

@@ -37,7 +37,7 @@ from fairseq_alma.training.loading import (
     note_task,
     refuse_other_weights,
 )
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of
+from fairseq_alma.training.stage_task import CommandConfig, FullSplit, StageTask, features_of
 
 
 class ImageDataset(FairseqDataset):
@@ -153,7 +153,7 @@ class AlmaImageClassificationTask(StageTask):
     def __init__(self, cfg: Any, stream: ImageStream) -> None:
         super().__init__(cfg)
         self.stream, self.features = stream, features_of(cfg)
-        self.whole_split = WholeSplit(cfg.path is not None)
+        self.full_split = FullSplit(cfg.path is not None)
         self.image_shape: Sequence[int] = stream.shape
         self.num_classes = stream.num_classes
         self.source = ImageInput(stream.mean, stream.std, stream.augment)

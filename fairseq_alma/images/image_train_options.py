@@ -17,10 +17,10 @@ from fairseq_alma.options import (
     Options,
     flags_of,
     group_words,
+    integer,
     opt,
     options_of,
     real,
-    whole,
 )
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.watch.arrivals import CURVE_OPTIONS
@@ -41,10 +41,10 @@ class LoopOptions(Options):
     lr: Optional[float] = opt(
         None, "learning rate, the same for all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
     )
-    max_epoch: int = opt(int(BOTH_STUDIES["--max-epoch"]), "epochs of a stage", range=whole(1), kinds=IMAGES)
-    batch_size: int = opt(int(BOTH_STUDIES["--batch-size"]), "images of an update", range=whole(1), kinds=IMAGES)
+    max_epoch: int = opt(int(BOTH_STUDIES["--max-epoch"]), "epochs of a stage", range=integer(1), kinds=IMAGES)
+    batch_size: int = opt(int(BOTH_STUDIES["--batch-size"]), "images of an update", range=integer(1), kinds=IMAGES)
     patience: Optional[int] = opt(
-        None, "stop after N epochs without an improvement (default: never)", range=whole(1), kinds=IMAGES
+        None, "stop after N epochs without an improvement (default: never)", range=integer(1), kinds=IMAGES
     )
     select: str = opt(
         "loss",

@@ -23,7 +23,7 @@ from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.networks import ImageNetwork, NetworkFlops, count_flops
 from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.run_folder import AVERAGE, BRANCH, RunFolder, predicting_checkpoint
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
@@ -116,7 +116,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
     with contextlib.suppress(Exception):  # of many kinds
         state = load_archive(path, mmap=False)
     if not isinstance(state, dict):
-        tell(f"note: {path}: damaged, the stage is trained from its beginning", sys.stderr)
+        print_line(f"note: {path}: damaged, the stage is trained from its beginning", sys.stderr)
         return None
     return state
 
@@ -154,7 +154,7 @@ class ModelStore:
     def __contains__(self, model: ModelId) -> bool:
         return self._path(model).is_file()
 
-    def is_whole(self, model: ModelId) -> bool:
+    def is_complete(self, model: ModelId) -> bool:
         """Return whether a model's files are complete: the directory of a zip file is at its end."""
         return all(zipfile.is_zipfile(path) for path in (self._tested(model), self._path(model)))
 

@@ -104,7 +104,7 @@ class StageTrainer:
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
         """Train some models of a stage, or all of them together with those of the other runs, unless they exist."""
         own = replace(work, plan=replace(work.plan, trainings=trainings))
-        works = [own] if trainings != work.plan.trainings else work.beside or [own]
+        works = [own] if trainings != work.plan.trainings else work.in_step or [own]
         group = [(self.store(each.folder), training) for each in works for training in each.plan.trainings]
         if any(training.model not in store for store, training in group):
             self._train_stage(works, group)

@@ -14,7 +14,7 @@ from fairseq_alma.learners.learner import (
     member_seed,
     register_learner,
 )
-from fairseq_alma.options import opt, whole
+from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
 """Models that predict together: Table 2 of the paper, and its image study (v5, Appendix B.1)."""
@@ -22,7 +22,7 @@ NUM_MEMBERS = {"text": 2, "images": 5}
 
 def num_members_option(help: str, default: Optional[int] = None) -> Any:
     """Declare ``--num-members``."""
-    return opt(default, help, range=whole(1, MAX_MEMBERS), defaults=NUM_MEMBERS if default is None else {})
+    return opt(default, help, range=integer(1, MAX_MEMBERS), defaults=NUM_MEMBERS if default is None else {})
 
 
 def combine_option() -> Any:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Mapping, Optional, Sequence
 from fairseq_alma.checkpoints.model_options import MAX_EXPERTS, USUAL_FREQUENCY
 from fairseq_alma.growth import EXPERT_METHODS, SELECTIONS
 from fairseq_alma.learners.learner import GrowingModel, Growth, Last, Stage, StagePlan, is_growth_due, register_learner
-from fairseq_alma.options import opt, real, whole
+from fairseq_alma.options import integer, opt, real
 
 SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}
 """What a schedule of ``--learner grow`` may have -> the option of fairseq-train."""
@@ -171,7 +171,7 @@ class ScheduledMixture(ScheduledGrowth):
 
 def grow_every_option() -> Any:
     """Declare ``--grow-every``."""
-    return opt(1, "grow when N more mega-batches have arrived (default: before each stage)", range=whole(1, 10_000))
+    return opt(1, "grow when N more mega-batches have arrived (default: before each stage)", range=integer(1, 10_000))
 
 
 @register_learner("gmoe", "images")

@@ -14,7 +14,7 @@ from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES
-from fairseq_alma.options import KINDS, Options, opt, options_of, whole
+from fairseq_alma.options import KINDS, Options, integer, opt, options_of
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class StageOptions(Options):
     """Which stage of a stream a task of fairseq's trains on."""
 
     megabatch: Optional[int] = opt(
-        None, "train on the stage that ends with this mega-batch, from 0", range=whole(0, MAX_MEGABATCHES - 1)
+        None, "train on the stage that ends with this mega-batch, from 0", range=integer(0, MAX_MEGABATCHES - 1)
     )
-    wait: int = opt(1, "waiting time: mega-batches that are gathered for one stage", range=whole(1))
+    wait: int = opt(1, "waiting time: mega-batches that are gathered for one stage", range=integer(1))
     replay: bool = opt(False, "train on all mega-batches up to this one")
 
 
@@ -32,18 +32,18 @@ class StageOptions(Options):
 class ScheduleOptions(Options):
     """Which stages a run has."""
 
-    wait: int = opt(1, "mega-batches gathered before an update", range=whole(1), metavar="W")
+    wait: int = opt(1, "mega-batches gathered before an update", range=integer(1), metavar="W")
     replay: bool = opt(False, "train on all mega-batches so far, not on the new ones alone")
     drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(
         None,
         "control: one stage on the shuffled union of the first K mega-batches, with K times the updates",
-        range=whole(1),
+        range=integer(1),
         trait="has_iid_control",
         metavar="K",
     )
     first_wait: Optional[int] = opt(
-        None, "mega-batches gathered before the first update (default: W)", range=whole(1), metavar="K", quiet=True
+        None, "mega-batches gathered before the first update (default: W)", range=integer(1), metavar="K", quiet=True
     )
     passes_of_new: bool = opt(
         False, "with --replay: --passes counts passes over the new mega-batches; updates are drawn from all", quiet=True

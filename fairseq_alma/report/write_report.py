@@ -19,7 +19,7 @@ from fairseq_alma.report.summary import own_numbers, sample, sentences
 from fairseq_alma.report.table import show_count
 from fairseq_alma.report.tables import all_tables
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 PAGE, FIGURES = "index.html", "figures"
 TABLES = ("perplexity", "error", "cost", "growth", "iid", "paper", "paper_iid", "holdouts", "evaluation", "runs")
@@ -79,7 +79,7 @@ class Report:
         except ModuleNotFoundError as error:
             if error.name != "matplotlib":
                 raise
-            tell("no figures: matplotlib is not installed; run pip install 'fairseq-alma[report]'", sys.stderr)
+            print_line("no figures: matplotlib is not installed; run pip install 'fairseq-alma[report]'", sys.stderr)
             return []
         return draw_all(self.groups)
 

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping, Optional
 
 from fairseq_alma.data.stream import MANIFEST, Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.options import Options, opt, utf8_path, whole
+from fairseq_alma.options import Options, integer, opt, utf8_path
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import is_begun_on
 
@@ -22,7 +22,7 @@ class ArrivalOptions(Options):
     arrival: Optional[int] = opt(
         None,
         "of a run: take the model that predicts after the arrival of this mega-batch, from 0 (default: the newest)",
-        range=whole(0),
+        range=integer(0),
     )
 
 

@@ -16,7 +16,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.needed_models import NeededModels, has_weights, is_trained, require_models
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 from fairseq_alma.watch.run_display import RunDisplay
 
 OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -37,14 +37,14 @@ class StageWork:
         plan: of the stage.
         display: shows what is done.
         locks: file descriptors; a process that inherits them keeps the stage locked as long as it lives.
-        beside: the same stage of all runs that are in step, this one included: one network may learn for all.
+        in_step: the same stage of all runs that are in step, this one included: one network may learn for all.
     """
 
     folder: RunFolder
     plan: StagePlan
     display: RunDisplay
     locks: Sequence[int]
-    beside: "Sequence[StageWork]" = field(default=(), repr=False, compare=False)
+    in_step: "Sequence[StageWork]" = field(default=(), repr=False, compare=False)
 
 
 class Step(Protocol):
@@ -189,7 +189,7 @@ def _finish_stage(
     records = [_complete_record(run.folder, run.plans[stage]) for run in runs]
     ran = [False] * len(runs)
     with contextlib.ExitStack() as locks:
-        beside: list[StageWork] = []
+        in_step: list[StageWork] = []
         works: dict[int, StageWork] = {}
         for number, run in enumerate(runs):
             if records[number] is not None and run.folder.is_tidy(stage):
@@ -197,9 +197,9 @@ def _finish_stage(
             lock = locks.enter_context(run.folder.lock_stage(stage))
             records[number] = _sound_record(run, stage, backend)  # another alma-stream may have completed it
             if records[number] is None:
-                works[number] = StageWork(run.folder, run.plans[stage], run.display, [lock], beside)
-                beside.append(works[number])
-        made = _run_stage([runs[number] for number in works], beside, backend)
+                works[number] = StageWork(run.folder, run.plans[stage], run.display, [lock], in_step)
+                in_step.append(works[number])
+        made = _run_stage([runs[number] for number in works], in_step, backend)
         for number, record in zip(works, made, strict=True):
             records[number], ran[number] = record, True
         for run, found, keeps, did_run in zip(runs, records, needed, ran, strict=True):
@@ -243,7 +243,7 @@ def _tidy(run: Run, stage: int, backend: Backend, keeps: Optional[NeededModels])
         if not keeps.is_told and any(run.folder.checkpoint(model).is_file() for model in gone):
             keeps.is_told = True
             kept = ", ".join(str(number) for number in sorted({model.stage for model in stay}))
-            tell(
+            print_line(
                 f"{run.folder.root}: only weights stay that the report or a later stage needs (now of stage {kept}); "
                 "--keep ARRIVAL keeps those of that arrival, --keep-checkpoints all",
                 sys.stderr,
@@ -262,7 +262,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
     if record is not None and not folder.is_tidy(stage):
         lost = [each.model for each in plan.trainings if not has_weights(folder, run.plans, each.model, backend)]
         if lost:
-            tell(f"note: {folder.checkpoint(lost[0])}: gone or damaged, stage {stage} runs again", sys.stderr)
+            print_line(f"note: {folder.checkpoint(lost[0])}: gone or damaged, stage {stage} runs again", sys.stderr)
             folder.discard_stage(stage)
             return None
     return record

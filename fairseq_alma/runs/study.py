@@ -29,7 +29,7 @@ from fairseq_alma.learners.learner import (
     stages,
 )
 from fairseq_alma.learners.presets import PRESETS, Preset, filled
-from fairseq_alma.options import Options, flag, of_this_call, opt, options_of, real, utf8_path, whole
+from fairseq_alma.options import Options, flag, integer, of_this_call, opt, options_of, real, utf8_path
 from fairseq_alma.runs.loop import Backend, Run
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.best_checkpoint import BestCheckpoint
@@ -38,7 +38,7 @@ from fairseq_alma.watch.arrivals import CURVE_OPTIONS
 
 TEXT, IMAGES = ("text",), ("images",)
 MEMBERS_ALONE = "trains_members_alone"
-PROCESSES = whole(1, 1024)
+PROCESSES = integer(1, 1024)
 FEATURES_FROM = "--features-from"
 LEARNERS_FROM = "--learners-from"  # not --user-dir: fairseq's parser looks for that in the command line of any process
 
@@ -69,7 +69,7 @@ def read_interval(word: str) -> Union[int, str]:
     """Return a number of updates, or a time, ``15m``, as it stands. Raises ValueError with what is needed."""
     with contextlib.suppress(ValueError):
         if word[-1:] not in _SECONDS:
-            return int(whole().read(word))
+            return int(integer().read(word))
         if seconds_of(word):
             return word
     raise ValueError("a number of updates such as 500 is needed, or a time such as 90s, 15m or 2h")
@@ -109,7 +109,7 @@ class StudyOptions(ScheduleOptions):
     seeds: tuple[int, ...] = of_this_call(
         (1,),
         f"random seeds, 0 to {MAX_SEED:,}; several are a run each, RUN/seed-N (default: 1)",
-        range=whole(0, MAX_SEED),
+        range=integer(0, MAX_SEED),
         flag="--seed",
     )
     preset: Optional[Preset] = of_this_call(
@@ -139,7 +139,7 @@ class StudyOptions(ScheduleOptions):
         metavar="N|TIME",
     )
     keep: Optional[tuple[int, ...]] = _free(
-        None, "keep the model after these arrivals, from 0", range=whole(0), metavar="ARRIVAL"
+        None, "keep the model after these arrivals, from 0", range=integer(0), metavar="ARRIVAL"
     )
     keep_checkpoints: bool = _free(False, "keep all checkpoints; default: what a later stage or the report needs")
     validate: bool = _free(False, "let fairseq-train validate when it saves, for its log", kinds=TEXT)
@@ -172,7 +172,7 @@ class PartOptions(Options):
     megabatches: Optional[int] = of_this_call(
         None,
         "least number of mega-batches of the stream; with it, a dry run needs no stream",
-        range=whole(1, MAX_MEGABATCHES),
+        range=integer(1, MAX_MEGABATCHES),
         metavar="B",
     )
 
@@ -316,7 +316,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
                 continue  # the stream has more stages now
             if old != new:
                 option = OPTION_OF.get(name, f"{prefix}{name.replace('_', '-')}")
-                found.append(f"{option} {_spell(old)} then, {_spell(new)} now")
+                found.append(f"{option} {_format(old)} then, {_format(new)} now")
     return found
 
 
@@ -326,7 +326,7 @@ def _continues(old: Any, new: Any) -> bool:
     return len(sizes) == len(more) and all(f"{b},".startswith(f"{a},") for a, b in zip(sizes, more, strict=True))
 
 
-def _spell(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None:
         return "not given"
     return str(value) if value != "" else "given"
@@ -420,12 +420,12 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         given = {"iid": None} | super().record(kind) | self.features.record(kind)
         if self.features[BestCheckpoint].best_checkpoint:
             given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # which weights are looked at
-        if kind == "images" and self.trains_members_apart:  # what is trained by itself differs in its last digits
+        if kind == "images" and self.trains_members_separately:  # what is trained by itself differs in its last digits
             given["jobs"] = "given"
         return given
 
     @property
-    def trains_members_apart(self) -> bool:
+    def trains_members_separately(self) -> bool:
         """Whether each member is trained by itself, as several processes need it."""
         return self.jobs is not None or self.member is not None
 

@@ -46,7 +46,7 @@ class Progress:
 
 
 @once_per_file
-def is_whole(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Return whether a file was written to its end: what torch saves is a zip file, whose directory comes last."""
     try:
         with zipfile.ZipFile(path) as archive:

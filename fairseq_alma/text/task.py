@@ -50,7 +50,7 @@ from fairseq_alma.training.loading import (
 )
 from fairseq_alma.training.processes import is_first, world_size
 from fairseq_alma.training.saves import TimedSaves
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, WholeSplit, features_of
+from fairseq_alma.training.stage_task import CommandConfig, FullSplit, StageTask, features_of
 
 
 @dataclass
@@ -145,7 +145,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             read_checkpoint(cfg.path)
         features = features_of(cfg)
         task = super().setup_task(cfg, **kwargs)
-        task.stream, task.features, task.whole_split = stream, features, WholeSplit(cfg.path is not None)
+        task.stream, task.features, task.full_split = stream, features, FullSplit(cfg.path is not None)
         note_task("alma_lm")
         change_when_loaded(str(cfg.continue_once), features.begin)
         return task
@@ -216,7 +216,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         if isinstance(dataset, NestedDictionaryDataset):  # prompts: one that is too long is skipped
             ignore_invalid_inputs = True
         else:
-            self._require_room(max_tokens, max_positions)
+            self._check_length(max_tokens, max_positions)
         shards = {"num_shards": num_shards, "shard_id": shard_id}
         if not isinstance(dataset, StageDataset):
             further |= {"required_batch_size_multiple": 1, "max_tokens": max_tokens, "max_sentences": max_sentences}
@@ -246,7 +246,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             self.args.save_dir,
         )
 
-    def _require_room(self, max_tokens: Optional[int], max_positions: Optional[int]) -> None:
+    def _check_length(self, max_tokens: Optional[int], max_positions: Optional[int]) -> None:
         """Raise AlmaError unless batches and model take sequences of ``--tokens-per-sample``."""
         length = self.args.tokens_per_sample
         if max_tokens is not None and max_tokens < length:

@@ -200,9 +200,9 @@ class Train(TrainingStep):
         """Return whether it is trained to its end. Raises AlmaError if its checkpoint is damaged."""
         last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST
         return (
-            stage_checkpoints.is_whole(last)
+            stage_checkpoints.is_complete(last)
             and read_progress(last).has_reached(*self.limits)
-            and (not self.job.keeps_best or stage_checkpoints.is_whole(best))
+            and (not self.job.keeps_best or stage_checkpoints.is_complete(best))
         )
 
     def commands(self) -> Sequence[Command]:
@@ -295,7 +295,7 @@ class Train(TrainingStep):
 
     def _train(self, work: StageWork) -> Progress:
         """Train, unless that is done; return how far it is."""
-        self._forget_what_is_lost()
+        self._reset_after_crash()
         last = stage_checkpoints.repair_last(self.folder)
         before = read_progress(last) if last else Progress(0, 0, 0)
         if last and before.has_reached(*self.limits):
@@ -310,7 +310,7 @@ class Train(TrainingStep):
             self.launch(work, command, log, watch=_watch(progress, self.limits[1], first_update))
         return self._require_end(log)
 
-    def _forget_what_is_lost(self) -> None:
+    def _reset_after_crash(self) -> None:
         """Begin anew where a power failure has cut off what the last checkpoint does not have.
 
         That is the best checkpoint; or a copy, once the training is past the place where it had branched off.
@@ -330,7 +330,7 @@ class Train(TrainingStep):
     def _require_end(self, log: Path) -> Progress:
         """Return how far the training got; raise AlmaError unless that is its end."""
         last = self.folder / LAST_CHECKPOINT
-        if not stage_checkpoints.is_whole(last):
+        if not stage_checkpoints.is_complete(last):
             raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
         after = read_progress(last)
         if not after.has_reached(*self.limits):

@@ -6,7 +6,7 @@ Source: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt is tha
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional, Sequence
 
-from fairseq_alma.options import PLAN, TRAINING, opt, real, whole
+from fairseq_alma.options import PLAN, TRAINING, integer, opt, real
 from fairseq_alma.training.feature import Feature, Part
 from fairseq_alma.training.planned_run import PlannedRun
 
@@ -34,8 +34,10 @@ class LRBranch(Feature):
         side=PLAN,
         metavar="S",
     )
-    branch_from: Optional[int] = opt(None, "decay the learning rate from this update on", range=whole(0), side=TRAINING)
-    branch_until: Optional[int] = opt(None, "to zero at this update", range=whole(1), side=TRAINING)
+    branch_from: Optional[int] = opt(
+        None, "decay the learning rate from this update on", range=integer(0), side=TRAINING
+    )
+    branch_until: Optional[int] = opt(None, "to zero at this update", range=integer(1), side=TRAINING)
 
     def __post_init__(self) -> None:
         self._groups: Sequence[dict[str, Any]] = ()

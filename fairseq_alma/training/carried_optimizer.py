@@ -86,7 +86,7 @@ class CarriedOptimizer(Feature):
         if len(run.plans) > 1 and not any(each.start for each in trainings):  # to one stage others may be appended
             raise ValueError("--carry-optimizer: each stage begins with new weights and a new optimizer; omit it")
         run.require_updates("--carry-optimizer")
-        _require_whole_stream(run)
+        _require_full_stream(run)
         optimizer = " ".join(run.last("--optimizer") or ())
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
             raise ValueError(
@@ -120,7 +120,7 @@ class CarriedOptimizer(Feature):
             state["previous_training_time"] = 0
 
 
-def _require_whole_stream(run: PlannedRun) -> None:
+def _require_full_stream(run: PlannedRun) -> None:
     """Refuse schedules that end before the stream does."""
     if run.schedule in ENDLESS:
         run.refuse_rates_by_epoch("--carry-optimizer")

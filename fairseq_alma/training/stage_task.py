@@ -29,7 +29,7 @@ GATHERED_BYTES = 2**20
 """Of each process; fairseq's own limit (``--all-gather-list-size``) is smaller."""
 
 
-class WholeSplit:
+class FullSplit:
     """Tests of a split, all of which counts whatever the number of processes.
 
     ``fairseq-eval-lm`` gives each process a share and prints that of the first one; here every process scores all of
@@ -84,13 +84,13 @@ class StageTask(FairseqTask):
         kind: of data.
         stream_config: the base of its configuration, to which the options of stages and features are added.
         features: of the training.
-        whole_split: how a split is tested by several processes.
+        full_split: how a split is tested by several processes.
     """
 
     kind: ClassVar[str]
     stream_config: ClassVar[type]
     features: Features
-    whole_split: WholeSplit
+    full_split: FullSplit
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -135,7 +135,7 @@ class StageTask(FairseqTask):
         self, sample: Any, model: nn.Module, criterion: Any, **kwargs: Any
     ) -> tuple[Any, int, dict[str, Any]]:
         step = partial(super().valid_step, sample, model, self.features.around(criterion, model), **kwargs)
-        return self.whole_split.score(step, sample)
+        return self.full_split.score(step, sample)
 
     def optimizer_step(self, optimizer: Any, model: nn.Module, update_num: int) -> None:
         self.features.before_step(optimizer, update_num)
@@ -144,7 +144,7 @@ class StageTask(FairseqTask):
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """Aggregate the logs of all processes: of every update of a training, and of each split that is tested."""
-        logs = self.whole_split.gathered(logging_outputs)
+        logs = self.full_split.gathered(logging_outputs)
         if criterion.training:
             self.features.count(logs)
         super().reduce_metrics(logs, criterion)

@@ -15,7 +15,7 @@ from typing import Any, Mapping, Optional, Sequence
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.terminal import tell
+from fairseq_alma.terminal import print_line
 
 TENSORBOARD, WANDB = "--tensorboard-logdir", "--wandb-project"
 CURVE_OPTIONS = (TENSORBOARD, WANDB)
@@ -100,7 +100,7 @@ class ArrivalCurves:
                 self._to_wandb(points)
             self.num_written = len(points)
         except Exception as error:
-            tell(f"note: curves of {self.run.root} are not written ({' '.join(str(error).split())})", sys.stderr)
+            print_line(f"note: curves of {self.run.root} are not written ({' '.join(str(error).split())})", sys.stderr)
 
     def _to_tensorboard(self, points: Sequence[Mapping[str, float]]) -> None:
         if self.writer is None:

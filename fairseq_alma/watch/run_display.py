@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, SupportsFloat
 
 from fairseq_alma.learners.learner import StagePlan, Training
-from fairseq_alma.terminal import is_terminal, spell_duration, tell
+from fairseq_alma.terminal import format_duration, is_terminal, print_line
 from fairseq_alma.watch.arrivals import ArrivalCurves
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class TrainingProgress:
         if rate is not None and math.isfinite(float(rate)):
             text.append(f"{float(rate):,.0f} {self.unit}s/s")
         if (left := self.seconds_left) is not None:
-            text.append(f"{spell_duration(left)} left")
+            text.append(f"{format_duration(left)} left")
         self.show(num_updates, self.max_update, ", ".join(text))
 
     @property
@@ -138,7 +138,7 @@ class RunDisplay:
             left, rest = progress.seconds_left, sum(self.ahead.values()) - here
             if left is not None and rest > 0 and here > 0:
                 taken = (self.seconds + time.monotonic() - began + left) / (self.work + here)
-                text += f", {spell_duration(left + taken * rest)} left in the run"
+                text += f", {format_duration(left + taken * rest)} left in the run"
             self._show(title, num_updates, total, text)
 
         progress = TrainingProgress(show, self.unit, max_update, done)
@@ -157,7 +157,7 @@ class RunDisplay:
         self._release()
         if self.is_terminal or time.monotonic() >= self.next:
             self.next = time.monotonic() + LOG_EVERY_SECONDS
-            tell(f"{self._title(plan, training)}: {text}", sys.stderr)
+            print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Show that a stage was complete already."""
@@ -173,7 +173,7 @@ class RunDisplay:
         """Show that a stage is complete now."""
         self._finish(plan)
         text = f"{_result(record)}, {record['num_updates']:,} updates, {record['num_params']:,} parameters, "
-        self._result(plan, text + spell_duration(record["wall_seconds"]))
+        self._result(plan, text + format_duration(record["wall_seconds"]))
         if self.curves is not None:
             self.curves.catch_up()
 
@@ -193,7 +193,7 @@ class RunDisplay:
         self.next = now + (TERMINAL_EVERY_SECONDS if self.is_terminal else LOG_EVERY_SECONDS)
         if not self.is_terminal:
             count = f"{done:,}" + ("" if total is None else f"/{total:,}")
-            tell(f"{title}: {count} updates" + (f", {text}" if text else ""), sys.stderr)
+            print_line(f"{title}: {count} updates" + (f", {text}" if text else ""), sys.stderr)
             return
         if self.progress is None:
             from rich.console import Console
@@ -223,7 +223,7 @@ class RunDisplay:
         self.since = now
         if self.held and (self.results >= 1 or at_end):
             self.results -= 1
-            tell(self.held, sys.stdout)
+            print_line(self.held, sys.stdout)
             self.held = ""
 
 

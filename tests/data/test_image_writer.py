@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fairseq_alma.data.image_stream import channel_statistics, deal_images, write_image_stream
+from fairseq_alma.data.image_stream import assign_images, channel_statistics, write_image_stream
 from fairseq_alma.errors import AlmaError
 
 IMAGES = (np.arange(50 * 3 * 4 * 5) * 37 % 251).astype(np.uint8).reshape(50, 3, 4, 5)
@@ -25,9 +25,9 @@ def test_megabatches_are_equal_disjoint_and_have_both_parts(num_train, num_megab
     size = num_train // num_megabatches
     if size < 2:
         with pytest.raises(AlmaError, match=f"--megabatches {num_megabatches}: .* give at most {num_train // 2}"):
-            deal_images(num_train, num_megabatches, 1, valid_fraction)
+            assign_images(num_train, num_megabatches, 1, valid_fraction)
         return
-    parts = deal_images(num_train, num_megabatches, 1, valid_fraction)
+    parts = assign_images(num_train, num_megabatches, 1, valid_fraction)
     assert len(parts) == num_megabatches
     num_valid = max(1, min(size - 1, round(valid_fraction * size)))
     assert {(len(train), len(valid)) for train, valid in parts} == {(size - num_valid, num_valid)}
@@ -37,8 +37,8 @@ def test_megabatches_are_equal_disjoint_and_have_both_parts(num_train, num_megab
 
 
 def test_the_seed_decides_the_deal_on_every_machine():
-    assert [part.tolist() for part in deal_images(10, 1, 1, 0.2)[0]] == [GOLDEN_TRAIN, GOLDEN_VALID]
-    assert deal_images(10, 1, 2, 0.2)[0][0].tolist() != GOLDEN_TRAIN
+    assert [part.tolist() for part in assign_images(10, 1, 1, 0.2)[0]] == [GOLDEN_TRAIN, GOLDEN_VALID]
+    assert assign_images(10, 1, 2, 0.2)[0][0].tolist() != GOLDEN_TRAIN
 
 
 def test_statistics_are_those_of_a_float_calculation(tmp_path):

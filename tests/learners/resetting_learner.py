@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fairseq_alma.learners.learner import Learner, register_learner
-from fairseq_alma.options import opt, whole
+from fairseq_alma.options import integer, opt
 
 
 @register_learner("reset")
@@ -11,7 +11,7 @@ from fairseq_alma.options import opt, whole
 class ResettingModel(Learner):
     """One model that begins with random weights again in every n-th stage."""
 
-    reset_every: int = opt(2, "stages from one beginning to the next", range=whole(1))
+    reset_every: int = opt(2, "stages from one beginning to the next", range=integer(1))
 
     def plan(self, stage):
         plan = self.train_each(stage, num_members=1)

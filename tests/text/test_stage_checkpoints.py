@@ -67,10 +67,10 @@ def test_without_a_whole_checkpoint_the_stage_starts_again(tmp_path):
 def test_every_truncation_of_a_checkpoint_is_seen(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt")
     content = path.read_bytes()
-    assert checkpoints.is_whole(path)
+    assert checkpoints.is_complete(path)
     for length in range(0, len(content) - 1, 97):
         path.write_bytes(content[:length])
-        assert not checkpoints.is_whole(path)
+        assert not checkpoints.is_complete(path)
 
 
 def test_dropping_the_optimizer_state_leaves_all_else(tmp_path):
@@ -105,6 +105,6 @@ def test_damage_inside_a_last_checkpoint_is_seen_before_a_training_resumes_from_
     content = bytearray(last.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)  # as a page that was never written
     last.write_bytes(content)
-    assert checkpoints.is_whole(last)
+    assert checkpoints.is_complete(last)
     assert checkpoints.repair_last(tmp_path) == last
     assert checkpoints.read_progress(last).num_updates == 9

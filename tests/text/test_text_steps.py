@@ -74,7 +74,7 @@ def pretend(monkeypatch, *progress):
     """Let the checkpoint be there, and be this far at each look."""
     looks = iter(progress)
     monkeypatch.setattr(stage_checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
-    monkeypatch.setattr(stage_checkpoints, "is_whole", lambda path: True)
+    monkeypatch.setattr(stage_checkpoints, "is_complete", lambda path: True)
     monkeypatch.setattr(text_steps, "read_progress", lambda path: next(looks))
     monkeypatch.setattr(stage_checkpoints, "synchronise", lambda path: None)
 
@@ -194,7 +194,7 @@ def test_a_training_whose_best_checkpoint_was_cut_off_begins_anew(launched, monk
     last = write_checkpoint(job, PLAN.trainings[0].model)
     best = last.with_name("checkpoint_best.pt")
     best.write_bytes(last.read_bytes()[:100])
-    monkeypatch.setattr(stage_checkpoints, "is_whole", lambda path: True)
+    monkeypatch.setattr(stage_checkpoints, "is_complete", lambda path: True)
     monkeypatch.setattr(text_steps, "read_progress", lambda path: Progress(10, 0, 1000))
     monkeypatch.setattr(stage_checkpoints, "synchronise", lambda path: None)
     train(job)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_prep.text.deal import DROPPED, LAST_KEY, NUM_PREFIXES, KeyOrder, Shares, cut, keys_of
+from data_prep.text.assignment import DROPPED, LAST_KEY, NUM_PREFIXES, KeyOrder, Shares, cut, keys_of
 from data_prep.text.tokenizer import vocab_size_for
 from fairseq_alma.errors import AlmaError
 
