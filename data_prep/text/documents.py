@@ -388,7 +388,7 @@ def _arrow_batches(pyarrow: Any, source: Source) -> Iterator[tuple[Any, int, flo
         columns = _columns(source, opened.schema.names)
         batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
         for number, batch in enumerate(batches):
-            yield batch.select(columns), int(number == 0), min(1.0, file.print_line() / max(file.size(), 1))
+            yield batch.select(columns), int(number == 0), min(1.0, file.tell() / max(file.size(), 1))
 
 
 def _columns(source: Source, names: Sequence[str]) -> list[str]:
