@@ -1,15 +1,15 @@
-"""Muon: the momentum of each weight matrix, made orthogonal by Newton-Schulz iterations; Adam for all other parameters.
+"""Muon: orthogonalized momentum for weight matrices by Newton-Schulz iterations, Adam for all other parameters.
 
-Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". A matrix is a parameter with two axes, or
-one of a stack with three (experts), unless its model marks it otherwise in ``param_group``: ``embedding`` (input
-embeddings) and ``adam`` (output projection, gates). Matrices of one shape are orthogonalized in one batched product.
+Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". A matrix is a parameter with two
+dimensions, or three for a stack of experts, without the attribute ``param_group``. Models set ``param_group`` to
+``embedding`` for input embeddings and to ``adam`` for the output projection and gates.
 
 Letters: N matrices, O outputs, I inputs.
 """
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable
+from typing import Any, Iterable, Optional
 
 import torch
 from fairseq.optim import register_optimizer
@@ -21,15 +21,18 @@ from fairseq_alma.training.fairseq_options import declared
 
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-MOST_AT_ONCE = 2**24
-"""Numbers in a batch of matrices, so that temporary copies stay small beside a large model."""
+MAX_BATCH_SIZE = 2**24
+"""Elements orthogonalized at once, which limits the memory for temporary copies."""
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return U S' V^T for matrices (N, O, I) = U S V^T, with S' between 0.7 and 1.2: a Newton-Schulz iteration.
+    """Return approximately U V^T for each matrix U S V^T by Newton-Schulz iterations.
 
     Args:
-        matrices: in the precision of the computation.
+        matrices: (N, O, I), in the precision of the computation.
+
+    Returns:
+        (N, O, I) with singular values between 0.7 and 1.2.
     """
     is_tall = matrices.size(1) > matrices.size(2)
     x = matrices.transpose(1, 2) if is_tall else matrices
@@ -42,81 +45,56 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(FactorAdamW):
-    """Muon for matrices at the group's rate, AdamW for other parameters at a multiple of it.
+    """Muon for the parameters that ``factor`` excludes from AdamW.
 
     Args:
-        params: in the order of the model.
-        is_matrix: returns whether Muon takes a parameter.
-        momentum: decay of the momentum (Nesterov's).
-        weight_decay: share of a weight that is taken off, times its rate.
+        params: parameters in the order of the model.
+        momentum: decay of the Nesterov momentum.
+        weight_decay: decoupled weight decay, scaled by the learning rate.
         adam: further arguments of `FactorAdamW`.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        is_matrix: Callable[[Tensor], bool],
-        momentum: float,
-        weight_decay: float,
-        **adam: Any,
-    ) -> None:
+    def __init__(self, params: Iterable[Tensor], momentum: float, weight_decay: float, **adam: Any) -> None:
         super().__init__(params, weight_decay=weight_decay, **adam)
-        self.momentum = momentum
-        self.matrices = [each for each in self.param_groups[0]["params"] if is_matrix(each)]
-        matrices = {*self.matrices}
-        self.by_factor = {
-            factor: [each for each in parameters if each not in matrices]
-            for factor, parameters in self.by_factor.items()
-        }
+        self.momentum, self.weight_decay = momentum, weight_decay
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Make an update; parameters without a gradient stay."""
         super().step()
-        by_shape: dict[tuple[int, int], list[Tensor]] = {}
-        for matrix in self.matrices:
+        lr = self.param_groups[0]["lr"]
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for matrix in self.excluded:
             if matrix.grad is not None:
-                by_shape.setdefault((matrix.size(-2), matrix.size(-1)), []).append(matrix)
-        for (outputs, inputs), matrices in by_shape.items():
-            rate = self.param_groups[0]["lr"] * max(1.0, outputs / inputs) ** 0.5
-            for some in _in_batches(matrices):
-                updates = orthogonalize(torch.cat([self._momentum(each).view(-1, outputs, inputs) for each in some]))
-                parts = updates.split([each.numel() // (outputs * inputs) for each in some])
-                parts = [part.view_as(each) for part, each in zip(parts, some, strict=True)]
-                torch._foreach_mul_(some, 1 - self.param_groups[0]["lr"] * self.weight_decay)
-                torch._foreach_add_(some, parts, alpha=-rate)
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for shape, matrices in by_shape.items():
+            outputs, inputs = shape[-2:]
+            size = max(1, MAX_BATCH_SIZE // shape.numel())
+            for start in range(0, len(matrices), size):
+                batch = matrices[start : start + size]
+                updates = torch.stack([self._momentum(each, each.grad) for each in batch])
+                updates = orthogonalize(updates.view(-1, outputs, inputs)).reshape(len(batch), *shape)
+                torch._foreach_mul_(batch, 1 - lr * self.weight_decay)
+                torch._foreach_add_(batch, [*updates], alpha=-lr * max(1.0, outputs / inputs) ** 0.5)
 
-    def _momentum(self, matrix: Tensor) -> Tensor:
-        """Return Nesterov's momentum with this update's gradient."""
-        state, grad = self.state[matrix], matrix.grad
-        assert grad is not None
+    def _momentum(self, matrix: Tensor, grad: Any) -> Tensor:
+        """Return the Nesterov momentum including this gradient."""
+        state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
         state["momentum"].lerp_(grad, 1 - self.momentum)
         return grad.lerp(state["momentum"], self.momentum)
 
 
-def _in_batches(matrices: list[Tensor]) -> Iterable[list[Tensor]]:
-    """Yield parameters of one matrix shape together, as many as `MOST_AT_ONCE` allows."""
-    batch: list[Tensor] = []
-    for matrix in matrices:
-        if batch and sum(each.numel() for each in batch) + matrix.numel() > MOST_AT_ONCE:
-            yield batch
-            batch = []
-        batch.append(matrix)
-    yield batch
-
-
 @declared
 @dataclass
 class MuonConfig(FusedAdamConfig):
-    """Options of ``muon``; ``--lr`` is the rate of the matrices."""
+    """Options of ``muon``; ``--lr`` is the learning rate of the matrices."""
 
     adam_betas: Any = field(default=(0.9, 0.99), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-10, metadata={"help": "epsilon of Adam"})
     muon_momentum: float = opt(0.95, "decay of Muon's momentum", range=real(0, 1, below=True))
     adam_lr_factor: float = opt(
-        0.15, "learning rate of Adam, for parameters that are no matrices, as a multiple of --lr", range=FACTOR
+        0.15, "learning rate of Adam (all parameters that are not matrices), as a multiple of --lr", range=FACTOR
     )
     embedding_lr_factor: float = opt(
         10.0, "learning rate of untied input embeddings, as a multiple of Adam's", range=FACTOR
@@ -125,22 +103,18 @@ class MuonConfig(FusedAdamConfig):
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class FairseqMuon(FusedAdam):
-    """``--optimizer muon``; see above."""
+    """Muon as ``--optimizer muon``."""
 
-    def _build(self, params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
-        optimizer = Muon(params, is_matrix, self.cfg.muon_momentum, **options)
+    def build(self, params: Iterable[Tensor], **options: Any) -> FactorAdamW:
+        optimizer = Muon(params, self.cfg.muon_momentum, **options)
         logging.getLogger(__name__).info(
-            "muon: orthogonal momentum for %d of %d parameters; Adam for the others (embeddings, output projection, "
-            "gates, and those that are no matrices)",
-            len(optimizer.matrices),
+            "muon: orthogonalized momentum for %d of %d parameters; Adam for the others",
+            len(optimizer.excluded),
             len(optimizer.param_groups[0]["params"]),
         )
         return optimizer
 
-    def _factor(self, parameter: Tensor) -> float:
-        return self.cfg.adam_lr_factor * super()._factor(parameter)
-
-
-def is_matrix(parameter: Tensor) -> bool:
-    """Return whether Muon takes a parameter: a weight matrix or a stack of them, and not marked otherwise."""
-    return parameter.dim() in (2, 3) and not hasattr(parameter, "param_group")
+    def factor(self, parameter: Tensor) -> Optional[float]:
+        if parameter.dim() in (2, 3) and not hasattr(parameter, "param_group"):
+            return None
+        return self.cfg.adam_lr_factor * (super().factor(parameter) or 1.0)
