@@ -164,9 +164,14 @@ def num_updates(passes: float, tokens: int, tokens_per_update: int) -> int:
     return max(1, round(passes * tokens / tokens_per_update))
 
 
+def num_heads(width: int) -> int:
+    """Return the number of attention heads of an ``alma_transformer_lm`` of that width; it may not divide the width."""
+    return max(1, width // (32 if width < 512 else 64))
+
+
 def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
     """Return the parameters of an ``alma_transformer_lm`` with experts in every second layer (1: dense)."""
-    heads = max(1, width // (32 if width < 512 else 64))
+    heads = num_heads(width)
     experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
     ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
     return transformer_params(width, ffn, layers, sizes, vocab_size + NUM_FAIRSEQ_SYMBOLS, experts)
@@ -180,6 +185,7 @@ def row_of(tokens: float) -> Row:
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
     """Return the row, of any width, whose model has about that many parameters. Raises ValueError if there is none."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
+    widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:

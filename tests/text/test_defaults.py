@@ -1,10 +1,22 @@
 """What is chosen where nothing is given after ``--``, and that what is given takes precedence."""
 
+from collections import defaultdict
+
 import pytest
 
+from fairseq_alma.checkpoints.model_options import complete_sizes
 from fairseq_alma.options import group_words
 from fairseq_alma.runs.study import read_size
-from fairseq_alma.text.defaults import TABLE, Context, Preferences, complete, num_params, tokens_per_update
+from fairseq_alma.text.defaults import (
+    TABLE,
+    Context,
+    Preferences,
+    complete,
+    model_of,
+    num_heads,
+    num_params,
+    tokens_per_update,
+)
 from fairseq_alma.text.train_options import TrainOptions
 
 OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]
@@ -80,6 +92,14 @@ def test_more_text_makes_a_larger_model_and_batch():
 def test_a_size_is_met_within_a_third(size):
     width, layers = (int(options(made(size=size))[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
     assert 0.67 < num_params(width, layers, 996) / size < 1.5
+
+
+def test_every_size_gives_a_model_whose_heads_divide_its_width():
+    for size in (round(1.01**power) for power in range(1200, 2200)):  # 153 k to 3.2 G parameters
+        model = model_of(size, 996)
+        options = defaultdict(lambda: None, decoder_embed_dim=model.width, decoder_layers=model.layers)
+        complete_sizes(options, "alma_transformer_lm")  # raises an error where heads do not divide the width
+        assert options["decoder_attention_heads"] == num_heads(model.width)
 
 
 @pytest.mark.parametrize(
