@@ -20,7 +20,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
   own+=("$1")
   shift
 done
-mkdir -p "$LOGS"
+[ "$DRY_RUN" = 1 ] || mkdir -p "$LOGS"
 
 # submit NAME AFTER WORDS...: queues alma-stream with the words after the jobs AFTER (ids with colons), prints its id.
 submit() {
@@ -48,4 +48,4 @@ for ((stage = FIRST; stage < STAGES; stage++)); do
   done
   before=$(submit "stage-$stage" "$after" "${own[@]}" --stage "$stage" "$@")
 done
-echo "queued up to stage $((STAGES - 1)); logs in $LOGS"
+[ "$DRY_RUN" = 1 ] || echo "queued up to stage $((STAGES - 1)); logs in $LOGS"
