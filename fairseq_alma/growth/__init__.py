@@ -1,5 +1,5 @@
-"""How models grow: gate trees, plans, and operations on plain tensors. No fairseq."""
+"""Growth of models: gate trees, growth plans and operations on plain tensors. No fairseq."""
 
 EXPERT_METHODS = ("copy", "split", "scratch")
 SELECTIONS = ("loss", "usage", "random")
-"""How parents of new experts are chosen; see `tensors.select_experts`."""
+"""How the parents of new experts are selected; see `tensors.select_experts`."""

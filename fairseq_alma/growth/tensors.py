@@ -1,12 +1,11 @@
-"""Growth of mixtures of experts on plain tensors: the parents, and the source of each expert and gate row.
+"""Growth of mixtures of experts on plain tensors: selection of parents, and the source of each expert and gate row.
 
-The methods (paper v5, sections 4.2 and 5, appendix A):
+Growth methods (paper v5, sections 4.2 and 5, appendix A):
 
-- ``copy``: the paper's for text. An expert's weights and its gate row are copied; the mixture stays flat. The two
-  copies then share one softmax mass, so every token's gate value changes: the loss jumps.
-- ``split``: the expert's leaf becomes a choice between two equal experts under a new random gate. No token's output
-  changes: the loss stays.
-- ``scratch``: new random experts with random gate rows, at the root.
+- ``copy``: the paper's method for text. The weights and the gate row of an expert are copied, and the mixture stays
+  flat. Both copies share one softmax mass, so the gate value of every token changes and the loss jumps.
+- ``split``: an expert becomes a choice between two equal experts under a new random gate. The output and the loss stay.
+- ``scratch``: new random experts with random gate rows at the root.
 """
 
 from dataclasses import dataclass
@@ -19,19 +18,18 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 
 EXPERTS, GATE_TENSOR = "experts.", "gate.weight"
-"""Parameters of a layer of experts, by their names in it: those that begin so are stacked, (E, …); the gate's rows."""
-FIRST_MOMENTS = {"exp_avg", "momentum"}
+"""Names within a layer of experts: the prefix of the stacked expert parameters, (E, …), and the gate's weight."""
 
 
 @dataclass(frozen=True)
 class MixtureGrowth:
-    """How a mixture of experts grows.
+    """Growth plan of a mixture of experts.
 
     Attributes:
-        old: its tree before.
-        new: its tree after.
-        expert_source: for each expert of the new layer the old expert that its weights come from; None: random ones.
-        row_source: for each row of the new gate the old row; None: a random one.
+        old: gate tree before growth.
+        new: gate tree after growth.
+        expert_source: for each new expert number, the old expert to copy; None: random weights.
+        row_source: for each row of the new gate, the old row to copy; None: random weights.
     """
 
     old: GateTree
@@ -39,60 +37,52 @@ class MixtureGrowth:
     expert_source: tuple[Optional[int], ...]
     row_source: tuple[Optional[int], ...]
 
-    @property
-    def copied_rows(self) -> list[int]:
-        """Rows of the new gate that repeat another one: where noise may tell the copies apart."""
-        return [row for row, source in enumerate(self.row_source) if source in self.row_source[:row]]
-
 
 def grow_mixture(tree: GateTree, method: str, parents: Sequence[Optional[int]]) -> MixtureGrowth:
-    """Plan the growth of one mixture by one expert per parent.
+    """Plan the growth of a mixture by one expert per parent.
 
     Args:
-        tree: the mixture's tree.
+        tree: gate tree of the mixture.
         method: ``copy``, ``split`` or ``scratch``.
-        parents: the experts to copy or to split, all different; for ``scratch`` one None for each new expert.
+        parents: the experts to copy or split, all different; for ``scratch`` one None per new expert.
     """
     new = tree
     expert_source: list[Optional[int]] = [*range(tree.num_experts), *parents]
     for new_expert, parent in enumerate(parents, tree.num_experts):
         if parent is None:
             new = GateTree.from_nested([*new.to_nested(), new_expert])
-        elif method == "split":
-            new = new.with_split(parent, new_expert)
         else:
-            new = new.with_sibling(parent, new_expert)
+            new = new.with_copy(parent, new_expert, method)
     old_rows = tree.paths()
-    row_source: list[Optional[int]] = []
-    for path, row in sorted(new.paths().items(), key=lambda item: item[1]):
-        source, expert = old_rows.get(path), new.row_expert[row]
-        if source is None and method == "copy" and expert is not None and expert_source[expert] is not None:
-            source = tree.row_of(expert_source[expert])  # type: ignore[arg-type]
-        row_source.append(source)
+    row_source = [old_rows.get(path) for path in new.paths()]  # in the order of the rows
+    for row, expert in enumerate(new.row_expert):
+        parent = None if expert is None else expert_source[expert]
+        if method == "copy" and row_source[row] is None and parent is not None:
+            row_source[row] = tree.row_of(parent)
     return MixtureGrowth(tree, new, tuple(expert_source), tuple(row_source))
 
 
 def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, generator: torch.Generator) -> list[int]:
-    """Choose the experts that become parents.
+    """Select the experts to copy or split.
 
     Args:
-        losses: (E,) sum of the losses of the tokens that each expert got, on held-out data (any unit).
-        counts: (E,) number of those tokens.
-        num_new: how many to choose, at most E.
+        losses: (E,) summed loss of the held-out tokens of each expert, in any unit.
+        counts: (E,) number of these tokens.
+        num_new: number of experts to select, at most E.
         select: ``loss`` (largest sums, the paper's rule), ``usage`` (most tokens) or ``random``.
-        generator: of the random choice.
+        generator: random generator for ``random``.
 
     Returns:
-        Expert numbers, the first choice first; among equals the lower number first.
+        Expert numbers in descending order of the score; equal scores in ascending order of the number.
 
     Raises:
-        AlmaError: if there are fewer experts than are asked for.
+        AlmaError: there are fewer than ``num_new`` experts.
     """
     num_experts = len(losses)
     if num_new > num_experts:
         raise AlmaError(
-            f"--experts {num_new}: the layer has {num_experts} experts and each can be copied or split once per step; "
-            f"give at most {num_experts}, or grow in several steps"
+            f"--experts {num_new}: the layer has {num_experts} experts, and a step copies or splits each of them at "
+            f"most once; give at most {num_experts}, or grow in several steps"
         )
     if select == "random":
         return torch.randperm(num_experts, generator=generator)[:num_new].tolist()
@@ -107,11 +97,11 @@ def gather_slices(
 
     Args:
         old: (E, …).
-        source: for each slice of the result the slice of ``old``, or None.
-        new_slice: gives the slice at a position that has no source; called in ascending order; None: zeros.
+        source: for each slice of the result, the slice of ``old``; None: a new slice.
+        new_slice: returns the new slice at a position, called in ascending order; None: zeros.
 
     Returns:
-        (len(source), …), same precision and device.
+        (len(source), …), same dtype and device.
     """
     grown = old[[0 if origin is None else origin for origin in source]]
     for position, origin in enumerate(source):
@@ -126,77 +116,69 @@ def grow_tensor(
     """Grow one parameter of a layer of experts.
 
     Args:
-        name: its name within the layer, `GATE_TENSOR` or one that begins with `EXPERTS`.
-        old: its value.
-        growth: the plan.
-        generator: of new weights (initialised as in a new layer) and noise.
+        name: name within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
+        old: value of the parameter.
+        growth: growth plan.
+        generator: random generator for noise and new weights, which are initialized as in a new layer.
         noise: standard deviation of normal noise on copied gate rows.
     """
+
+    def new_expert(position: int) -> Tensor:
+        shape = old.shape[1:]
+        return torch.zeros(shape) if len(shape) == 1 else nn.init.xavier_uniform_(torch.empty(shape), 1.0, generator)
+
+    def new_row(position: int) -> Tensor:
+        bound = (6 / (growth.new.num_rows + old.size(1))) ** 0.5  # Xavier's uniform distribution for the new gate
+        return nn.init.uniform_(torch.empty(old.size(1)), -bound, bound, generator)
+
     if name != GATE_TENSOR:
-        return gather_slices(old, growth.expert_source, lambda _: _new_expert(old[0].shape, generator))
-    num_rows, model_dim = growth.new.num_rows, old.size(1)
-    bound = (6 / (num_rows + model_dim)) ** 0.5  # Xavier's uniform distribution, as a new gate of this size
-    new = gather_slices(
-        old, growth.row_source, lambda _: nn.init.uniform_(torch.empty(model_dim), -bound, bound, generator)
-    )
-    for row in growth.copied_rows if noise > 0 else ():
-        new[row] += noise * torch.randn(model_dim, generator=generator).to(new.dtype)
+        return gather_slices(old, growth.expert_source, new_expert)
+    new = gather_slices(old, growth.row_source, new_row)
+    for row, source in enumerate(growth.row_source):
+        if noise > 0 and source is not None and source in growth.row_source[:row]:
+            new[row] += noise * torch.randn(old.size(1), generator=generator).to(new.dtype)
     return new
 
 
-def _new_expert(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    if len(shape) == 1:
-        return torch.zeros(shape)
-    return nn.init.xavier_uniform_(torch.empty(shape), generator=generator)
-
-
 def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_shared: bool) -> dict[str, Any]:
-    """Grow what an optimizer remembers of one parameter of a layer of experts.
+    """Grow the optimizer state of one parameter of a layer of experts.
 
-    Copies keep their source's moments, new slices start from zero; other fields, such as the number of steps, stay.
-    Adam counts steps for the whole tensor: a new slice's first step is (1 - beta1) / sqrt(1 - beta2) times the learning
-    rate, 0.7 times with betas of 0.9 and 0.98.
+    Copies get the moments of their source, new slices get zeros, and other fields, such as the number of steps, stay.
+    Adam counts steps per tensor: the first step of a new slice is (1 - beta1) / sqrt(1 - beta2) times the learning
+    rate, 0.7 times for betas 0.9 and 0.98.
 
-    Args:
-        name: of the parameter within the layer.
-        entry: the optimizer's fields.
-        growth: the plan.
-        is_shared: give the halves of an expert that is split the moments of half of its tokens, see `share_moments`.
-    """
-    source = growth.row_source if name == GATE_TENSOR else growth.expert_source
-    if is_shared and name != GATE_TENSOR:
-        entry = share_moments(entry, growth)
-    return {
-        field: gather_slices(value, source) if torch.is_tensor(value) and value.dim() > 0 else value
-        for field, value in entry.items()
-    }
-
-
-def share_moments(entry: Mapping[str, Any], growth: MixtureGrowth) -> dict[str, Any]:
-    """Return the moments of stacked experts, before they grow, as those of half of the tokens of each that is split.
-
-    An expert's gradient is a sum over its tokens, G = g_1 + … + g_k. After a split each token goes to either half with
-    probability 1/2, so that for a half H, over the choice of its tokens,
+    With ``is_shared``, the halves of a split expert get the expected moments of half of its tokens. The gradient of an
+    expert is a sum over its tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability
+    1/2, so that over the choice of tokens the gradient H of a half has
 
         E[H] = G / 2,    E[H²] = G² / 4 + (g_1² + … + g_k²) / 4.
 
-    The first moment m, a mean of G, is therefore halved. The second, v, a mean of G² = signal² + noise, becomes
-    signal² / 4 + noise / 2, as the sum of the g_i² is the noise where tokens are independent. Signal² is about m², so
+    The first moment m, a mean of G, is halved; Muon's ``momentum`` is a first moment too. The second moment v is a mean
+    of G² = signal² + noise. It becomes signal² / 4 + noise / 2, because the sum of the g_i² equals the noise if tokens
+    are independent. Signal² is approximately m², which gives
 
         m -> m / 2,    v -> v / 2 - min(m², v) / 4.
 
-    Muon's ``momentum`` is a first moment too. Other fields stay.
+    Args:
+        name: name of the parameter within the layer.
+        entry: optimizer state of the parameter.
+        growth: growth plan.
+        is_shared: share the moments between the halves instead of copying them; gates are always copied.
     """
-    halved = [source for source in set(growth.expert_source) if growth.expert_source.count(source) > 1]
-    shared = dict(entry)
-    for field in FIRST_MOMENTS & entry.keys():
-        shared[field] = entry[field].clone()
-        shared[field][halved] /= 2
-    if {"exp_avg", "exp_avg_sq"} <= entry.keys():
-        m, v = entry["exp_avg"][halved], entry["exp_avg_sq"][halved]
-        shared["exp_avg_sq"] = entry["exp_avg_sq"].clone()
-        shared["exp_avg_sq"][halved] = v / 2 - torch.minimum(m * m, v) / 4
-    return shared
+    source, grown = growth.row_source if name == GATE_TENSOR else growth.expert_source, dict(entry)
+    if is_shared and name != GATE_TENSOR:
+        halved = [each for each in {*source} if source.count(each) > 1]
+        for field in {"exp_avg", "momentum"} & entry.keys():
+            grown[field] = entry[field].clone()
+            grown[field][halved] /= 2
+        if "exp_avg_sq" in entry:
+            m, v = entry["exp_avg"][halved], entry["exp_avg_sq"][halved]
+            grown["exp_avg_sq"] = entry["exp_avg_sq"].clone()
+            grown["exp_avg_sq"][halved] = v / 2 - torch.minimum(m * m, v) / 4
+    return {
+        field: gather_slices(value, source) if torch.is_tensor(value) and value.dim() > 0 else value
+        for field, value in grown.items()
+    }
 
 
 def grow_optimizer_state(
@@ -205,21 +187,21 @@ def grow_optimizer_state(
     new: Sequence[str],
     grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the optimizer's state of the grown model; parameters that are new begin without any.
+    """Return the optimizer state of the grown model; new parameters have no state.
 
     Args:
-        state: ``last_optimizer_state`` of the checkpoint, of one parameter group: entries by the parameter's number.
-        old: names of the old model's parameters, in its order.
-        new: the same of the grown model.
-        grow: grows the entry of one parameter that the old model has.
+        state: ``last_optimizer_state`` of the checkpoint, with one parameter group and entries by parameter number.
+        old: parameter names of the old model, in the order of the model.
+        new: parameter names of the grown model, in the order of the model.
+        grow: returns the grown entry of a parameter of the old model.
 
     Raises:
-        AlmaError: if the state belongs to other parameters.
+        AlmaError: the state has another number of parameters than the old model.
     """
     (group,) = state["param_groups"] if len(state["param_groups"]) == 1 else ({"params": ()},)
     if len(group["params"]) != len(old):
         raise AlmaError(
-            f"--optimizer copy: the checkpoint's optimizer has {len(group['params'])} parameters, its model "
+            f"--optimizer copy: the checkpoint's optimizer has {len(group['params'])} parameters, but its model has "
             f"{len(old)}; use --optimizer reset"
         )
     entries = {name: state["state"][number] for number, name in enumerate(old) if number in state["state"]}

@@ -10,14 +10,14 @@ from fairseq_alma.images.firefly import (
     size_of_chain,
 )
 
-# Two layers of 2 and 3 channels behind images of 1 channel, 2 classes: 18 + 54 weights, 10 of batch norm, 8 at the end.
+# Images of 1 channel, layers of 2 and 3 channels, 2 classes: 18 + 54 weights, 10 of batch norm, 8 of the classifier.
 FIRST = LayerScores(split=[-5.0, 0.1], new=[-1.0])
 SECOND = LayerScores(split=[-4.0, -0.5, 0.0], new=[-3.0, 2.0])
 CHANNELS = [2, 3]
 PARAMETERS, NEURONS = (size_of_chain(share_of, 1, 2) for share_of in ("parameters", "neurons"))
 
 
-def test_parameters_of_a_chain_are_counted_as_by_hand():
+def test_the_number_of_parameters_of_a_chain():
     assert num_chain_parameters(1, [2, 3], 2) == 18 + 54 + 10 + 8
 
 
@@ -25,14 +25,14 @@ def test_parameters_of_a_chain_are_counted_as_by_hand():
     ("num_added", "first", "second"),
     [
         (0, ([], []), ([], [])),
-        (38, ([0], []), ([], [])),  # a channel of the first layer: 9 weights in, 27 out, 2 of batch norm
-        (38 + 31, ([0], []), ([0], [])),  # then one of the second: 27 weights in, 2 of batch norm, 2 out
+        (38, ([0], []), ([], [])),  # first layer, per channel: 9 weights in, 27 out, 2 of batch norm
+        (38 + 31, ([0], []), ([0], [])),  # second layer, per channel: 27 in, 2 of batch norm, 2 out
         (38 + 31 + 31, ([0], []), ([0], [0])),
-        (38 + 31 + 31 + 56, ([0], [0]), ([0], [0])),  # the first layer's channels now lead to five
+        (38 + 31 + 31 + 56, ([0], [0]), ([0], [0])),  # the second layer now has 5 channels
         (10**6, ([0, 1], [0]), ([0, 1, 2], [0, 1])),
     ],
 )
-def test_candidates_are_taken_by_score_over_all_layers(num_added, first, second):
+def test_candidates_are_selected_by_score_over_all_layers(num_added, first, second):
     assert select_candidates([FIRST, SECOND], CHANNELS, PARAMETERS, num_added) == [
         KeptCandidates(*first),
         KeptCandidates(*second),
@@ -40,7 +40,7 @@ def test_candidates_are_taken_by_score_over_all_layers(num_added, first, second)
 
 
 @pytest.mark.parametrize(("num_added", "taken"), [(18, 0), (19, 1), (38, 1), (53, 1), (54, 2), (69, 2)])
-def test_selection_stops_as_near_to_the_asked_size_as_whole_channels_allow(num_added, taken):
+def test_selection_stops_at_the_number_of_channels_closest_to_the_requested_size(num_added, taken):
     growth = select_candidates([FIRST, SECOND], CHANNELS, PARAMETERS, num_added)
     assert sum(len(layer.split) + len(layer.new) for layer in growth) == taken
 
@@ -49,7 +49,7 @@ def test_selection_stops_as_near_to_the_asked_size_as_whole_channels_allow(num_a
     ("num_added", "first", "second"),
     [(0, ([], []), ([], [])), (3, ([0], []), ([0], [0])), (5, ([0], [0]), ([0, 1], [0]))],
 )
-def test_a_number_of_neurons_is_taken_by_score_over_all_layers(num_added, first, second):
+def test_neurons_are_selected_by_score_over_all_layers(num_added, first, second):
     assert select_candidates([FIRST, SECOND], CHANNELS, NEURONS, num_added) == [
         KeptCandidates(*first),
         KeptCandidates(*second),
@@ -57,7 +57,7 @@ def test_a_number_of_neurons_is_taken_by_score_over_all_layers(num_added, first,
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_candidate_that_is_kept_scores_better_than_any_that_is_not(seed):
+def test_each_selected_candidate_has_a_better_score_than_the_others(seed):
     draw = random.Random(seed)
     scores = [
         LayerScores(split=[draw.random() for _ in range(draw.randint(1, 6))], new=[draw.random() for _ in range(3)])

@@ -33,7 +33,7 @@ def grown_layer(layer, growth, noise=0.0):
 
 
 @pytest.mark.parametrize("nested", [[0, 1, 2], [[0, 1], 2], [0, [1, [2, 3]]]])
-def test_a_split_changes_no_output_also_repeatedly_and_over_the_same_expert(nested):
+def test_repeated_splits_keep_the_output(nested):
     layer = layer_of(GateTree.from_nested(nested))
     x = torch.randn(300, 8)
     want = layer(x)[0]
@@ -43,18 +43,15 @@ def test_a_split_changes_no_output_also_repeatedly_and_over_the_same_expert(nest
         torch.testing.assert_close(layer(x)[0], want)
 
 
-def test_the_gate_between_the_children_of_a_split_has_a_gradient_from_the_first_update_on():
+def test_both_halves_of_a_split_expert_get_tokens_and_the_new_gate_a_gradient():
     layer = grown_layer(layer_of(GateTree.flat(2)), grow_mixture(GateTree.flat(2), "split", [0])).train()
-    layer(torch.randn(300, 8))[0].square().sum().backward()
+    output, _, stats = layer(torch.randn(300, 8))
+    output.square().sum().backward()
     assert (layer.gate.weight.grad[2:].abs().sum(1) > 0).all()
+    assert min(stats.routed) > 0
 
 
-def test_both_children_of_a_split_get_tokens():
-    layer = grown_layer(layer_of(GateTree.flat(1)), grow_mixture(GateTree.flat(1), "split", [0]))
-    assert min(layer(torch.randn(300, 8))[2].routed) > 0
-
-
-def test_a_copy_repeats_weights_and_gate_row_and_stays_flat():
+def test_a_copy_has_the_weights_and_gate_row_of_its_parent_and_the_tree_stays_flat():
     layer = layer_of(GateTree.flat(3))
     growth = grow_mixture(GateTree.flat(3), "copy", [2, 0])
     grown = grown_layer(layer, growth)
@@ -63,15 +60,17 @@ def test_a_copy_repeats_weights_and_gate_row_and_stays_flat():
     torch.testing.assert_close(grown.experts.fc2_weight, layer.experts.fc2_weight[[0, 1, 2, 2, 0]])
 
 
-def test_noise_falls_on_copied_rows_alone():
+def test_noise_changes_only_copied_rows():
     layer = layer_of(GateTree.flat(3))
     grown = grown_layer(layer, grow_mixture(GateTree.flat(3), "copy", [1]), noise=0.1)
     torch.testing.assert_close(grown.gate.weight[:3], layer.gate.weight)
     difference = grown.gate.weight[3] - layer.gate.weight[1]
     assert 0.02 < difference.abs().mean() < 0.3
+    scratch = grow_mixture(GateTree.flat(3), "scratch", [None] * 2)
+    assert torch.equal(grown_layer(layer, scratch, noise=0.1).gate.weight, grown_layer(layer, scratch).gate.weight)
 
 
-def test_new_experts_from_scratch_leave_the_old_ones_as_they_are():
+def test_new_experts_from_scratch_do_not_change_old_experts():
     layer = layer_of(GateTree.flat(3))
     grown = grown_layer(layer, grow_mixture(GateTree.flat(3), "scratch", [None] * 4))
     assert grown.experts.num_experts == 7
@@ -80,14 +79,14 @@ def test_new_experts_from_scratch_leave_the_old_ones_as_they_are():
     assert not grown.experts.fc1_bias[3:].any()
 
 
-def test_methods_may_follow_each_other():
+def test_methods_can_be_combined():
     tree = GateTree.flat(2)
     for method, parents in (("split", [1]), ("copy", [1, 2]), ("scratch", [None]), ("split", [5])):
         tree = grow_mixture(tree, method, parents).new
     assert tree.to_nested() == [0, [1, 2, 3, 4], [5, 6]]
 
 
-def test_the_losing_experts_are_chosen_ties_by_number():
+def test_experts_with_the_largest_score_are_selected_and_ties_by_number():
     losses, counts = torch.tensor([1.0, 5.0, 5.0, 0.0]), torch.tensor([9, 1, 2, 0])
     generator = torch.Generator().manual_seed(0)
     assert select_experts(losses, counts, 2, "loss", generator) == [1, 2]
@@ -95,14 +94,10 @@ def test_the_losing_experts_are_chosen_ties_by_number():
     assert sorted(select_experts(losses, counts, 4, "random", generator)) == [0, 1, 2, 3]
 
 
-def moments_of(layer):
-    return {name: torch.randn_like(parameter) for name, parameter in layer.named_parameters()}
-
-
-def test_moments_of_copies_are_copied_and_those_of_new_gates_start_from_zero():
+def test_moments_of_copies_are_copied_and_moments_of_new_gates_are_zero():
     layer = layer_of(GateTree.flat(2))
     growth = grow_mixture(GateTree.flat(2), "split", [1])
-    moments = moments_of(layer)
+    moments = {name: torch.randn_like(parameter) for name, parameter in layer.named_parameters()}
     entries = {index: {"step": 7, "exp_avg": moment} for index, moment in enumerate(moments.values())}
     checkpoint = {
         "model": {f"switch.{name}": parameter.detach() for name, parameter in layer.named_parameters()},
@@ -118,14 +113,14 @@ def test_moments_of_copies_are_copied_and_those_of_new_gates_start_from_zero():
     assert grown["cfg"]["model"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]]]"}
 
 
-def test_an_optimizer_of_other_parameters_is_refused():
+def test_an_optimizer_state_of_another_model_is_rejected():
     state = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"params": [0, 1]}]}
-    with pytest.raises(AlmaError, match="2 parameters, its model 3"):
+    with pytest.raises(AlmaError, match="2 parameters, but its model has 3"):
         grow_optimizer_state(state, "abc", "abc", lambda name, entry: dict(entry))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_slices_come_from_their_sources_and_new_ones_from_their_positions(dtype):
+def test_slices_are_gathered_from_their_sources(dtype):
     old = torch.randn(3, 2).to(dtype)
     grown = gather_slices(old, (2, None, 0, 2, None), lambda position: torch.full((2,), float(position)))
     assert grown.dtype == dtype
@@ -133,7 +128,7 @@ def test_slices_come_from_their_sources_and_new_ones_from_their_positions(dtype)
 
 
 @pytest.mark.parametrize("nested", [[0], [0, [1, 2]], [[[0, 3], 1], 2]], ids=str)
-def test_a_gate_that_splits_in_place_has_the_rows_that_the_plan_of_a_checkpoint_says(nested):
+def test_a_gate_split_in_place_has_the_rows_of_the_growth_plan(nested):
     tree = GateTree.from_nested(nested)
     for expert in range(tree.num_experts):
         gate = ParallelGate(8, tree)

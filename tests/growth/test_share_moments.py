@@ -1,10 +1,10 @@
-"""Adam's moments of an expert that is split, against the gradients that its halves get."""
+"""Adam's moments of a split expert, compared with the gradients of its halves."""
 
 import pytest
 import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.tensors import GATE_TENSOR, grow_mixture, grow_moments, share_moments
+from fairseq_alma.growth.tensors import GATE_TENSOR, grow_mixture, grow_moments
 from tests.growth.test_growth import grown_layer, layer_of
 
 SPLIT = grow_mixture(GateTree.flat(2), "split", [1])
@@ -14,25 +14,26 @@ def adam(*moments):
     return dict(zip(("step", "exp_avg", "exp_avg_sq"), (torch.tensor(9.0), *moments), strict=True))
 
 
-def test_halves_have_half_of_a_first_moment_and_of_a_second_one_what_signal_and_noise_leave():
+def test_halves_have_half_of_the_first_moment_and_the_second_moment_by_signal_and_noise():
     m, v = torch.tensor([[8.0], [1.0], [3.0]]), torch.tensor([[64.0], [4.0], [5.0]])
     growth = grow_mixture(GateTree.flat(3), "split", [0, 1])
-    shared = share_moments(adam(m, v), growth)
-    assert shared["exp_avg"].flatten().tolist() == [4.0, 0.5, 3.0]
-    assert shared["exp_avg_sq"].flatten().tolist() == [16.0, 1.75, 5.0]  # all signal: a quarter; mostly noise: half
+    shared = grow_moments("experts.fc1_bias", {**adam(m, v), "momentum": m}, growth, True)
+    assert shared["exp_avg"].flatten().tolist() == shared["momentum"].flatten().tolist() == [4.0, 0.5, 3.0, 4.0, 0.5]
+    # A quarter for pure signal, up to a half for noise.
+    assert shared["exp_avg_sq"].flatten().tolist() == [16.0, 1.75, 5.0, 16.0, 1.75]
     assert shared["step"] == 9
 
 
-def test_gates_keep_their_moments():
+def test_moments_of_gates_are_not_shared():
     moment = torch.randn(2, 8)
     assert torch.equal(grow_moments(GATE_TENSOR, adam(moment, moment), SPLIT, True)["exp_avg"][:2], moment)
 
 
 @pytest.fixture(scope="module")
 def moments():
-    """First and second moment of each parameter's gradient over batches of tokens: of an expert, and of its halves.
+    """Moments of the gradients over batches of tokens, of a layer and of the same layer after a split.
 
-    The loss of all batches pulls in the same direction.
+    The gradients have a common direction, because the target is the same in all batches.
     """
     layer = layer_of(GateTree.flat(2))
     found = {}
@@ -49,16 +50,11 @@ def moments():
 
 
 @pytest.mark.parametrize("name", ["experts.fc1_weight", "experts.fc2_weight", "experts.fc2_bias"])
-def test_shared_moments_are_those_that_the_halves_gradients_make(moments, name):
-    """The same tokens go through the expert, and through its halves: the moments of the latter must come out."""
-    shared = share_moments(adam(*moments["whole"][name]), SPLIT)
-    # of the two halves together, because a random gate does not cut exactly in the middle
+def test_shared_moments_equal_moments_of_the_gradients_of_the_halves(moments, name):
+    shared = grow_moments(name, adam(*moments["whole"][name]), SPLIT, True)
+    # Mean of both halves, because a random gate does not split the tokens exactly in the middle.
     first, second = (moments["halves"][name][index][[1, 2]].mean(0).flatten() for index in (0, 1))
     torch.testing.assert_close(first, shared["exp_avg"][1].flatten(), rtol=1e-3, atol=1e-4)
     assert (second / shared["exp_avg_sq"][1].flatten()).median() == pytest.approx(1.0, abs=0.2)
     whole = moments["whole"][name][1][1].flatten()
     assert (second / (whole / 4)).median() > 1.2 and (second / (whole / 2)).median() < 0.95
-
-
-def test_a_momentum_is_a_first_moment():
-    assert share_moments({"momentum": torch.full((2, 3), 4.0)}, SPLIT)["momentum"].tolist() == [[4.0] * 3, [2.0] * 3]

@@ -137,7 +137,7 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
     [
         ("alma_mlp", {"width": 0}, ("--width 0", "at least 1")),
         ("alma_moe_mlp", {"gate_trees": "[[0,1]]"}, ("--gate-trees", "2 trees")),
-        ("alma_moe_mlp", {"gate_trees": "[[0,1],[0,1]]"}, ("--gate-trees", "2 experts", "--num-experts says 4")),
+        ("alma_moe_mlp", {"gate_trees": "[[0,1],[0,1]]"}, ("--gate-trees", "2 experts", "but --num-experts is 4")),
         ("alma_moe_mlp", {"gate_trees": "oops"}, ("--gate-trees",)),
         ("alma_firefly_vgg", {"layer_channels": "4,4,5"}, ("--layer-channels 4,4,5", "16 numbers of at least 1")),
         ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "at least 1")),

@@ -146,7 +146,7 @@ def test_the_model_runs_in_bf16_on_a_cpu():
         ({"moe_freq": -1}, "--moe-freq -1"),
         ({"decoder_attention_heads": 3}, "--decoder-attention-heads 3"),
         ({"gate_trees": "[[0,1]]"}, "--gate-trees"),
-        ({"gate_trees": "[[0,1,2],[0,1,2]]"}, "--num-experts says 4"),
+        ({"gate_trees": "[[0,1,2],[0,1,2]]"}, "but --num-experts is 4"),
         ({"gate_trees": "[[0,1,2"}, "not JSON"),
         ({"gate_trees": "[[0,1,2,2],[0,1,2,3]]"}, "each once"),
     ],
