@@ -246,54 +246,39 @@ NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 class GrowOptions(Options):
     """Of ``alma-grow``: one growth step of a language model."""
 
-    path: str = opt(MISSING, "run or checkpoint to grow: alma_transformer_lm or alma_switch_lm", metavar="CKPT")
+    path: str = opt(MISSING, "run or checkpoint of alma_transformer_lm or alma_switch_lm to grow", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: Optional[str] = opt(
-        None,
-        "of experts: copy, the expert's weights and gate row are copied, the mixture stays flat (the paper's method "
-        "for text; the loss jumps); split, the expert becomes two equal ones under a new gate (the loss stays); "
-        "scratch, new random experts",
-        choices=EXPERT_METHODS,
+        None, "copy experts with gate rows, split them (same loss), or add new ones", choices=EXPERT_METHODS
     )
     experts: Optional[int] = opt(
         None, "experts to add to each Switch layer", range=integer(1, MAX_EXPERTS), metavar="K"
     )
     moe_freq: Optional[int] = opt(
         None,
-        "with --experts, of a dense alma_transformer_lm: every n-th feed-forward layer becomes a mixture of itself "
-        "and K copies; split and copy keep the loss (copy: nearly, with gates near zero and outputs times K + 1) "
-        f"(default: {USUAL_FREQUENCY})",
+        f"with --experts, of a dense model: make every n-th FFN layer a mixture (default: {USUAL_FREQUENCY})",
         range=_FREQUENCY,
     )
     layers: Optional[int] = opt(
-        None,
-        "layers that the decoder is to have; the output of new ones is zero at first (the loss stays)",
-        range=LAYERS,
+        None, "new number of decoder layers; the output of new layers is zero, so the loss stays", range=LAYERS
     )
-    select: str = opt(
-        "loss",
-        "which experts: those whose tokens have the largest summed loss on the held-out split, those that most tokens "
-        "go to (usage), or any",
-        choices=SELECTIONS,
-    )
+    select: str = opt("loss", "grow the experts with the largest summed loss, most tokens, or any", choices=SELECTIONS)
     stream: Optional[str] = opt(
-        None,
-        "stream whose held-out split is measured (default: that of its training; none with --select random)",
-        metavar="STREAM",
+        None, "stream on which --select measures experts (default: the stream of its training)", metavar="STREAM"
     )
-    split: str = opt("valid", "held-out split; a learner has no access to test", metavar="SPLIT")
-    noise: float = opt(0.0, "copy: standard deviation of noise on the gate rows", range=real(0, 1e6), metavar="X")
+    split: str = opt("valid", "held-out split on which --select measures experts", metavar="SPLIT")
+    noise: float = opt(
+        0.0, "with --method copy: standard deviation of noise on copied gate rows", range=real(0, 1e6), metavar="X"
+    )
     optimizer: str = opt(
         "reset",
-        "optimizer state: none (as --finetune-from-model does anyway), or that of old parameters kept and of copies "
-        "copied, for --restore-file or --continue-once; share: Adam's moments of an expert that is split are those of "
-        "half of its tokens",
+        "optimizer state: drop, copy, or halve for split experts",
         choices=("reset", "copy", "share"),
     )
     batch_size: int = opt(16, "sequences per batch of the held-out pass", range=integer())
-    tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: as the model was trained)", range=SIZE)
-    seed: int = opt(1, "of new weights, noise and random choice", range=integer(0, 2**63 - 1))
-    cpu: bool = opt(False, "measure on the CPU even where a GPU is")
+    tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: as in training)", range=SIZE)
+    seed: int = opt(1, "random seed of new weights, noise and random selection", range=integer(0, 2**63 - 1))
+    cpu: bool = opt(False, "measure on the CPU even if there is a GPU")
     force: bool = opt(False, "replace --out if it exists")
 
 

@@ -1,7 +1,6 @@
-"""The frame of every command: faults of the outside world become one line and an exit status."""
+"""The frame of every command: its parser, its exit status, and one line for each fault of the system."""
 
 import argparse
-import contextlib
 import functools
 import logging
 import select
@@ -10,14 +9,14 @@ import sys
 import threading
 import warnings
 from types import FrameType
-from typing import Any, Callable, Iterator, NoReturn, Optional, Sequence
+from typing import Any, Callable, NoReturn, Optional, Sequence
 
 from fairseq_alma.errors import causes, in_one_line, printable
 from fairseq_alma.options import Options
 from fairseq_alma.terminal import discard, print_line
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
-_LONGEST_MESSAGE = 2000  # characters, of which what was typed may be most
+_LONGEST_MESSAGE = 2000  # characters; a message repeats words of the command line
 
 
 class _Terminated(SystemExit):
@@ -25,32 +24,44 @@ class _Terminated(SystemExit):
 
 
 def command(main: Main) -> Main:
-    """Wrap a ``main(argv)`` so that a fault of the outside world or an interruption ends it in one clear line.
+    """Wrap a ``main(argv)`` so that a fault of the system or a signal ends it in one line.
 
     Args:
-        main: parses ``argv`` (default: the command line) and does the job; returns an exit status, or None for 0.
+        main: parses ``argv`` (default: the command line) and runs; returns an exit status, or None for 0.
 
     Returns:
-        The same function. A full disk, a missing permission and the like become `AlmaError` (status 1). Ctrl-C gives
-        status 130 and SIGTERM 143, after tidying up; a closed pipe (``| head``) ends the command silently.
+        The same function. A full disk, a missing permission and similar faults raise `AlmaError` (status 1). Ctrl-C
+        returns 130 and SIGTERM 143, after cleanup; a closed pipe (``| head``) ends the command silently.
     """
+
+    def terminate(number: int, frame: Optional[FrameType]) -> None:
+        raise _Terminated(128 + number)
 
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-        quiet_libraries()
+        _quiet_libraries()
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        handles_sigterm = on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if handles_sigterm:
+            signal.signal(signal.SIGTERM, terminate)
         try:
-            with in_one_line(), _sigterm_raises():
+            with in_one_line():
                 status = main(argv)
-                print(end="", flush=True)  # here, as a fault that shows only when the interpreter ends is a traceback
+                print(end="", flush=True)  # here: a fault at the interpreter's exit would print a traceback
                 return status
         except (Exception, KeyboardInterrupt, _Terminated) as error:
-            for each in causes(error):  # a library may have made another error of it: torch, where it saves a file
+            for each in causes(error):  # torch raises another error when a signal interrupts it while it saves a file
                 if isinstance(each, (KeyboardInterrupt, _Terminated)):
-                    return _ended(signal.SIGTERM if isinstance(each, _Terminated) else signal.SIGINT)
-                if isinstance(each, BrokenPipeError) and _reader_has_gone():
+                    is_sigint = isinstance(each, KeyboardInterrupt)
+                    what = "interrupted" if is_sigint else "ended by SIGTERM"
+                    print_line(f"{what}; no partial file remains; run the same command again to resume", sys.stderr)
+                    return 128 + (signal.SIGINT if is_sigint else signal.SIGTERM)
+                if isinstance(each, BrokenPipeError) and _is_stdout_closed():
                     return 0
             raise
         finally:
+            if handles_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             try:
                 print(end="", flush=True)
             except OSError:
@@ -59,34 +70,10 @@ def command(main: Main) -> Main:
     return wrapped
 
 
-def _ended(number: signal.Signals) -> int:
-    what = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
-    print_line(f"{what}; nothing half-written is left, and the same command resumes or starts over", sys.stderr)
-    return 128 + number
+def _quiet_libraries() -> None:
+    """Hide what libraries log for their developers; warnings and errors of fairseq are still shown.
 
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM end the block with an exception, unless it is ignored or handled already."""
-    is_ours = threading.current_thread() is threading.main_thread()
-    is_ours = is_ours and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if is_ours:
-        signal.signal(signal.SIGTERM, _raise_terminated)
-    try:
-        yield
-    finally:
-        if is_ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _raise_terminated(number: int, frame: Optional[FrameType]) -> None:
-    raise _Terminated(128 + number)
-
-
-def quiet_libraries() -> None:
-    """Keep from users what libraries say to their developers; warnings and errors of fairseq are shown as before.
-
-    fairseq sets up logging while it is imported, down to hydra's debug lines, unless somebody has done so before.
+    fairseq sets up logging, including hydra's debug lines, when it is imported, unless the root logger has a handler.
     """
     root = logging.getLogger()
     if not root.handlers:
@@ -97,29 +84,43 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
 
 
-def _reader_has_gone() -> bool:
-    """Return whether nobody reads standard output any more; a pipe to a worker process can break as well."""
+def _is_stdout_closed() -> bool:
+    """Return whether the reader of standard output is gone; a pipe to a worker process can break too."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
+class OneLineHelp(argparse.RawDescriptionHelpFormatter):
+    """Print one line of at most 120 columns for each option; choices that are too wide move into the help text."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=120)
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        if self._has_wide_choices(action):
+            return lambda num_values: ("NAME",) * num_values
+        return super()._metavar_formatter(action, default_metavar)
+
+    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
+        choices = f"{', '.join(map(str, action.choices or ()))}: " if self._has_wide_choices(action) else ""
+        return f"{choices}{action.help}"
+
+    @staticmethod
+    def _has_wide_choices(action: argparse.Action) -> bool:
+        choices = [] if action.metavar is not None else [*map(str, action.choices or ())]
+        return len(" ".join([*action.option_strings[-1:], *choices])) > 26
+
+
 class Parser(argparse.ArgumentParser):
-    """As argparse's; a usage error is status 2, and what it repeats of the command line steers no terminal."""
+    """An ArgumentParser whose usage errors exit with status 2 and print no control characters."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"formatter_class": OneLineHelp, "allow_abbrev": False, **how})
 
     @classmethod
     def of(cls, prog: str, description: str, epilog: Optional[str], *declaring: type[Options], **how: Any) -> "Parser":
-        """Return the parser of a command whose operands and options some dataclasses declare.
-
-        Args:
-            prog: the command's name.
-            description: what it does.
-            epilog: examples, shown unchanged; such a command has no abbreviated options. None: argparse's own ways.
-            declaring: the dataclasses.
-            how: as argparse's.
-        """
-        if epilog is not None:
-            how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **how}
+        """Build the parser of a command from the dataclasses that declare its arguments; ``how`` is argparse's."""
         parser = cls(prog=prog, description=description, epilog=epilog, **how)
         for each in declaring:
             for name, words in each.operands().items():
@@ -128,5 +129,5 @@ class Parser(argparse.ArgumentParser):
         return parser
 
     def error(self, message: str) -> NoReturn:
-        """Print how the command is used and a message, and end the program."""
+        """Print the usage and the message, and exit with status 2."""
         super().error(printable(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"))

@@ -1,6 +1,6 @@
-"""The functions of a notebook; each imports what it needs (torch, fairseq, pandas) when it is called.
+"""Functions for a notebook; each imports its dependencies (torch, fairseq, pandas) when it is called.
 
-The examples are run as tests, in the folder that ``recipes/tour.py`` leaves behind.
+The examples run as tests, in the folder that ``recipes/tour.py`` writes.
 """
 
 from pathlib import Path
@@ -16,18 +16,12 @@ AnyPath = Union[str, Path]
 
 
 def open_stream(path: AnyPath) -> "Stream":
-    """Open a stream.
+    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``. Raises AlmaError if it is missing or damaged.
 
     >>> import fairseq_alma
     >>> stream = fairseq_alma.open_stream("stream")
     >>> stream.num_megabatches, stream.kind
     (2, 'text')
-
-    Args:
-        path: folder that ``alma-prep-text`` or ``alma-prep-images`` wrote.
-
-    Raises:
-        AlmaError: it is none, or damaged.
     """
     from fairseq_alma.data.stream import Stream
 
@@ -35,7 +29,7 @@ def open_stream(path: AnyPath) -> "Stream":
 
 
 def read_run(path: AnyPath) -> "DataFrame":
-    """Read a run: a row for each arrival.
+    """Read a run of ``alma-stream``, complete or not. Raises AlmaError if it is missing or damaged.
 
     >>> import fairseq_alma
     >>> arrivals = fairseq_alma.read_run("run")
@@ -44,14 +38,9 @@ def read_run(path: AnyPath) -> "DataFrame":
     >>> bool(arrivals.value.iloc[1] < arrivals.value.iloc[0])  # test perplexity
     True
 
-    Args:
-        path: folder that ``alma-stream`` wrote; the run may still be going.
-
     Returns:
-        Columns as `report.read_run.Run.arrivals`: ``value`` is the test perplexity, or for images the error.
-
-    Raises:
-        AlmaError: it is no run, or damaged.
+        One row for each arrival, with the columns of `report.read_run.RecordedRun.arrivals`; ``value`` is the test
+        perplexity, or the test error (from 0 to 1) of images.
     """
     from fairseq_alma.report import read_run as reader
 
@@ -59,7 +48,7 @@ def read_run(path: AnyPath) -> "DataFrame":
 
 
 def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[AnyPath] = None) -> "LoadedModel":
-    """Load a language model of a run, or of a checkpoint.
+    """Load a language model. Raises AlmaError if its weights are missing.
 
     >>> import fairseq_alma
     >>> model = fairseq_alma.load_model("run", arrival=0)
@@ -69,12 +58,9 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
     True
 
     Args:
-        path: folder of a run, of a model with its run in it, or a checkpoint.
-        arrival: of a run: the mega-batch, from 0, after whose arrival the model is wanted; None: the newest.
-        stream: whose tokenizer the model knows; None: the one that it was trained on.
-
-    Raises:
-        AlmaError: there is no such model, or its weights are not kept any more.
+        path: run, folder of ``alma-update``, or checkpoint.
+        arrival: load the model of a run after the arrival of this mega-batch, from 0; None: the newest.
+        stream: stream whose tokenizer the model uses; None: the stream of its training.
     """
     from fairseq_alma.runs.lookup import find_model
     from fairseq_alma.text.loaded_model import load_model
@@ -83,7 +69,7 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
 
 
 def score(model: "LoadedModel", texts: Union[str, Sequence[str]], window: int = 0, context: int = 0) -> "DataFrame":
-    """Return the losses of documents.
+    """Compute the loss of each document, in bits; a ``str`` is one document.
 
     >>> import fairseq_alma
     >>> model = fairseq_alma.load_model("run")
@@ -92,13 +78,10 @@ def score(model: "LoadedModel", texts: Union[str, Sequence[str]], window: int = 
     True
 
     Args:
-        model: of `load_model`.
-        texts: documents; a ``str`` is one document.
-        window: tokens of a window; 0: as many as the model takes.
-        context: tokens before each window that do not count.
-
-    Returns:
-        A row for each text; losses are in bits.
+        model: returned by `load_model`.
+        texts: documents.
+        window: tokens of a window; 0: the maximum of the model.
+        context: tokens before each window that give context and are not scored.
     """
     from pandas import DataFrame
 

@@ -1,4 +1,4 @@
-"""``alma-report``: tables, figures and one page over any number of runs."""
+"""``alma-report``: tables, figures and one page about any number of runs."""
 
 import sys
 from dataclasses import dataclass
@@ -10,35 +10,35 @@ from fairseq_alma.errors import AlmaError, printable, refuse_no_folder
 from fairseq_alma.options import Options, operand, opt
 from fairseq_alma.terminal import print_line
 
+DESCRIPTION = """\
+Print for each run test perplexity (text) or error (images) after each mega-batch, its mean over the stream, cost and
+growth, with means over seeds. With --out, also write tables, figures and one page."""
+
 
 @dataclass(frozen=True)
 class ReportOptions(Options):
-    """What to report on, and how."""
+    """Runs of the report, and its output."""
 
-    runs: Sequence[Path] = operand("folder that alma-stream wrote (--run)", "RUN", nargs="+")
+    runs: Sequence[Path] = operand("run directory of alma-stream (--run)", "RUN", nargs="+")
     out: Optional[Path] = opt(
-        None, "folder for index.html, the tables (.md, .csv, .tex) and figures/ (.png, .pdf)", metavar="DIR"
+        None, "directory for index.html, tables (.md, .csv, .tex) and figures (.png, .pdf)", metavar="DIR"
     )
-    mix: bool = opt(False, "accept runs on different streams in one table; bits per byte are comparable")
+    mix: bool = opt(False, "allow runs on different streams in one table; bits per byte are comparable")
     paper: bool = opt(False, "add the paper's own numbers next to those of the runs (text)")
 
 
 def build_parser() -> Parser:
-    """Return the parser."""
-    description = (
-        "Print test perplexity (text) or error (images) of runs after each mega-batch and over the stream, cost and "
-        "growth, with means over seeds. With --out, also write tables, figures and one page."
-    )
-    return Parser.of("alma-report", description, None, ReportOptions)
+    """Return the command's parser."""
+    return Parser.of("alma-report", DESCRIPTION, None, ReportOptions)
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command."""
+    """Run ``alma-report``."""
     arguments = ReportOptions.read(build_parser().parse_intermixed_args(argv))  # RUN --paper RUN
     if arguments.out is not None:
         refuse_no_folder(arguments.out, "--out")
-    from fairseq_alma.report.read_run import load_run  # pandas, which --help does not need
+    from fairseq_alma.report.read_run import load_run  # imports pandas, which --help does not need
     from fairseq_alma.report.write_report import Report, require_comparable
 
     errors: list[AlmaError] = []

@@ -1,6 +1,6 @@
-"""Where the installed commands begin: before their own modules are imported, so that Ctrl-C then is no traceback.
+"""Entry points of the installed commands; each imports its command inside a handler for Ctrl-C.
 
-Importing a command takes a quarter of a second; `entry.command` can answer only what happens after it.
+Importing a command takes a quarter of a second, during which `entry.command` cannot handle a signal yet.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import importlib
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # nothing is imported here that takes time, as nobody answers Ctrl-C meanwhile
+if TYPE_CHECKING:  # this module imports nothing slow
     from typing import Callable, Optional, Sequence
-
 
 COMMANDS = {
     "prep_text": "data_prep.text.command",
@@ -24,19 +23,18 @@ COMMANDS = {
     "import_model": "fairseq_alma.cli.import_model",
     "update": "fairseq_alma.cli.update",
 }
-"""Function of this module, as the installed commands name it -> module with the command's ``main``."""
+"""Name of an entry point of the installation -> module with the command's ``main``."""
 
 
 def __getattr__(name: str) -> Callable[..., Optional[int]]:
     if name not in COMMANDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return lambda argv=None: start(COMMANDS[name], argv)
 
+    def start(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+        try:
+            return importlib.import_module(COMMANDS[name]).main(argv)
+        except KeyboardInterrupt:
+            print("interrupted before the command started", file=sys.stderr)
+            return 130
 
-def start(module: str, argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Import a module and run its ``main``; Ctrl-C meanwhile is one line and status 130, as afterwards."""
-    try:
-        return importlib.import_module(module).main(argv)
-    except KeyboardInterrupt:
-        print("interrupted; nothing has begun", file=sys.stderr)
-        return 130
+    return start

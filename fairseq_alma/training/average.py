@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 
 HALF_LIVES = ("1/32", "1/16", "1/8")
-WRITTEN_ALONE: bool = opt(
-    False, "write the moving average of its weights that the one CKPT has (--ema-half-life) as a checkpoint"
-)
+WRITTEN_ALONE: bool = opt(False, "write the averaged weights (--ema-half-life) of one CKPT as a checkpoint")
 """An option of ``alma-ensemble``, which calls `write_average`."""
 
 

@@ -42,9 +42,7 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
 
 
 def test_an_average_goes_with_one_checkpoint_that_has_one(members, tmp_path, capsys):
-    assert "--average: takes one CKPT" in usage_error(
-        capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"]
-    )
+    assert "--average takes one CKPT" in usage_error(capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"])
     assert "has no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
 
 
@@ -70,7 +68,7 @@ def test_the_source_of_an_ensemble_stays_as_it_is_and_force_replaces_the_destina
 @pytest.mark.parametrize(
     ("weights", "named"),
     [
-        (["1"], "1 given, 2 members"),
+        (["1"], "1 weights for 2 members"),
         (["1", "-1"], "--weights -1: a number of at least 0"),
         (["nan", "1"], "--weights nan: a number is needed"),
         (["inf", "1"], "--weights inf: a number of at most 1e+30"),

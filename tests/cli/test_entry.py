@@ -93,7 +93,8 @@ def test_a_worker_process_that_has_gone_is_not_taken_for_a_reader() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "line"), [(signal.SIGINT, "interrupted; nothing half"), (signal.SIGTERM, "ended by SIGTERM; nothing")]
+    ("number", "line"),
+    [(signal.SIGINT, "interrupted; no partial file"), (signal.SIGTERM, "ended by SIGTERM; no")],
 )
 def test_a_signal_tidies_up_and_gives_one_line_and_status_128_and_its_number(number: signal.Signals, line: str) -> None:
     body = f"try:\n        print('ready', flush=True)\n        {HANG}\n    finally:\n        print('tidy', flush=True)"

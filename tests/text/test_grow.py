@@ -132,9 +132,9 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--experts K or --layers N is needed"),
-        (["--method", "split", "--layers", "4"], "--method split: goes with --experts"),
-        (["--experts", "1"], "--experts 1: --method is needed, one of copy, split, scratch"),
+        ([], "give --experts K, --layers N, or both"),
+        (["--method", "split", "--layers", "4"], "--method split is for --experts; give --experts K too"),
+        (["--experts", "1"], "--experts 1: give --method too, one of copy, split, scratch"),
         (["--method", "split", "--experts", "0"], "--experts 0: a number of at least 1 is needed"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
