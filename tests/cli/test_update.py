@@ -8,8 +8,9 @@ import shutil
 import pytest
 
 from fairseq_alma.cli import update
-from fairseq_alma.cli.update import BUDGET, RECORD, Decision, main, next_step
+from fairseq_alma.cli.update import BUDGET, RECORD, Decision, main, new_size, next_step
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.text.defaults import num_params
 from tests.runs.results import weight_sums
 
 TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "1", "--cpu"]
@@ -58,6 +59,11 @@ def test_a_model_that_is_too_small_for_its_text_is_replaced_when_a_month_is_larg
         parameters = sum(tokens) // 5 if step.action != "continue" else parameters
         spent += step.passes * (tokens[-1] if step.action == "continue" else sum(tokens))
         assert spent <= BUDGET * sum(tokens) + 1e-6
+
+
+def test_a_small_first_month_gives_a_model_for_the_months_to_come():
+    assert new_size(3000, vocab_size=1000) == new_size(400_000, vocab_size=1000) == num_params(128, 2, 1000)
+    assert new_size(3_000_000, vocab_size=1000) == num_params(192, 4, 1000)
 
 
 @pytest.fixture(scope="module")
