@@ -6,12 +6,12 @@ ENVIRONMENT := source recipes/lib/environment.sh
 
 .PHONY: check lint format test
 
-check: lint test ## everything that a change must pass
+check: lint test ## all checks that a change must pass
 
 lint: ## formatter, linter and types, in seconds
 	@$(ENVIRONMENT); ruff format --check . && ruff check . && mypy
 
-format: ## formats the code, and mends what the linter can mend
+format: ## format the code and apply the linter's fixes
 	@$(ENVIRONMENT); ruff format . && ruff check --fix .
 
 test: ## options for pytest: make test PYTEST='-k capacity'

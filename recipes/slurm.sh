@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Queue a run of alma-stream as a chain of SLURM jobs, one for each stage; each waits for the one before (afterok).
+# Queue a run of alma-stream as a chain of SLURM jobs, one for each stage; each depends on the one before (afterok).
 #
 # Usage:     STAGES=50 SBATCH="--partition=gpu --gpus=1 --time=60" recipes/slurm.sh --stream STREAM --run RUN ... [-- ...]
-# Resume:    give the same command again; complete stages are skipped, and a requeued job resumes its stage.
-# Members:   MEMBERS=4 also queues a job for each member of an ensemble in each stage, which the stage's job waits for.
+# Resume:    run the same command again; complete stages are skipped, and a requeued job resumes its stage.
+# Members:   MEMBERS=4 also queues a job for each member of an ensemble; the job of the stage depends on these.
 # Dry run:   DRY_RUN=1 prints the calls of sbatch.
-# Hardware:  whatever SBATCH asks for. Time: that of the stages. --time is of a stage; --requeue is always given.
+# Hardware:  as SBATCH requests. Time: that of the stages; --time in SBATCH limits one stage. --requeue is always given.
 set -euo pipefail
 
 : "${STAGES:?number of stages: mega-batches of the stream divided by --wait}"
 : "${FIRST:=0}"      # the first stage to queue
-: "${MEMBERS:=0}"    # members of an ensemble, each a job of its own; 0: one job for each stage
+: "${MEMBERS:=0}"    # members of an ensemble, one job each; 0: one job for each stage
 : "${SBATCH:=}"      # further options of sbatch
-: "${LOGS:=slurm}"   # folder of the jobs' logs
+: "${LOGS:=slurm}"   # folder for the logs of the jobs
 : "${DRY_RUN:=0}"
 
 own=()
@@ -22,7 +22,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ "$DRY_RUN" = 1 ] || mkdir -p "$LOGS"
 
-# submit NAME AFTER WORDS...: queues alma-stream with the words after the jobs AFTER (ids with colons), prints its id.
+# submit NAME AFTER ARGUMENTS...: queue alma-stream with the arguments; start after the jobs AFTER (ids joined by colons). Print the job id.
 submit() {
   local name=$1 after=$2
   shift 2

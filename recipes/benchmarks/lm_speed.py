@@ -1,11 +1,11 @@
-"""Time training updates of the language models here next to stock fairseq's ``transformer_lm_gpt``.
+"""Measure training updates of this package's language models and of stock fairseq's ``transformer_lm_gpt``.
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/lm_speed.py --cpu       # base, fp32, CPU time
     python recipes/benchmarks/lm_speed.py --autocast bf16 --compile     # on a GPU
 
 Each measurement is fairseq's own ``Trainer.train_step`` (forward, backward, gradient norm, Adam, logging) on sequences
-of random tokens. All models have the same active parameters (one expert per token) and take turns within each round;
-ratios are taken round by round.
+of random tokens. All models have the same active parameters (one expert per token) and alternate within each round;
+ratios are computed within a round.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class SpeedTask(LanguageModelingTask):
 
 
 def build_trainer(arch: str, num_experts: int, args: argparse.Namespace, data: str) -> Trainer:
-    """Build what fairseq-train would build."""
+    """Build a trainer as fairseq-train does."""
     layers, model_dim, ffn_dim, heads = SIZES[args.size]
     words = [data, "--task", "language_modeling", "--tokens-per-sample", str(args.tokens_per_sample), "--arch", arch]
     words += ["--decoder-layers", str(layers), "--decoder-embed-dim", str(model_dim), "--dropout", str(args.dropout)]
@@ -96,15 +96,20 @@ def main() -> None:
     add = parser.add_argument
     add("--size", choices=SIZES, default="base", help="(default: %(default)s)")
     add("--experts", type=int, nargs="+", default=[4, 8, 12], help="numbers of experts (default: 4 8 12)")
-    add("--archs", nargs="+", default=[SWITCH, TRANSFORMER], help="next to stock (default: both)")
+    add("--archs", nargs="+", default=[SWITCH, TRANSFORMER], help="architectures to measure (default: both)")
     add("--autocast", choices=("none", "bf16"), default="none", help="(default: %(default)s)")
-    add("--dropout", type=float, default=0.1, help="also of attention, where a model has it (default: %(default)s)")
-    add("--compile", action="store_true", help="torch.compile model and criterion of ours")
+    add(
+        "--dropout",
+        type=float,
+        default=0.1,
+        help="dropout, also of attention if the model has it (default: %(default)s)",
+    )
+    add("--compile", action="store_true", help="compile this package's model and criterion")
     add("--batch-size", type=int, default=4, help="sequences per update (default: %(default)s)")
     add("--tokens-per-sample", type=int, default=512, help="tokens per sequence (default: %(default)s)")
     add("--vocab-size", type=int, default=50_000, help="(default: %(default)s)")
-    add("--updates", type=int, default=1, help="per round (default: %(default)s)")
-    add("--rounds", type=int, default=5, help="counted rounds, after one more (default: %(default)s)")
+    add("--updates", type=int, default=1, help="updates per round (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="measured rounds, after one warm-up (default: %(default)s)")
     add("--cpu", action="store_true", help="run on the CPU")
     args = parser.parse_args()
     fairseq_alma.register()

@@ -1,8 +1,8 @@
 """Compare alma-prep-text with the stock path on the same text and tokenizer, in alternation.
 
 The stock path: encode with ``tokenizers`` (batches, all threads), write one document per line, then
-``fairseq-preprocess --only-source --workers 2 --dataset-impl mmap --srcdict``. Beside the times it compares the number
-of tokens that both wrote. Hardware: two cores; time: about four minutes per 100 MB and repetition.
+``fairseq-preprocess --only-source --workers 2 --dataset-impl mmap --srcdict``. It also compares the numbers
+of tokens. Hardware: two cores; time: about four minutes per 100 MB and repetition.
 
     python recipes/benchmarks/prep_text.py --input wiki.00.txt.xz wiki.01.txt.xz --repeat 2
 """
@@ -32,7 +32,7 @@ def documents(paths: list[str]) -> Iterator[list[str]]:
 
 
 def encode_to_text(raw: str, tokenizer: str, encoded: str) -> None:
-    """Do the stock path's first half: one document per line, its tokens separated by spaces."""
+    """Encode text as the stock path does: one document per line, its tokens separated by spaces."""
     from tokenizers import Tokenizer
 
     encoder = Tokenizer.from_file(tokenizer)
@@ -78,7 +78,7 @@ def run_alma(work: Path, workers: int) -> float:
 
 
 def prepare_inputs(args: argparse.Namespace, work: Path) -> None:
-    """Write the text, and the tokenizer and dictionary that both paths are given."""
+    """Write the text, tokenizer and dictionary that both paths use."""
     with open(work / "raw.txt", "w", encoding="utf-8") as file:
         for batch in documents(args.input):
             file.writelines(f"{document}\n\n" for document in batch)
@@ -88,7 +88,7 @@ def prepare_inputs(args: argparse.Namespace, work: Path) -> None:
 
 
 def compare(args: argparse.Namespace, work: Path) -> None:
-    """Run both paths in alternation and print each time, the medians' ratio and the token counts."""
+    """Run both paths in alternation and print the times, the ratio of their medians, and the token counts."""
     prepare_inputs(args, work)
     megabytes = (work / "raw.txt").stat().st_size / 1e6
     units = StreamTokenizer.open(work / "given").vocab_size
@@ -116,7 +116,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", nargs="+", metavar="FILE", help="text, documents separated by an empty line")
     parser.add_argument("--tokenizer", help="tokenizer.json for both (default: trained before the clock starts)")
-    parser.add_argument("--vocab-size", type=int, default=50_000, help="units to train (default: %(default)s)")
+    parser.add_argument(
+        "--vocab-size", type=int, default=50_000, help="vocabulary size to train (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes or threads of both (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each path (default: %(default)s)")
     parser.add_argument("--stock-encode", nargs=3, metavar=("RAW", "TOKENIZER", "OUT"), help=argparse.SUPPRESS)
@@ -127,7 +129,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as work:
             compare(args, Path(work))
     else:
-        parser.error("--input FILE is needed")
+        parser.error("--input: missing; give one or more text files")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/switch_layer.py --experts 4 8 12
 
-Forward and backward of 4096 tokens, 512 -> 2048 -> 512. The layers take turns within each round, and ratios are taken
-round by round, so that a machine whose speed drifts does not favour one of them.
+Forward and backward of 4096 tokens, 512 -> 2048 -> 512. The layers alternate within each round, and ratios are computed
+within a round, so that a drift of the machine's speed does not favour one layer.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from fairseq_alma.moe.switch_layer import SwitchLayer
 
 
 class DenseFFN(nn.Module):
-    """One expert's feed-forward network for all tokens: the paper's, or SwiGLU."""
+    """Feed-forward network of one expert's size: the paper's, or SwiGLU."""
 
     def __init__(self, model_dim: int, ffn_dim: int, gated: bool) -> None:
         super().__init__()
@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("--ffn-dim", type=int, default=2048, help="hidden dimension (default: %(default)s)")
     parser.add_argument("--experts", type=int, nargs="+", default=[4, 8, 12], help="numbers of experts")
     parser.add_argument("--gated", action="store_true", help="SwiGLU without biases")
-    parser.add_argument("--rounds", type=int, default=10, help="counted rounds, after two more (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="measured rounds, after two warm-ups (default: %(default)s)"
+    )
     args = parser.parse_args()
 
     torch.manual_seed(0)

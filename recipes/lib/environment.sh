@@ -1,15 +1,15 @@
-# Gives a recipe or tests/run.sh a Python with this checkout's package. To be sourced by bash:
+# Provide recipes and tests/run.sh with a Python environment that has this checkout's package. Source it from bash:
 #
 #   set -euo pipefail
 #   source recipes/lib/environment.sh
 #
-# An active environment that has this checkout's package and the extras is used. Otherwise `.venv` in the checkout is made
-# and filled once, with the versions of constraints.txt; again only when setup.py or constraints.txt changes. Sourcing it
-# twice, or from several shells at the same time, is safe; an installation that was cut off starts again. Afterwards
-# `python` and all commands come from that environment.
+# It uses the active environment if that has this checkout's package and the extras. Otherwise it creates `.venv` in the
+# checkout and installs the versions of constraints.txt, once; again only when setup.py or constraints.txt changes. Sourcing
+# it twice, or from several shells at the same time, is safe; an interrupted installation starts again. Afterwards `python`
+# and all commands come from that environment.
 #
-#   ALMA_EXTRAS   extras of setup.py that must be there    (default: test,report,sample)
-#   ALMA_PYTHON   the Python that makes .venv              (default: the first suitable of python3, python3.12, python3.11)
+#   ALMA_EXTRAS   required extras of setup.py              (default: test,report,sample)
+#   ALMA_PYTHON   Python that creates .venv                (default: the first suitable of python3, python3.12, python3.11)
 #   ALMA_OWN_VENV 1: use .venv even if another environment with the package is active       (default: 0)
 # shellcheck shell=bash
 
@@ -19,12 +19,12 @@
 
 ALMA_CHECKOUT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 ALMA_VENV=$ALMA_CHECKOUT/.venv
-ALMA_UNFINISHED=$ALMA_CHECKOUT/.venv.unfinished # exists while an installation is under way, or after it was cut off
+ALMA_UNFINISHED=$ALMA_CHECKOUT/.venv.unfinished # exists during an installation, and after an interrupted one
 
 alma_log() { echo "environment: $*" >&2; }
 
-# True if the active `python` has this very checkout installed, with what the extras need. It looks from the root folder,
-# because a Python in the checkout finds the package without any installation.
+# Return 0 if the active `python` has this checkout and the extras installed. It runs in the root folder, because a Python in
+# the checkout finds the package without any installation.
 alma_active_python_serves() {
   command -v python >/dev/null || return 1
   (cd / && python - "$ALMA_CHECKOUT" "$ALMA_EXTRAS" 2>/dev/null) <<'PYTHON'
@@ -41,7 +41,7 @@ for requirement in importlib.metadata.requires("fairseq-alma"):
 PYTHON
 }
 
-# Prints the Python that can make the environment, or what is missing on standard error.
+# Print a Python that can create the environment, or an error on standard error.
 alma_find_python() {
   local candidate
   for candidate in ${ALMA_PYTHON:-python3 python3.12 python3.11}; do
@@ -58,13 +58,13 @@ alma_find_python() {
   return 1
 }
 
-# What a finished installation is recognised by; the path is part of it because an environment cannot be moved.
+# Print the fingerprint of a complete installation; it includes the path because an environment cannot be moved.
 alma_fingerprint() {
   echo "$ALMA_VENV"
   cat "$ALMA_CHECKOUT/setup.py" "$ALMA_CHECKOUT/constraints.txt" | cksum
 }
 
-# True if .venv was filled from the present setup.py and constraints.txt, with all the extras.
+# Return 0 if .venv was installed from the current setup.py and constraints.txt, with all extras.
 alma_venv_is_complete() {
   local extra
   [ -f "$ALMA_VENV/alma-complete" ] && [ ! -e "$ALMA_UNFINISHED" ] || return 1
@@ -75,8 +75,8 @@ alma_venv_is_complete() {
   "$ALMA_VENV/bin/python" -c '' 2>/dev/null
 }
 
-# Makes .venv if there is none, and again if this script left it unfinished or finished it elsewhere (a moved checkout, a
-# Python that is gone). One that somebody made by hand is never removed.
+# Create .venv if it is missing, incomplete, or unusable (a moved checkout, a removed Python). An environment that was not
+# created by this script is never removed.
 alma_make_venv() {
   local python
   if [ -d "$ALMA_VENV" ] && [ ! -e "$ALMA_UNFINISHED" ]; then
@@ -101,22 +101,22 @@ alma_install() {
     -e ".[$ALMA_EXTRAS]" </dev/null >"$log" 2>&1); then
     tail -n 15 "$log" >&2
     alma_log "the installation failed; the reason is above, the full log in .venv/alma-install.log;" \
-      "correct that, then run the same command again"
+      "fix it, then run the same command again"
     return 1
   fi
-  # fairseq requires torchaudio, which nothing here needs: transformers imports it wherever it is installed, and its build
-  # fails next to a CPU build of torch.
+  # fairseq requires torchaudio, but this package does not use it. transformers imports an installed torchaudio, and its
+  # build fails with a CPU build of torch.
   "${pip[@]}" uninstall --yes torchaudio >>"$log" 2>&1 || return 1
   { alma_fingerprint && printf 'extra %s\n' ${ALMA_EXTRAS//,/ }; } >"$ALMA_VENV/alma-complete" || return 1
   rm -f "$ALMA_UNFINISHED"
   alma_log "installed in $((SECONDS - start)) s, $(du -sm "$ALMA_VENV" | cut -f1) MB"
 }
 
-# Waits for the lock of file descriptor 9. It belongs to this shell, which has the descriptor, and stays when Python ends;
-# not every system has the command flock.
+# Wait for the lock of file descriptor 9. The lock belongs to the descriptor of this shell and stays when Python exits; not
+# every system has the command flock.
 alma_lock() { "$1" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2>/dev/null; }
 
-# Installs under a lock; a shell that had to wait for another one finds the work done.
+# Install under a lock; a shell that waited for another one finds a complete installation.
 alma_ensure_venv() {
   local python
   alma_venv_is_complete && return 0

@@ -1,19 +1,18 @@
-# Runs the rows of a table, JOBS at a time. Sourced by recipes of many runs, after environment.sh.
+# Run the rows of a table, JOBS at a time. Recipes with several runs source it after environment.sh.
 #
-#   table NAME            the rows that follow belong to this table
-#   start NAME COMMAND... starts a row once a place is free; its log is $RUNS/NAME.log, its run $RUNS/NAME.
-#                         ROW_RUNS, where set, names the runs of that one command.
-#                         With DRY_RUN=1 it runs the command at once (which then only prints: it has --dry-run)
-#   settle                waits for all rows
-#   all_done              says which of them failed, with status 1
-#   finish                waits for all rows, says which failed, and shows every table
+#   table NAME            assign the following rows to this table
+#   start NAME COMMAND... start a row when fewer than JOBS are running; its log is $RUNS/NAME.log, its run $RUNS/NAME
+#                         (or the runs in ROW_RUNS). With DRY_RUN=1 run the command at once; its --dry-run only prints
+#   settle                wait for all rows
+#   all_done              print the rows that failed; status 1 if there are any
+#   finish                wait for all rows, print the rows that failed, and show every table
 # shellcheck shell=bash disable=SC2153
 
 : "${JOBS:=2}"
-TABLE=                # the table whose rows are being started
-declare -A TABLE_RUNS # table: its runs
-declare -A PIDS       # run: its process
-declare -A OUTCOMES   # run: done or failed, once it has ended
+TABLE=                # table of the rows that start next
+declare -A TABLE_RUNS # runs by table
+declare -A PIDS       # process by row
+declare -A OUTCOMES   # done or failed, by row that has ended
 trap 'kill $(jobs -pr) 2>/dev/null || true' EXIT
 
 table() { TABLE=$1; }
@@ -34,7 +33,7 @@ start() {
   PIDS[$name]=$!
 }
 
-# Notes how the rows ended that have: bash forgets it of a job that nobody waits for until many others have ended.
+# Record the exit status of rows that have ended; bash forgets it if nobody waits for the job before many others have ended.
 reap() {
   local name running
   running=" $(jobs -pr | tr '\n' ' ') "
@@ -44,13 +43,13 @@ reap() {
   done
 }
 
-# Waits until all rows have ended, and knows how: one may end between the two looks at them.
+# Wait for all rows and record their exit status. A row may end after the first reap, hence the second.
 settle() {
   while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
   reap
 }
 
-# Says which of the rows that have ended failed; status 1 if any did.
+# Print the rows that failed; status 1 if there are any.
 all_done() {
   local name status=0
   for name in "${!PIDS[@]}"; do

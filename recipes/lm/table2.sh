@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# A row of the paper's Tables 1 and 2: one learner on a stream of 4 mega-batches of text.
+# Train one row of the paper's Tables 1 and 2: one learner on a stream of 4 mega-batches of text.
 #
 #   recipes/lm/table2.sh {sm,ens,gens,gmoe} {base,large,small} [options of alma-stream]
 #   EXPERTS=8 recipes/lm/table2.sh sm base                   # SM_w1 with 8 experts
 #   EXPERTS=8 WAIT=3 STEPS=3 recipes/lm/table2.sh sm base    # SM_w3 (3x steps)
 #   MEMBERS=4 recipes/lm/table2.sh ens large --jobs 2        # Ens_w1, 4@4, two members at the same time
 #   IID=3 recipes/lm/table2.sh ens base                      # Table 1: i.i.d., k = 3
-#   METHOD=split recipes/lm/table2.sh gmoe base --stage 2    # smooth growth; one mega-batch, for a queue
+#   METHOD=split recipes/lm/table2.sh gmoe base --stage 2    # smooth growth; one stage, for a queue
 #   recipes/lm/table2.sh gmoe base --dry-run                 # print the commands
 #
 # Stream:    alma-prep-text YOUR_TEXT --preset paper --out runs/lm/stream --megabatches 4   (the paper: 440 million words each)
 # Size:      base: 6 layers, width 512, 65 to 116 million parameters with 4 to 12 experts; large: 12 layers, width 768
 #            small: 2 layers, width 64, for two CPU cores (recipes/lm/two_cores.sh)
-# Hardware:  base, large: 8 GPUs (the paper: V100, 32 GB); GPUS=1, 2, 4 make the same updates more slowly
+# Hardware:  base, large: 8 GPUs (the paper: V100, 32 GB); GPUS=1, 2 or 4 computes the same updates more slowly
 # Time:      base: days, large: weeks; 120,000 updates of 192 sequences of 512 tokens for each stage and model
 # Source:    the paper (v5), section 5 and appendix B.2; it tuned LR (2e-4 to 5e-3), WARMUP (500 to 4000) and DROPOUT
 set -euo pipefail
@@ -27,12 +27,12 @@ source recipes/lib/environment.sh
 
 : "${STREAM:=runs/lm/stream}" # 4 mega-batches; a vocabulary of 50,000 in the paper
 : "${RUNS:=runs/lm}"          # folder for the runs
-: "${EXPERTS:=4}"             # of each Switch layer; the paper: 4, 8, 12; gmoe: METHOD adds to 6, 8, 12
-: "${MEMBERS:=2}"             # models of ens
-: "${METHOD:=copy}"           # of gmoe: copy, split or scratch
+: "${EXPERTS:=4}"             # experts of each Switch layer; the paper: 4, 8, 12; gmoe: growth to 6, 8, 12
+: "${MEMBERS:=2}"             # number of models of ens
+: "${METHOD:=copy}"           # growth method of gmoe: copy, split or scratch
 : "${WAIT:=1}"                # mega-batches gathered before an update; the paper: 1, 3, 4
 : "${IID:=}"                  # k, instead of WAIT: i.i.d. on the first k mega-batches (Table 1)
-: "${STEPS:=1}"               # times the updates of a stage; the paper: 1, and 3 with WAIT=3, 4 with WAIT=4
+: "${STEPS:=1}"               # factor of the updates of a stage; the paper: 1, and 3 with WAIT=3, 4 with WAIT=4
 : "${SEED:=1}"
 if [ "$SIZE" = small ]; then
   : "${GPUS:=1}" "${LOCAL_BATCH:=16}" "${UPDATES:=250}" "${LR:=0.003}" "${WARMUP:=25}" "${DROPOUT:=0}" "${PRECISION:=fp32}"
@@ -41,7 +41,7 @@ if [ "$SIZE" = small ]; then
   GLOBAL_BATCH=16 TOKENS=128
 else
   : "${GPUS:=8}"        # processes, one for each device
-  : "${LOCAL_BATCH:=8}" # sequences that a device computes at a time; less takes less memory
+  : "${LOCAL_BATCH:=8}" # sequences per device and batch; fewer need less memory
   : "${UPDATES:=120000}" "${DROPOUT:=0.1}" "${PRECISION:=bf16}" # bf16 or fp32; the paper does not say
   if [ "$SIZE" = large ]; then : "${LR:=5e-4}" "${WARMUP:=4000}"; else : "${LR:=1e-3}" "${WARMUP:=2000}"; fi
   MODEL=(--arch "alma_switch_lm_$SIZE")

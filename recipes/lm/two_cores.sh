@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tables 1 and 2 at a size for two CPU cores: all rows of recipes/lm/table2.sh with the size small.
+# Train all rows of Tables 1 and 2 at a size for two CPU cores: recipes/lm/table2.sh with the size small.
 #
 # Text:      TEXT, files or folders; the first BYTES of it (default: English Wikipedia, fetched)
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
@@ -12,12 +12,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
 
-: "${RUNS:=runs/lm-two-cores}"          # folder for everything that is written
+: "${RUNS:=runs/lm-two-cores}"          # output folder
 : "${TEXT:=corpora/wikipedia-2015.txt}"
 : "${BYTES:=6000000}"
-: "${SEEDS:=1 2 3}"                     # of the rows without waiting; the others have the first of them
+: "${SEEDS:=1 2 3}"                     # seeds of the rows without waiting; the other rows use the first seed
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUNS STREAM=$RUNS/stream
-OPTIONS=("$@") # of alma-stream
+OPTIONS=("$@") # options of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 source recipes/lib/jobs.sh
@@ -29,7 +29,7 @@ if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
   alma-prep-text "$RUNS/text.txt" --out "$STREAM" --megabatches 4 --vocab-size 2000
 fi
 
-# row NAME LEARNER KNOB=VALUE...: start a row as soon as a place is free.
+# row NAME LEARNER KNOB=VALUE...: start a row when fewer than JOBS are running.
 row() {
   local name=$1 learner=$2
   shift 2

@@ -72,7 +72,7 @@ def test_the_examples_of_the_front_door_hold(name, tour, monkeypatch):
     ("words", "said"),
     [
         (["out", "--text", "nothere.txt"], "nothere.txt: no such file\n"),
-        (["taken"], "taken: cannot be a folder (File exists); name another one\n"),
+        (["taken"], "taken: cannot create this folder (File exists); give another path\n"),
     ],
 )
 def test_a_text_or_folder_that_cannot_be_is_one_line_and_nothing_is_written(
