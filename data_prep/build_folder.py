@@ -12,7 +12,7 @@ from fairseq_alma.files import publish, synchronise_tree
 def publish_stream(built: Path, stream: Stream) -> None:
     """Write the manifest and move a folder to the place of a new stream, ``stream.root``."""
     write_manifest(stream, built / MANIFEST)
-    publish(built, stream.root, "--out ")
+    publish(built, stream.root)
 
 
 def publish_additions(built: Path, stream: Stream) -> None:

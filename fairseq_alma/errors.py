@@ -1,21 +1,20 @@
-"""Errors that a user can correct, in one line each: `AlmaError`, checks before any work, faults of the system."""
+"""Errors that a user can correct, in one line each: `AlmaError`, checks of paths, faults of the system."""
 
 import contextlib
 import errno
 import os
-import stat
 import traceback
 import unicodedata
 from pathlib import Path
 from typing import Iterator, Optional
 
 GIVEN_CODE: list[str] = []
-"""Files and folders of the user's own code, such as learners; a fault in them names the line."""
+"""Files and folders of the user's own code, such as learners; the message of an error in them names the line."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
 
 def printable(text: str) -> str:
-    r"""Escape what would steer a terminal: ``\x1b`` for an escape, as file names may hold any character."""
+    r"""Escape control characters, which file names may contain: ``\x1b`` for an escape."""
     if text.isprintable():
         return text
     return "".join(
@@ -25,11 +24,10 @@ def printable(text: str) -> str:
 
 
 class AlmaError(SystemExit, ValueError):
-    """Report bad input in one line: the file or flag, what was found, the rule, the next step.
+    """Report bad input in one line: the file or flag, the value found, the rule, the next step.
 
-    Python code catches it as the ``ValueError`` that it is. Where nobody catches it, the interpreter treats it as any
-    ``SystemExit`` with a text: it prints that one line on standard error and exits with status 1. The stock commands
-    of fairseq, whose entry points are not ours, therefore answer bad input without a traceback too.
+    Python code catches it as a ``ValueError``. Uncaught, it acts as a ``SystemExit`` with a text: the interpreter
+    prints one line on standard error and exits with status 1, also under the commands of fairseq.
     """
 
     def __init__(self, message: str) -> None:
@@ -41,7 +39,7 @@ class AlmaError(SystemExit, ValueError):
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the path into an ``OSError`` that names no file: Python names it when opening fails, but not when writing."""
+    """Add the path to an ``OSError`` without a file name: if writing fails, Python names no file."""
     try:
         yield
     except OSError as error:
@@ -52,7 +50,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Raise AlmaError for what `describe_fault` knows."""
+    """Convert the errors that `describe_fault` describes to AlmaError."""
     try:
         yield
     except Exception as error:
@@ -63,87 +61,74 @@ def in_one_line() -> Iterator[None]:
 
 
 def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from: a library may have made another error of an interruption."""
+    """Yield an error and the errors that it was raised from; torch, for example, raises its own after Ctrl-C."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def describe_fault(error: BaseException) -> Optional[str]:
-    """Describe in one line a fault of the system or of the user's code; None: the error is a defect of this package."""
+    """Describe in one line a fault of the system or of the user's code; return None for a defect of this package."""
     if isinstance(error, MemoryError) or any(
         type(each).__name__ == "OutOfMemoryError" or any(words in str(each) for words in _NO_MEMORY)
         for each in causes(error)
     ):
         return f"out of memory ({str(error).strip().partition(chr(10))[0]}); give smaller sizes or fewer processes"
     if isinstance(error, OSError):
-        return describe_os_error(error)
-    return _describe_given_code(error)
-
-
-def _describe_given_code(error: BaseException) -> Optional[str]:
+        where = "standard output, or a file" if error.filename is None else error.filename
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{where}: the disk is full; free some space or choose another folder, then repeat the command"
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return f"{where}: permission denied; change the permissions (chmod), or give another path"
+        return f"{where}: {error.strerror or error}; check the path and repeat the command"
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
     for file, line in reversed(frames):
         if any(file == given or file.startswith(f"{given}{os.sep}") for given in GIVEN_CODE):
-            return f"{file}, line {line}: {type(error).__name__}: {error}; fix it, and give the same command again"
+            return f"{file}, line {line}: {type(error).__name__}: {error}; correct the code and repeat the command"
     return None
 
 
-def describe_os_error(error: OSError) -> str:
-    """Describe in one line which file failed, why, and what to do."""
-    where = "standard output, or a file" if error.filename is None else error.filename
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{where}: the disk is full; free some space or choose another folder, then give the same command again"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{where}: permission denied; change the permissions (chmod), or give another path"
-    return f"{where}: {error.strerror or error}; check the path and give the command again"
-
-
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if what a command is to read is there but no file that it may read.
+    """Raise AlmaError if an input exists but is not a readable file; the reader reports a missing one.
 
     Args:
-        path: of the file. A missing one passes: its reader reports that.
-        flag: that names it.
-        advice: what to do.
+        path: the file.
+        flag: option or operand, for the message.
+        advice: next step, for the message.
     """
     if path.exists() and not path.is_file():
-        raise AlmaError(f"{flag} {path}: {'a folder' if path.is_dir() else 'a pipe or a device'}, no file; {advice}")
+        raise AlmaError(f"{flag} {path}: {'a folder' if path.is_dir() else 'a pipe or a device'}, not a file; {advice}")
     if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
         raise AlmaError(f"{flag} {path}: permission denied; make it readable (chmod), or {advice}")
 
 
 def refuse_no_folder(out: Path, flag: str) -> None:
-    """Raise AlmaError if a command cannot write into a folder or make it."""
+    """Raise AlmaError if an output folder cannot be created or written to."""
     if out.exists() and not out.is_dir():
         raise AlmaError(f"{flag} {out}: a file; give the name of a folder")
     refuse_unwritable(out, flag)
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:
-    """Raise AlmaError if nothing can be written at a path, there or not, because of the folders on the way to it."""
+    """Raise AlmaError if the folder of an output, or the nearest folder above it that exists, is not writable."""
     folder = out if out.is_dir() else out.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
-        raise AlmaError(f"{flag} {out}: {folder} is no folder; give another path")
+        raise AlmaError(f"{flag} {out}: {folder} is not a folder; give another path")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         raise AlmaError(f"{flag} {out}: no permission to write to {folder}; choose another folder")
 
 
 def refuse_irregular(path: Path, flag: str = "") -> None:
-    """Raise AlmaError unless a file may be written at this path: only a regular file is replaced.
+    """Raise AlmaError if there is a folder, a link or a device where a file will be written.
 
     Args:
         path: the file.
-        flag: that names it, with a space behind it, for the message.
+        flag: option with a space after it, for the message.
     """
-    try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not stat.S_ISREG(mode):
-        found = "a symbolic link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "no regular file"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        found = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "not a regular file"
         raise AlmaError(f"{flag}{path}: {found}, which is not replaced; give the name of a new or a regular file")

@@ -60,6 +60,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, stream=stream, checkpoint=checkpoint)
 
 
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse a lock that another process holds without waiting."""
+    monkeypatch.setattr("fairseq_alma.files.LOCK_PATIENCE_SECONDS", 0)
+
+
 @pytest.fixture(autouse=True)
 def gpus_as_they_were() -> None:
     """Undo what a command with ``--cpu`` in this process did."""

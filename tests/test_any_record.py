@@ -131,12 +131,12 @@ def test_a_record_with_keys_of_a_version_to_come_is_read(name: str, good) -> Non
 @pytest.mark.parametrize(
     ("place", "value", "line"),
     [
-        (("test", "ppl"), "4", "$.test.ppl is '4', float is needed"),
-        (("num_updates",), -1, "$.num_updates is -1, int >= 0 is needed"),
-        (("num_updates",), 2.5, "$.num_updates is 2.5, int is needed"),
-        (("megabatches",), [0, 10_000], "$.megabatches[1] is 10000, int <= 9999 is needed"),
-        (("megabatches",), [], "$.megabatches is a list of 0, "),
-        (("valid",), {"loss": 1.0}, "no ppl in $.valid"),
+        (("test", "ppl"), "4", "$.test.ppl: Expected float, got str"),
+        (("num_updates",), -1, "$.num_updates: Expected int >= 0"),
+        (("num_updates",), 2.5, "$.num_updates: Expected int, got float"),
+        (("megabatches",), [0, 10_000], "$.megabatches[1]: Expected int <= 9999"),
+        (("megabatches",), [], "$.megabatches: Expected array of length >= 1"),
+        (("valid",), {"loss": 1.0}, "$.valid: Object missing required field ppl"),
         (("stage",), 7, "it is the record of stage 7"),
     ],
 )
@@ -156,7 +156,7 @@ def test_what_is_wrong_in_a_record_is_named_with_its_place_and_what_to_do(place,
         (lambda manifest: manifest["splits"].pop(-2), "no valid"),
         (lambda manifest: manifest["splits"].reverse(), "splits out of order"),
         (lambda manifest: manifest["splits"][0]["files"][0].update(path="../t.npy"), "path '../t.npy' found, one "),
-        (lambda manifest: manifest["images"].update(num_classes=0), "$.images.num_classes is 0, int >= 1 is needed"),
+        (lambda manifest: manifest["images"].update(num_classes=0), "$.images.num_classes: Expected int >= 1"),
     ],
 )
 def test_a_manifest_that_leaves_something_out_or_leads_elsewhere_is_refused(change, line: str, tmp_path: Path) -> None:

@@ -1,18 +1,16 @@
-"""A file or folder appears complete or not at all; nothing else is touched, and nothing is left behind."""
+"""A file or folder appears complete or not at all; nothing else changes, and no temporary file remains."""
 
-import contextlib
 import errno
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import locked, new_folder, once_per_file, open_atomically, sweep
+from fairseq_alma.files import locked, once_per_file, open_atomically, publish, sweep, work_folder
 
 HANG = """
 import sys, time
@@ -53,7 +51,7 @@ def test_text_is_utf_8_and_the_mode_is_that_of_any_new_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("durable", "synchronised"), [(True, 2), (False, 0)])
-def test_file_and_folder_are_on_the_disk_unless_that_is_not_wanted(durable, synchronised, tmp_path, monkeypatch):
+def test_file_and_folder_are_fsynced_if_durable(durable, synchronised, tmp_path, monkeypatch):
     seen: list[int] = []
     monkeypatch.setattr(os, "fsync", seen.append)
     with open_atomically(tmp_path / "file", durable=durable) as file:
@@ -62,7 +60,7 @@ def test_file_and_folder_are_on_the_disk_unless_that_is_not_wanted(durable, sync
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit(143)])
-def test_whatever_is_raised_leaves_the_file_before_and_nothing_else(error: BaseException, tmp_path: Path) -> None:
+def test_an_exception_keeps_the_old_file_and_removes_the_new_one(error: BaseException, tmp_path: Path) -> None:
     write(tmp_path / "file", b"old")
     with pytest.raises(type(error)) as raised, open_atomically(tmp_path / "file") as file:
         file.write(b"half")
@@ -74,7 +72,7 @@ def test_whatever_is_raised_leaves_the_file_before_and_nothing_else(error: BaseE
 @pytest.mark.parametrize(
     "body", ["file.write(b'x' * (1 << 20))", "import torch; torch.save({'a': torch.zeros(1 << 20)}, file)"]
 )
-def test_a_disk_that_takes_no_more_is_an_os_error_of_that_file_whoever_writes(body: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_os_error_that_names_the_file(body: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     code = (
@@ -92,12 +90,12 @@ def test_a_disk_that_takes_no_more_is_an_os_error_of_that_file_whoever_writes(bo
 def test_only_a_regular_file_is_replaced(make, tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"mine")
     make(tmp_path / "file")
-    with pytest.raises(AlmaError, match=r"file: (a symbolic link|no regular file|a folder), which is not replaced"):
+    with pytest.raises(AlmaError, match=r"file: (a symbolic link|not a regular file|a folder), which is not replaced"):
         write(tmp_path / "file")
     assert (tmp_path / "precious").read_bytes() == b"mine"
 
 
-def test_what_a_killed_writer_left_gives_way_to_the_next_one(tmp_path: Path) -> None:
+def test_the_next_writer_and_sweep_remove_the_file_of_a_killed_writer(tmp_path: Path) -> None:
     for next_one in (lambda: sweep(tmp_path), lambda: write(tmp_path / "a")):
         writer = subprocess.Popen([sys.executable, "-c", HANG, tmp_path / "a"], stdout=subprocess.PIPE)
         assert writer.stdout.readline() == b"writing\n"
@@ -108,20 +106,12 @@ def test_what_a_killed_writer_left_gives_way_to_the_next_one(tmp_path: Path) -> 
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("replace", [True, False])
-def test_a_file_that_is_put_there_meanwhile_is_replaced_only_where_that_was_asked_for(replace: bool, tmp_path: Path):
-    refused = contextlib.nullcontext() if replace else pytest.raises(AlmaError, match="a: exists already")
-    with refused, open_atomically(tmp_path / "a", "w", replace=replace) as file:
-        file.write("new")
-        (tmp_path / "a").write_text("meanwhile")
-    assert (tmp_path / "a").read_text() == ("new" if replace else "meanwhile") and names(tmp_path) == ["a"]
-
-
 def fill(out: Path) -> None:
-    with new_folder(out, "--out ", "alma-export") as folder:
+    with work_folder(out, "alma-export") as folder:
         (folder / "a").write_text("complete")
         (folder / "b").mkdir()
         (folder / "b/c").write_text("complete")
+        publish(folder, out)
 
 
 def fill_or_die(out: Path, dies_at: int) -> int:
@@ -153,46 +143,30 @@ def test_a_folder_is_complete_or_not_there_whenever_its_writer_is_killed(tmp_pat
             fill(tmp_path / "out")
         assert (tmp_path / "out/b/c").read_text() == (tmp_path / "out/a").read_text() == "complete"
         assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["a", "b"]
-        with pytest.raises(AlmaError, match="exists and is not empty"):
+        with pytest.raises(AlmaError, match=r"--out .*out: Directory not empty; give the name of a new folder"):
             fill(tmp_path / "out")
         shutil.rmtree(tmp_path / "out")
         dies_at += 1
     assert dies_at > 5 and names(tmp_path) == ["out"]
 
 
-def test_two_writers_of_one_folder_are_told_of_each_other(tmp_path: Path) -> None:
-    refused = pytest.raises(AlmaError, match=r"out: another alma-export is working on it; wait until it ends")
-    with new_folder(tmp_path / "out", "--out ", "alma-export"), refused:
-        fill(tmp_path / "out")
-    assert names(tmp_path) == ["out"]
-
-
-def test_two_holders_of_one_lock_are_told_of_each_other(tmp_path: Path) -> None:
-    refused = pytest.raises(AlmaError, match=rf"R: another alma-stream \(process {os.getpid()} ")
-    with locked(tmp_path / ".lock", "R"), refused, locked(tmp_path / ".lock", "R"):
+def test_a_second_process_is_refused_by_a_lock_file_and_by_a_work_folder(tmp_path: Path, no_patience) -> None:
+    line = rf"R: another alma-stream \(process {os.getpid()} on .*\) is working on it; wait until it ends"
+    with locked(tmp_path / ".lock", "R"), pytest.raises(AlmaError, match=line), locked(tmp_path / ".lock", "R"):
         pass
     with locked(tmp_path / ".lock", "R", shared=True), locked(tmp_path / ".lock", "R", shared=True):
         pass
+    refused = pytest.raises(AlmaError, match=r"out: another alma-export is working on it; wait until it ends")
+    with work_folder(tmp_path / "out", "alma-export"), refused:
+        fill(tmp_path / "out")
+    assert names(tmp_path) == [".lock"]
 
 
-def test_what_is_put_in_a_folders_place_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    refused = pytest.raises(AlmaError, match=r"--out .*out: something was put there meanwhile")
-    with refused, new_folder(tmp_path / "out", "--out ", "alma-export"):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out/mine").write_text("mine")
-    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["mine"]
-
-
-def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
+def test_a_file_is_read_again_only_after_a_change(tmp_path: Path) -> None:
     reads: list[Path] = []
     read = once_per_file(lambda path: reads.append(path) or path.read_text())
     path = tmp_path / "file"
-    path.write_text("a")
-    read(path)
-    assert read(path) == "a" and len(reads) == 2  # it was changed a moment ago, and may change again unnoticed
-    os.utime(path)
-    while path.stat().st_ctime > time.time() - 0.2:
-        pass
-    assert read(path) == read(path) == "a" and len(reads) == 3
-    path.write_text("bb")
-    assert read(path) == "bb"
+    write(path, b"a")
+    assert read(path) == read(path) == "a" and len(reads) == 1
+    write(path, b"b")
+    assert read(path) == "b"

@@ -142,15 +142,14 @@ def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping
     }
 
 
-def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path], replace: bool = True) -> None:
+def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
     """Save a checkpoint so that it appears under its name only when it is complete.
 
     Args:
         checkpoint: what `read_checkpoint` returns.
         path: the file.
-        replace: whether one that exists is replaced, or refused.
     """
-    with open_atomically(Path(path), replace=replace) as file:
+    with open_atomically(Path(path)) as file:
         torch.save(checkpoint, file)
 
 

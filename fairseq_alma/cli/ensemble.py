@@ -65,11 +65,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 
     if options.average:
-        write_average(members[0], out, options.force)
+        write_average(members[0], out)
         print(f"{printable(str(out))}: the average of {printable(str(members[0]))}")
         return 0
     ensemble = join_checkpoints(members, weights, out, options.embed)
-    write_checkpoint(ensemble, out, options.force)
+    write_checkpoint(ensemble, out)
     entries = ensemble["cfg"]["model"]["members"]
     for path, entry in zip(members, entries, strict=True):
         print(f"{entry['weight']:.4f}  {printable(str(path))}")

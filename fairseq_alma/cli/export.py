@@ -7,7 +7,6 @@ from typing import Optional, Sequence
 
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
-from fairseq_alma.files import refuse_occupied
 from fairseq_alma.options import operand, opt, utf8_path
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model, stream_option
 from fairseq_alma.terminal import print_line
@@ -46,9 +45,8 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     args = ExportOptions.read(build_parser().parse_args(argv))
     path = find_model(args.path, args.arrival)
     refuse_no_file(path, "MODEL", "give a run, or a checkpoint that fairseq-train, alma-grow or alma-import wrote")
-    if args.out.is_dir() and args.out.samefile("."):
-        raise AlmaError(f"--out {args.out}: the current folder, which would be replaced; give a new folder")
-    refuse_occupied(args.out, "--out ")
+    if args.out.exists() or args.out.is_symlink():
+        raise AlmaError(f"--out {args.out}: exists already; give the name of a new folder")
     refuse_unwritable(args.out, "--out")
     # This imports torch, which takes seconds; --help and usage errors need none of it.
     from fairseq_alma.exchange.export import export_model

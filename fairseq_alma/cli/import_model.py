@@ -61,7 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     if stream is not None and stream.kind != "text":
         raise AlmaError(f"--stream {args.stream}: a stream of {stream.kind}; give one of text")
     checkpoint = import_folder(args.folder, stream)
-    write_checkpoint(checkpoint, args.out, args.force)
+    write_checkpoint(checkpoint, args.out)
     options, rows = checkpoint["cfg"]["model"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
     print_line(f"{args.out}: {options['decoder_layers']} layers, {rows:,} tokens, fairseq's four included", sys.stdout)
     return 0

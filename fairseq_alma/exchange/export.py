@@ -30,7 +30,7 @@ from fairseq_alma.exchange.tokenizer_files import (
     check_same_ids,
     vocabulary_of,
 )
-from fairseq_alma.files import new_folder
+from fairseq_alma.files import publish, work_folder
 from fairseq_alma.growth.gate_tree import has_experts
 from fairseq_alma.runs.lookup import stream_of
 
@@ -96,12 +96,13 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         check_same_ids(vocabulary.files[TOKENIZER], tokenizer, _texts(stream, tokenizer))
     (architecture,) = settings["architectures"]
     first = json.loads(vocabulary.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
-    with new_folder(out, "--out ", "alma-export") as folder:
+    with work_folder(out, "alma-export") as folder:
         write_tensors(tensors, folder / WEIGHTS)
         card = model_card(path, stream, facts, architecture, context, first)
         content = {CONFIG: json.dumps(settings, indent=2) + "\n", "README.md": card}
         for name, text in (content | dict(vocabulary.files)).items():
             (folder / name).write_text(text, encoding="utf-8")
+        publish(folder, out)
     return Exported(facts, architecture, settings["vocab_size"], (out / WEIGHTS).stat().st_size)
 
 

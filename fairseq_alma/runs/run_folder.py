@@ -5,7 +5,6 @@ complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, "Co
 """
 
 import contextlib
-import fcntl
 import re
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
@@ -15,7 +14,6 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import (
     as_record,
     locked,
-    open_lock,
     read_json_object,
     require_version,
     sweep,
@@ -180,8 +178,7 @@ class RunFolder:
         """Hold the lock of run.json for a moment; whoever comes second waits."""
         self._refuse_other_folder()
         self.root.mkdir(parents=True, exist_ok=True)
-        with open_lock(self.root / ".lock") as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked(self.root / ".lock", f"{self.root}"):
             sweep(self.root)
             yield
 

@@ -69,7 +69,7 @@ def grow(args: GrowOptions) -> str:
         checkpoint, table = _add_experts(checkpoint, model, args)
         lines.append(table)
     refuse_other_shapes(checkpoint["model"], _build(checkpoint, args.out), args.out, _UNALTERED)
-    write_checkpoint(checkpoint, args.out, args.force)
+    write_checkpoint(checkpoint, args.out)
     config = checkpoint["cfg"]["model"]
     shape = f"takes its shape from there, which is --num-experts {config['num_experts']}"
     if config["gate_trees"]:

@@ -122,7 +122,7 @@ def drop_optimizer_state(path: Path) -> None:
 
 def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
     """Remove all checkpoints of a save directory but the last and ``others``, once the last is on the disk."""
-    synchronise(folder / LAST_CHECKPOINT)
+    synchronise(folder / LAST_CHECKPOINT, folder)
     for path in _files(folder):
         if path.name not in (LAST_CHECKPOINT, *others):
             path.unlink()

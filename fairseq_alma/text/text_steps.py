@@ -343,9 +343,9 @@ class Train(TrainingStep):
 
     def _synchronise(self) -> None:
         """Write the final checkpoints through to the disk, before any stage.json says that they are there."""
-        stage_checkpoints.synchronise(self.folder / LAST_CHECKPOINT)
+        stage_checkpoints.synchronise(self.folder / LAST_CHECKPOINT, self.folder)
         if self.job.keeps_best and (self.folder / BEST).is_file():
-            stage_checkpoints.synchronise(self.folder / BEST)
+            stage_checkpoints.synchronise(self.folder / BEST, self.folder)
 
 
 def _watch(

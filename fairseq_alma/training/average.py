@@ -92,11 +92,11 @@ def _parameters(model: "nn.Module") -> dict[str, "Tensor"]:
     return dict(model.named_parameters())
 
 
-def write_average(path: Path, out: Path, replace: bool = True) -> None:
+def write_average(path: Path, out: Path) -> None:
     """Write the averaged weights in a checkpoint as a checkpoint of their own; see `averaged_model`."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 
-    write_checkpoint(averaged_model(read_checkpoint(path), path), out, replace)
+    write_checkpoint(averaged_model(read_checkpoint(path), path), out)
 
 
 def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":

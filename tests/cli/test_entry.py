@@ -142,13 +142,13 @@ def test_a_usage_error_repeats_no_more_than_a_message_holds_and_steers_no_termin
 
 def test_what_cannot_be_read_or_written_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(AlmaError, match=r"--path .*: a folder, no file; give a checkpoint"):
+    with pytest.raises(AlmaError, match=r"--path .*: a folder, not a file; give a checkpoint"):
         refuse_no_file(tmp_path, "--path", "give a checkpoint")
-    with pytest.raises(AlmaError, match=r"--path /dev/null: a pipe or a device, no file"):
+    with pytest.raises(AlmaError, match=r"--path /dev/null: a pipe or a device, not a file"):
         refuse_no_file(Path("/dev/null"), "--path", "give a checkpoint")
     with pytest.raises(AlmaError, match=r"--out .*file: a file; give the name of a folder"):
         refuse_no_folder(tmp_path / "file", "--out")
-    with pytest.raises(AlmaError, match=r"--out .*file/a/b: .*file is no folder"):
+    with pytest.raises(AlmaError, match=r"--out .*file/a/b: .*file is not a folder"):
         refuse_no_folder(tmp_path / "file/a/b", "--out")
     refuse_no_file(tmp_path / "file", "--path", "")
     refuse_no_file(tmp_path / "none", "--path", "")

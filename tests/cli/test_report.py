@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_reported(tmp_path, capsys)
     errors = captured.err.splitlines()
     for error, said in zip(errors, (
         "damaged/stage-001/stage.json: damaged, not JSON", "S1: no run.json in it", "nowhere: no such folder",
-        "run.json: a file, so this is no run", "record/run.json: damaged, no seed",
+        "run.json: a file, so this is no run", "record/run.json: damaged, Object missing required field seed",
     ), strict=True):  # fmt: skip
         assert said in error
 

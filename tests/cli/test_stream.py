@@ -183,7 +183,7 @@ def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(str
     assert json.loads((tmp_path / "R" / "run.json").read_text())["seed"] == 9
 
 
-def test_a_run_that_another_alma_stream_has_just_begun_is_not_changed(stream, tmp_path, no_commands):
+def test_a_run_that_another_alma_stream_has_just_begun_is_not_changed(stream, tmp_path, no_commands, no_patience):
     begin(stream, tmp_path)
     with RunFolder(tmp_path / "R").lock_stage(0), pytest.raises(AlmaError, match="another alma-stream"):
         run(stream, tmp_path, "--seed", "9")

@@ -80,7 +80,8 @@ def printed_training(folder):
 def kill_in_training(folder):
     """Kill alma-stream at the third checkpoint of stage 1; before, while another has its lock, it must be refused."""
     stage = folder / "R" / "stage-001"
-    with RunFolder(folder / "R").lock_stage(1):
+    with RunFolder(folder / "R").lock_stage(1), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairseq_alma.files.LOCK_PATIENCE_SECONDS", 0)
         second = run_script(alma_stream(folder))
     assert second.returncode == 1
     assert "stage-001: another alma-stream" in second.stderr

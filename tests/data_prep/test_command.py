@@ -402,7 +402,7 @@ def test_full_disk_is_one_line_and_leaves_nothing_behind(text, tmp_path):
     assert os.listdir(tmp_path / "disk") == []
 
 
-def test_killed_run_does_not_hinder_the_next_one(text, tmp_path):
+def test_killed_run_does_not_hinder_the_next_one(text, tmp_path, no_patience):
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "stream")]
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)

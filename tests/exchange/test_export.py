@@ -190,13 +190,8 @@ def test_what_no_stock_architecture_computes_is_refused_in_one_line(kind, said, 
     assert said in refused(tmp_path, checkpoints[kind], "--out", tmp_path / "out")
 
 
-def test_what_stands_at_out_is_left_alone(checkpoints, tmp_path, monkeypatch):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").write_text("mine")
-    assert "exists and is not empty" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path / "full")
-    assert "a file or a link" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path / "full" / "mine.txt")
-    monkeypatch.chdir(tmp_path / "full")
-    assert "the current folder" in refused(tmp_path, checkpoints["dense"], "--out", ".")
+def test_an_existing_folder_is_not_replaced(checkpoints, tmp_path):
+    assert f"--out {tmp_path}: exists already" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path)
 
 
 def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, sentencepiece_stream, tmp_path):

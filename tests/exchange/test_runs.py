@@ -70,7 +70,7 @@ def test_a_path_without_a_model_is_one_line(model, tmp_path):
             ["--arrival", "0"],
             "not a run, so it has no model at",
         ),
-        (model / "stream", [], "a folder, no file; give a run, or a checkpoint"),
+        (model / "stream", [], "a folder, not a file; give a run, or a checkpoint"),
     ):
         with pytest.raises(AlmaError, match=message):
             export([str(path), "--out", "out", *options])

@@ -58,8 +58,7 @@ def test_a_run_of_version_0_2_0_and_one_of_a_later_version_are_refused_in_one_li
                 read()
 
 
-def test_a_second_alma_stream_on_a_stage_is_refused_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waits"))
+def test_a_second_alma_stream_on_a_stage_is_refused(tmp_path, no_patience):
     folder = RunFolder(tmp_path)
     with folder.lock_stage(0):
         with pytest.raises(AlmaError, match=rf"another alma-stream \(process {os.getpid()} on .*wait until it ends"):

@@ -97,5 +97,5 @@ def test_other_versions_are_told(tmp_path):
 
 def test_a_record_with_parts_missing_is_damaged(tmp_path):
     (tmp_path / "run.json").write_text('{"learner": "sm", "stream": {}}')
-    with pytest.raises(AlmaError, match=r"run.json: damaged, no \w+ in .*; give another --run"):
+    with pytest.raises(AlmaError, match=r"run.json: damaged, .*Object missing required field \w+; give another --run"):
         RunFolder(tmp_path).read_run()

@@ -76,7 +76,7 @@ def pretend(monkeypatch, *progress):
     monkeypatch.setattr(stage_checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
     monkeypatch.setattr(stage_checkpoints, "is_complete", lambda path: True)
     monkeypatch.setattr(text_steps, "read_progress", lambda path: next(looks))
-    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda path: None)
+    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda *paths: None)
 
 
 def write_checkpoint(job, model):
@@ -179,8 +179,8 @@ def test_nothing_is_removed_before_what_stays_is_on_the_disk(job, monkeypatch):
     second = plan_learner("sm", stages(2, 1))[1]
     before, after = (write_checkpoint(job, model) for model in (second.trainings[0].start, *second.predictors))
 
-    def fail(path):
-        assert path == after
+    def fail(*paths):
+        assert paths == (after, after.parent)
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(stage_checkpoints, "synchronise", fail)
@@ -196,7 +196,7 @@ def test_a_training_whose_best_checkpoint_was_cut_off_begins_anew(launched, monk
     best.write_bytes(last.read_bytes()[:100])
     monkeypatch.setattr(stage_checkpoints, "is_complete", lambda path: True)
     monkeypatch.setattr(text_steps, "read_progress", lambda path: Progress(10, 0, 1000))
-    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda path: None)
+    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda *paths: None)
     train(job)
     assert launched.programs == ["fairseq-train"]
     assert not last.exists() and not best.exists()
