@@ -1,0 +1,35 @@
+"""``recipes/monthly/streams.py`` writes a month for each topic of articles."""
+
+import lzma
+import runpy
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "recipes/monthly/streams.py"
+
+
+def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path, monkeypatch):
+    topics, longest = (runpy.run_path(str(SCRIPT))[name] for name in ("TOPICS", "LONGEST"))
+    paragraph = "A paragraph of no topic. " * 8
+    articles = [
+        f"Title {number}\nIt has {' '.join(words.split()[:2])}. More.\n" + f"{paragraph}\n" * 40
+        for number in range(2)
+        for words in topics.values()
+    ]
+    articles.insert(3, f"Nothing\n{paragraph}\n" * 4)  # no topic
+    rows, offset = ["shard\tbyte_offset\tnbytes\tcurid\ttitle"], 0
+    for article in articles:
+        rows.append(f"0\t{offset}\t{len(article)}\t1\tT")
+        offset += len(article)
+    (tmp_path / "t.tsv.xz").write_bytes(lzma.compress("\n".join(rows).encode()))
+    (tmp_path / "0.txt.xz").write_bytes(lzma.compress("".join(articles).encode()))
+    words = ["wikipedia", *(str(tmp_path / name) for name in ("t.tsv.xz", "0.txt.xz")), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["streams.py", *words, "--size", "5k"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    for number, known in enumerate(topics.values(), start=1):
+        documents = (tmp_path / f"{number}.txt").read_text().strip().split("\n\n")
+        assert len(documents) == (2 if number in (2, 4) else 1)  # months differ in length
+        for document in documents:
+            assert f"It has {' '.join(known.split()[:2])}." in document and "Nothing" not in document
+            assert document.endswith(paragraph.strip()[-9:]) or document.endswith(paragraph)
+            assert longest["wikipedia"] - len(paragraph) <= len(document) <= longest["wikipedia"]
