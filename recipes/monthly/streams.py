@@ -49,7 +49,7 @@ PACKAGES = ("networkx", "sympy", "matplotlib", "transformers", "scikit-learn", "
 
 
 def topic_of(article: str) -> Optional[str]:
-    """Return the topic with the most words in the title and first sentence; None if there is no such topic, or a tie."""
+    """Return the topic with the most words in the title and first sentence; None if there is none, or a tie."""
     title, _, rest = article.partition("\n")
     words = set(re.findall(r"\w+", f"{title} {rest.partition('. ')[0]}".lower()))
     counts = {topic: len(words & set(known.split())) for topic, known in TOPICS.items()}
@@ -123,7 +123,7 @@ def main() -> None:
     python.add_argument("constraints", type=Path, metavar="CONSTRAINTS", help="constraints.txt, the pinned versions")
     for each in (wikipedia, python):
         each.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the six files")
-        each.add_argument("--size", type=read_size, default="1M", help="mean bytes of a month, such as 800k or 1M (default: 1M)")
+        each.add_argument("--size", type=read_size, default="1M", help="mean bytes of a month, as 800k (default: 1M)")
     options = parser.parse_args()
     if options.kind == "wikipedia":
         names, documents = tuple(TOPICS), read_articles(options.articles, options.shards)
