@@ -1,11 +1,10 @@
-"""The models that are built from a checkpoint, by name: other architectures are refused, and unsafe options.
+"""The allow-list of architectures built from checkpoints, and the comparison of tensor shapes. No fairseq.
 
-Stock fairseq hands strings in the options of many architectures to Python's ``eval``; of ``transformer_lm`` these
-options are refused. Shapes are compared where a model is built, by `refuse_other_shapes`. No fairseq here.
+Stock fairseq passes option strings of many architectures to Python's ``eval``. Therefore other architectures are
+rejected, and so are these options of ``transformer_lm``.
 """
 
 import re
-from types import SimpleNamespace
 from typing import Any, Mapping
 
 from torch import Tensor, nn
@@ -23,68 +22,61 @@ _STOCK_SIZES = (
 TRANSFORMER_LMS = ("transformer_lm", *(f"transformer_lm_{size}" for size in _STOCK_SIZES.split()))
 SINGLE_MODELS = (*SWITCH_SIZES, *TRANSFORMER_SIZES, *TRANSFORMER_LMS, *IMAGE_ARCHITECTURES)
 _CUTOFFS = re.compile(r"\d{1,9}(,\d{1,9})*")
-_LEFT_OUT = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")  # by fairseq too
+_IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")  # fairseq ignores them too
 Weights = Mapping[str, Tensor]
 
 
-def check_config(config: Any) -> None:
-    """Raise UnfitCheckpoint unless ``cfg.model`` is one of a model that may be built, with all its members."""
+def check_config(config: Any, is_member: bool = False) -> None:
+    """Raise UnfitCheckpoint unless ``cfg.model`` and its members may be built from a file."""
     name = config.get("_name") if isinstance(config, dict) else None
     if name == ENSEMBLE_ARCH:
+        if is_member:
+            raise UnfitCheckpoint("an ensemble of ensembles, a format of version 0.2.0; join its members again")
         for entry in config["members"]:
             if "config" in entry:
-                _check_member(entry["config"])
+                check_config(entry["config"], is_member=True)
     elif name == JOINT_MODEL:
         if config.get("member_arch") not in IMAGE_ARCHITECTURES:
             raise UnfitCheckpoint(f"members of architecture {config.get('member_arch')!r}, which cannot be members")
-    else:
-        _check_single(config, name)
-
-
-def _check_member(config: Any) -> None:
-    if isinstance(config, dict) and config.get("_name") == ENSEMBLE_ARCH:
-        raise UnfitCheckpoint("an ensemble of ensembles, as version 0.2.0 wrote them; join its members anew")
-    check_config(config)
-
-
-def _check_single(config: Any, name: Any) -> None:
-    if name not in SINGLE_MODELS:
+    elif name not in SINGLE_MODELS:
         raise UnfitCheckpoint(
-            f"architecture {str(name)[:60]}, but models here are alma_… or transformer_lm…: {str(name)[:60]!r} cannot "
-            "grow, and is not built from a file"
+            f"architecture {str(name)[:60]} is not supported; checkpoints of alma_… and transformer_lm… are"
         )
-    if config.get("mup"):
-        raise UnfitCheckpoint("trained with --mup by version 0.2.0, which this version does not compute; train it anew")
-    if name in TRANSFORMER_LMS:
+    elif config.get("mup"):
+        raise UnfitCheckpoint("trained with --mup by version 0.2.0, which is not supported; train it again")
+    elif name in TRANSFORMER_LMS:
         cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
         if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:
-            raise UnfitCheckpoint("character embeddings and xformers are not built from a file")
+            raise UnfitCheckpoint("character embeddings and xformers are not supported in checkpoints")
         if any(each is not None and not _CUTOFFS.fullmatch(str(each)) for each in cutoffs):
-            raise UnfitCheckpoint(f"adaptive cutoffs {str(cutoffs)[:60]}, whole numbers with commas are needed")
-
-
-def read_options(config: Mapping[str, Any]) -> SimpleNamespace:
-    """Return ``cfg.model`` as attributes."""
-    return SimpleNamespace(**config)
+            raise UnfitCheckpoint(f"adaptive cutoffs {str(cutoffs)[:60]} found, integers with commas are needed")
 
 
 def other_shapes(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
-    """Describe how the shapes of a checkpoint's tensors differ from those of its model; empty if they do not.
+    """Compare the tensor shapes of a checkpoint with those of its model.
 
-    This is the one comparison: of a file that is read, of a model that loads it, of one that is trained on or grows.
+    Args:
+        found: shapes by tensor name in the checkpoint.
+        needed: shapes by tensor name in the model.
+
+    Returns:
+        A description of the first difference; empty if all are equal.
     """
-    found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_LEFT_OUT)}
-    missing, left_over = sorted(needed.keys() - found.keys()), sorted(found.keys() - needed.keys())
+    found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
     wrong = sorted(name for name in needed.keys() & found.keys() if tuple(needed[name]) != tuple(found[name]))
-    for problem, names in (("lacks", missing), ("has beyond its configuration", left_over), ("has misshapen", wrong)):
+    for problem, names in (
+        ("lacks {} tensor(s)", sorted(needed.keys() - found.keys())),
+        ("has {} unexpected tensor(s)", sorted(found.keys() - needed.keys())),
+        ("has {} tensor(s) of another shape", wrong),
+    ):
         if names:
             shapes = f" ({tuple(found[names[0]])}, not {tuple(needed[names[0]])})" if names is wrong else ""
-            return f"the checkpoint {problem} {len(names)} tensor(s), {names[0]} the first{shapes}"
+            return f"the checkpoint {problem.format(len(names))}, the first is {names[0]}{shapes}"
     return ""
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError unless weights have exactly the names and shapes of a model's, which may be on ``meta``."""
+    """Raise AlmaError unless weights have the names and shapes of a model, which may be on ``meta``."""
     shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, model.state_dict()))
     if differing := other_shapes(*shapes):
         raise AlmaError(f"{path}: {differing}; {remedy}")

@@ -1,7 +1,7 @@
-"""Checkpoint files, fairseq's or ours: every command reads them here, and writes them here. No fairseq.
+"""Reading and writing of checkpoint files, by fairseq or this package. No fairseq.
 
-Nothing in a file is run: torch reads tensors and plain data alone, and only known models are built (`architecture`).
-The archive's checksums are compared, so that a truncated or damaged file is refused in one line.
+No code in a file runs: torch loads only tensors and plain data, and only known models are built (`architecture`). The
+checksums of the archive are verified, so that a truncated or damaged file is rejected in one line.
 """
 
 import errno
@@ -16,15 +16,14 @@ from torch import Tensor
 from fairseq_alma.checkpoints import AVERAGE, IMAGE_TASK_STATE, TASK_STATE, UnfitCheckpoint
 from fairseq_alma.checkpoints.architecture import check_config
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import file_identity, once_per_file, open_atomically
+from fairseq_alma.files import once_per_file, open_atomically
 
 Checkpoint = dict[str, Any]
 
 DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key in a checkpoint's ``task_state``: identifies the vocabulary that the model was trained with."""
+"""Key of ``task_state``: sha256 of the vocabulary that the model was trained with."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_REMEDY = "give a checkpoint that fairseq-train or alma-grow wrote"
-_NUM_READINGS = 10  # of a file that others replace meanwhile
+_REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
 
 def read_checkpoint(
@@ -33,16 +32,16 @@ def read_checkpoint(
     """Load a checkpoint on the CPU.
 
     Args:
-        path: the file.
-        mmap: leave tensors on disk until they are used; then they take memory only once they are.
-        remedy: what to do if it cannot be read, for messages.
-        needed: further keys that it must have.
+        path: checkpoint file.
+        mmap: map tensors from disk, so that they take memory only when they are used.
+        remedy: next step for the user, for messages.
+        needed: further required keys.
 
     Returns:
-        The dictionary that fairseq saved: ``cfg``, ``model``, ``extra_state`` and so on.
+        The dictionary saved by fairseq: ``cfg``, ``model``, ``extra_state`` and so on.
 
     Raises:
-        AlmaError: if the file is missing, truncated, damaged, or no checkpoint of a model that is built here.
+        AlmaError: the file is missing, truncated, damaged, or not a checkpoint of a supported model.
     """
     path = Path(path)
     if not path.is_file():
@@ -50,8 +49,8 @@ def read_checkpoint(
     try:
         checkpoint = load_archive(path, mmap)
         _check_content(checkpoint)
-        if lacking := [name for name in needed if checkpoint.get(name) is None]:
-            raise UnfitCheckpoint(f"no checkpoint that fairseq-train wrote, it lacks {', '.join(lacking)}")
+        if missing := [name for name in needed if checkpoint.get(name) is None]:
+            raise UnfitCheckpoint(f"not a checkpoint written by fairseq-train, it lacks {', '.join(missing)}")
     except UnfitCheckpoint as error:
         raise AlmaError(f"{path}: {error}; {remedy}") from error
     return checkpoint
@@ -60,76 +59,62 @@ def read_checkpoint(
 def _check_content(checkpoint: Any) -> None:
     config = checkpoint.get("cfg") if isinstance(checkpoint, dict) else None
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "model" not in checkpoint:
-        raise UnfitCheckpoint("no checkpoint of fairseq, it lacks 'model' or 'cfg'")
+        raise UnfitCheckpoint("not a checkpoint of fairseq, it lacks 'model' or 'cfg'")
     if checkpoint.get("args") is not None:
-        raise UnfitCheckpoint("options under 'args', as checkpoints of 2020 and before have them, are not read here")
+        raise UnfitCheckpoint("has options under 'args', a format of 2020 and before, which is not supported")
     weights = checkpoint["model"]
     if not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
-        raise UnfitCheckpoint("damaged, its model is no dictionary of weights")
+        raise UnfitCheckpoint("damaged, its model is not a dictionary of weights")
     if wrong := [name for name, each in weights.items() if each.dtype not in FLOATS]:
-        raise UnfitCheckpoint(f"{wrong[0]} is {weights[wrong[0]].dtype}, a weight is a floating-point number")
+        raise UnfitCheckpoint(f"{wrong[0]} is {weights[wrong[0]].dtype}, a floating-point type is needed")
     try:
         check_config(config["model"])
     except (TypeError, KeyError, AttributeError) as error:
-        raise UnfitCheckpoint("damaged, the members in its configuration cannot be read") from error
+        raise UnfitCheckpoint("damaged, the ensemble members in its configuration cannot be read") from error
 
 
 def load_archive(path: Path, mmap: bool) -> Any:
-    """Load what torch has saved, tensors and plain data alone, on the CPU.
-
-    torch opens the file twice, for the pickle and for the tensors. Meanwhile another process may put one in its place,
-    as a run does that takes the optimizer's state out of the checkpoints of a stage that is complete: it is read again.
+    """Load tensors and plain data saved by torch, on the CPU.
 
     Args:
         path: a regular file.
-        mmap: leave tensors on disk until they are used.
+        mmap: map tensors from disk.
 
     Raises:
-        UnfitCheckpoint: it is truncated or damaged, or holds other things than tensors and plain data.
+        UnfitCheckpoint: the file is truncated or damaged, or contains other objects.
     """
-    for _ in range(_NUM_READINGS):
-        before = file_identity(path)
-        try:
-            loaded = _load_archive(path, mmap)
-        except UnfitCheckpoint:
-            if file_identity(path) == before:
-                raise
-        else:
-            if file_identity(path) == before:
-                return loaded
-    raise UnfitCheckpoint("is replaced again and again while it is being read")
-
-
-def _load_archive(path: Path, mmap: bool) -> Any:
     _check_archive(path)
-    try:
-        # fairseq keeps the options of AdaDelta and SGD in its checkpoints as a Namespace.
-        with torch.serialization.safe_globals([Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except OSError:
-        raise
-    except Exception as error:  # torch's own text advises to run whatever the file holds
-        raise UnfitCheckpoint("cannot be loaded: damaged, or it holds more than weights and plain data") from error
+    with open(path, "rb") as file:
+        try:
+            # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the
+            # descriptor refers to one file even if another process replaces the checkpoint meanwhile.
+            with torch.serialization.safe_globals([Namespace]):
+                opened = f"/proc/self/fd/{file.fileno()}"
+                return torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
+        except OSError:
+            raise
+        except Exception as error:  # torch's message advises to load the file unsafely
+            raise UnfitCheckpoint("cannot be loaded: damaged, or contains more than weights and plain data") from error
 
 
 @once_per_file
 def _check_archive(path: Path) -> None:
-    """Compare every part of the archive with its checksum, which torch does not."""
+    """Verify the checksum of each part of the archive, which torch does not."""
     if not zipfile.is_zipfile(path):
-        raise UnfitCheckpoint(f"no checkpoint, or a truncated one ({path.stat().st_size:,} bytes, not a zip archive)")
+        raise UnfitCheckpoint(f"not a checkpoint, or truncated ({path.stat().st_size:,} bytes, not a zip archive)")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except Exception as error:  # of many kinds: BadZipFile, NotImplementedError, RuntimeError, struct.error, …
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the file's beginning
+    except Exception as error:  # BadZipFile, NotImplementedError, RuntimeError, struct.error and others
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: an offset before the file's beginning
             raise
-        raise UnfitCheckpoint(f"damaged or truncated, its directory cannot be read ({error})") from error
+        raise UnfitCheckpoint(f"damaged or truncated, its zip directory cannot be read ({error})") from error
     if damaged is not None:
-        raise UnfitCheckpoint(f"damaged, {damaged!r} in it does not have the checksum that was written with it")
+        raise UnfitCheckpoint(f"damaged, the checksum of {damaged!r} in it is wrong")
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint of weights that no training of fairseq made, with what fairseq expects of every one."""
+    """Return a checkpoint of weights without a training, with all keys that fairseq requires."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
     return {
         "args": None,
@@ -143,27 +128,24 @@ def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
-    """Save a checkpoint so that it appears under its name only when it is complete.
-
-    Args:
-        checkpoint: what `read_checkpoint` returns.
-        path: the file.
-    """
+    """Save a checkpoint atomically."""
     with open_atomically(Path(path)) as file:
         torch.save(checkpoint, file)
 
 
 def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
-    """Return the part of ``extra_state`` that has an average; None: there is none."""
+    """Return the entry of ``extra_state`` that contains averaged weights; None if there is none."""
     entries = (checkpoint.get("extra_state", {}).get(key) for key in (TASK_STATE, IMAGE_TASK_STATE))
     return next((each for each in entries if isinstance(each, dict) and isinstance(each.get(AVERAGE), dict)), None)
 
 
 def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the average under all names of ``model``; what was not averaged, as buffers, is the model's own."""
-    by_place = {_place(model[name]): tensor for name, tensor in average.items() if name in model}
-    return {name: average.get(name, by_place.get(_place(tensor), tensor)) for name, tensor in model.items()}
+    """Return the average under all names of ``model``; tensors that are not averaged, such as buffers, stay.
 
-
-def _place(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor.numel()
+    The average has one name for each parameter; shared parameters have several names in ``model``.
+    """
+    shared = {(model[name].data_ptr(), model[name].numel()): each for name, each in average.items() if name in model}
+    return {
+        name: average.get(name, shared.get((tensor.data_ptr(), tensor.numel()), tensor))
+        for name, tensor in model.items()
+    }

@@ -1,8 +1,8 @@
-"""A growth step on a checkpoint: weights, configuration, optimizer, and the record of what was done."""
+"""Growth of a checkpoint: weights, configuration, optimizer state, and a record of the step."""
 
 import re
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -21,19 +21,19 @@ from fairseq_alma.growth.tensors import (
 )
 
 RECORD_KEY = "alma_growth"
-"""Key of a grown checkpoint: a list of records, one per growth step, plain numbers and strings."""
+"""Key of a grown checkpoint: a list with one record per growth step, of numbers and strings."""
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """How the layers of experts of a model grow.
+    """Growth of all layers of experts in a model.
 
     Attributes:
-        layers: for each layer of experts, by its name in the model, the plan.
-        seed: of new weights and noise.
+        layers: growth plan of each layer of experts, by its name in the model.
+        seed: random seed of new weights and noise.
         noise: standard deviation of the noise on copied gate rows.
-        optimizer: what becomes of its state: ``reset``, ``copy`` or ``share``, see `alma-grow --optimizer`.
+        optimizer: value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``.
     """
 
     layers: Mapping[str, MixtureGrowth]
@@ -41,8 +41,8 @@ class GrowthStep:
     noise: float = 0.0
     optimizer: str = "reset"
 
-    def part_of(self, name: str) -> tuple[str, MixtureGrowth | None]:
-        """Return a parameter's name within its layer of experts, and that layer's plan; None: it does not grow."""
+    def part_of(self, name: str) -> tuple[str, Optional[MixtureGrowth]]:
+        """Return the name of a parameter within its layer of experts, and the plan of the layer; None: not grown."""
         for layer, growth in self.layers.items():
             part = name.removeprefix(f"{layer}.")
             if part != name and part.startswith((EXPERTS, GATE_TENSOR)):
@@ -56,14 +56,13 @@ def grow_experts(
     """Return a checkpoint of the model with more experts.
 
     Args:
-        checkpoint: the source; its tensors are taken out one by one as they grow, so that the memory of a large model
-            is not needed twice.
-        step: what to do.
-        names: of the model's parameters, in its order.
-        record: what to note of this step under `RECORD_KEY`.
+        checkpoint: the source. Its weights are removed one by one to limit memory.
+        step: the growth step.
+        names: names of the model's parameters, in the order of the model.
+        record: record of the step for `RECORD_KEY`.
 
     Raises:
-        AlmaError: an optimizer's state is to be kept, and there is none or one of another model.
+        AlmaError: the optimizer state is to be kept, but is missing or has another number of parameters.
     """
 
     def grow_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -80,13 +79,12 @@ def grow_experts(
 
     trees = [growth.new for growth in step.layers.values()]
     config = {"num_experts": trees[0].num_experts, "gate_trees": format_gate_trees(trees)}
-    grown = _with_record(checkpoint, config, record)
-    # The average's names are the model's parameters; random numbers are drawn in the order of the model's names.
+    # The average has the names of the parameters. Random numbers are drawn in the order of the model's names.
     if (entry := find_average(checkpoint)) is not None:
         average = {name: entry[AVERAGE][name] for name in checkpoint["model"] if name in entry[AVERAGE]}
         entry[AVERAGE] = grow_weights(average)
-    grown["model"] = grow_weights(checkpoint["model"])
-    return _with_optimizer(grown, step.optimizer, names, names, grow_entry)
+    grown = {**checkpoint, "model": grow_weights(checkpoint["model"])}
+    return _complete(grown, config, record, step.optimizer, (names, names), grow_entry)
 
 
 def add_layers(
@@ -98,109 +96,108 @@ def add_layers(
     record: Mapping[str, Any],
     optimizer: str,
 ) -> Checkpoint:
-    """Return a checkpoint of a model with more layers behind the others, which computes the same: they add zero.
+    """Return a checkpoint of the model with new last layers, whose output is zero, so that the model output stays.
 
     Args:
         checkpoint: the source.
-        config: what its ``cfg.model`` has otherwise.
+        config: new values in ``cfg.model``.
         fresh: random weights of the larger model, by all its names.
-        outputs: endings of the names of parameters whose output is added to the residual stream.
-        names: of the parameters of the source and of the result, each in its order.
-        record: what to note of this step under `RECORD_KEY`.
-        optimizer: ``reset``, or ``copy`` to keep what it remembers of the old layers.
+        outputs: name endings of the parameters whose output is added to the residual stream.
+        names: parameter names of the source and of the result, each in the order of the model.
+        record: record of the step for `RECORD_KEY`.
+        optimizer: ``reset``, or ``copy`` to keep the state of the old layers.
 
     Raises:
-        AlmaError: an optimizer's state is to be kept, and there is none or one of another model.
+        AlmaError: the optimizer state is to be kept, but is missing or has another number of parameters.
     """
 
-    def deeper(old: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
+    def deepen(old: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
         dtype = next(iter(old.values())).dtype
         new = {name: torch.zeros_like(each) if name.endswith(outputs) else each for name, each in fresh.items()}
         return {name: old[name] if name in old else new[name].to(dtype) for name in wanted}
 
-    grown = _with_record(checkpoint, config, record)
-    grown["model"] = deeper(checkpoint["model"], fresh)
     if (entry := find_average(checkpoint)) is not None:
-        entry[AVERAGE] = deeper(entry[AVERAGE], names[1])
-    return _with_optimizer(grown, optimizer, *names, lambda _, entry: dict(entry))
+        entry[AVERAGE] = deepen(entry[AVERAGE], names[1])
+    grown = {**checkpoint, "model": deepen(checkpoint["model"], fresh)}
+    return _complete(grown, config, record, optimizer, names, lambda _, entry: dict(entry))
 
 
 def with_one_expert(
     checkpoint: Checkpoint, names: Sequence[str], every: int, factor: float
 ) -> tuple[Checkpoint, list[str]]:
-    """Return a dense ``alma_transformer_lm`` with one expert, whose gate is zero, in every n-th layer.
+    """Replace each n-th MLP of a dense ``alma_transformer_lm`` by a mixture of one expert with a zero gate.
 
-    No model is built of it: a step that adds experts has to follow.
+    The result is an intermediate step; no model has a mixture of one expert.
 
     Args:
         checkpoint: the source.
-        names: of its parameters, in the model's order.
+        names: parameter names in the order of the model.
         every: n.
-        factor: what the experts' outputs are multiplied with.
+        factor: scale of the expert outputs.
 
     Returns:
-        The checkpoint, and the names of its parameters. What the optimizer remembers of a layer is that of its expert.
+        The checkpoint and its parameter names. The expert keeps the optimizer state of the MLP.
     """
 
-    def parts_of(name: str) -> list[tuple[str, str]]:
-        """Return the new names of what becomes of a parameter, and which part of an expert layer each is."""
+    def rename(name: str) -> list[str]:
+        """Return the new name of a parameter, with the name of the new gate before the name of a gate projection."""
         match = _DENSE_WEIGHT.fullmatch(name)
         if match is None or not has_experts(int(match["layer"]), every):
-            return [(name, "")]
-        expert = (f"{match['mlp']}{EXPERTS}{match['kind']}_proj", match["kind"])
-        return [(f"{match['mlp']}{GATE_TENSOR}", "rows"), expert] if match["kind"] == "gate" else [expert]
+            return [name]
+        expert = f"{match['mlp']}{EXPERTS}{match['kind']}_proj"
+        return [f"{match['mlp']}{GATE_TENSOR}", expert] if match["kind"] == "gate" else [expert]
 
-    def converted(part: str, tensor: Tensor) -> Tensor:
-        if part == "rows":
-            return torch.zeros(1, tensor.size(1), dtype=tensor.dtype)
-        return tensor if not part else (tensor * factor if part == "down" else tensor).unsqueeze(0)
+    def convert(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        converted: dict[str, Tensor] = {}
+        for name, tensor in weights.items():
+            *gate, new = rename(name)
+            converted |= {each: torch.zeros(1, tensor.size(1), dtype=tensor.dtype) for each in gate}
+            if new != name:
+                tensor = (tensor * factor if new.endswith("down_proj") else tensor).unsqueeze(0)
+            converted[new] = tensor
+        return converted
 
-    def converted_all(old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {new: converted(part, old[name]) for name in old for new, part in parts_of(name)}
+    def convert_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        if f".{EXPERTS}" not in name:
+            return dict(entry)
+        return {key: each[None] if torch.is_tensor(each) and each.dim() > 0 else each for key, each in entry.items()}
 
-    def stacked(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        is_moment = {field: torch.is_tensor(value) and value.dim() > 0 for field, value in entry.items()}
-        is_expert = f".{EXPERTS}" in name
-        return {field: each[None] if is_expert and is_moment[field] else each for field, each in entry.items()}
-
-    new_names = [new for name in names for new, _ in parts_of(name)]
+    new_names = [new for name in names for new in rename(name)]
     cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], "moe_freq": every}}
-    mixture = {**checkpoint, "model": converted_all(checkpoint["model"]), "cfg": cfg}
+    mixture = {**checkpoint, "model": convert(checkpoint["model"]), "cfg": cfg}
     if (entry := find_average(checkpoint)) is not None:
-        entry[AVERAGE] = converted_all(entry[AVERAGE])
+        entry[AVERAGE] = convert(entry[AVERAGE])
     if (state := checkpoint.get("last_optimizer_state")) is not None:
-        old_names = [parts_of(name)[-1][0] for name in names]
-        mixture["last_optimizer_state"] = grow_optimizer_state(state, old_names, new_names, stacked)
+        old_names = [rename(name)[-1] for name in names]
+        mixture["last_optimizer_state"] = grow_optimizer_state(state, old_names, new_names, convert_entry)
     return mixture, new_names
 
 
-def _with_record(checkpoint: Checkpoint, config: Mapping[str, Any], record: Mapping[str, Any]) -> Checkpoint:
-    cfg = {**checkpoint["cfg"], "model": {**checkpoint["cfg"]["model"], **config}}
-    return {**checkpoint, "cfg": cfg, RECORD_KEY: [*checkpoint.get(RECORD_KEY, []), dict(record)]}
-
-
-def _with_optimizer(
+def _complete(
     grown: Checkpoint,
-    how: str,
-    old: Sequence[str],
-    new: Sequence[str],
+    config: Mapping[str, Any],
+    record: Mapping[str, Any],
+    optimizer: str,
+    names: tuple[Sequence[str], Sequence[str]],
     grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
 ) -> Checkpoint:
+    """Add configuration, record and optimizer state to grown weights; arguments as in `add_layers`."""
     state = grown.pop("last_optimizer_state", None)
-    if how != "reset":
+    if optimizer != "reset":
         if state is None:
-            raise AlmaError(f"--optimizer {how}: the checkpoint has no optimizer state; use --optimizer reset")
-        grown["last_optimizer_state"] = grow_optimizer_state(state, old, new, grow)
-    return grown
+            raise AlmaError(f"--optimizer {optimizer}: the checkpoint has no optimizer state; use --optimizer reset")
+        grown["last_optimizer_state"] = grow_optimizer_state(state, *names, grow)
+    cfg = {**grown["cfg"], "model": {**grown["cfg"]["model"], **config}}
+    return {**grown, "cfg": cfg, RECORD_KEY: [*grown.get(RECORD_KEY, []), dict(record)]}
 
 
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
-    """Return what was measured and chosen as a table, one line per expert.
+    """Return the measurements and the growth plan as a table with one line per expert.
 
     Args:
-        losses: for each layer and expert the sum of its tokens' losses in nats; empty if not measured.
-        counts: the same for the number of tokens.
-        step: what was chosen.
+        losses: for each layer, the summed loss of the tokens of each expert in nats; empty if not measured.
+        counts: for each layer, the number of tokens of each expert; empty if not measured.
+        step: the growth step.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
     for layer, growth in step.layers.items():

@@ -8,12 +8,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Iterator, Mapping, Optional
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_alma.checkpoints.architecture import read_options
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.model_facts import ModelFacts, describe_model
 from fairseq_alma.data.stream import Stream
@@ -73,7 +73,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     stream = stream_of(checkpoint, path, stream_folder)
     tokenizer = StreamTokenizer.open(stream.root)
     try:
-        options = read_options(config)
+        options = SimpleNamespace(**config)
         context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
         needed, found = tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, weights["decoder.embed_tokens.weight"].size(0)
         if found != needed:

@@ -1,4 +1,4 @@
-"""The smallest content of a checkpoint that is read: one image model, what it was trained with and how far."""
+"""The smallest valid checkpoint: an image model with optimizer state and training progress."""
 
 import torch
 

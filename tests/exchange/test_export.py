@@ -200,7 +200,7 @@ def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, 
     assert "trained with another tokenizer" in line
     assert "this is not a stream" in refused(tmp_path, checkpoints["dense"], *out, "--stream", tmp_path)
     (tmp_path / "text.pt").write_text("no checkpoint")
-    assert "text.pt: no checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
+    assert "text.pt: not a checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
     assert "no such checkpoint file" in refused(tmp_path, tmp_path / "none.pt", *out)
 
 
@@ -208,7 +208,7 @@ def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, 
     ("alter", "said"),
     [
         (lambda checkpoint: checkpoint["cfg"]["model"].pop("rope_theta"), "its configuration is incomplete"),
-        (lambda checkpoint: checkpoint["cfg"]["model"].update(head_dim=4), "the checkpoint has misshapen"),
+        (lambda checkpoint: checkpoint["cfg"]["model"].update(head_dim=4), "tensor(s) of another shape"),
         (
             lambda checkpoint: checkpoint["cfg"]["model"].update(num_experts=10**9),
             "weights for 2 layers, 1,000,000,000 experts",

@@ -141,9 +141,9 @@ def test_a_checkpoint_of_another_vocabulary_is_named(trained, tmp_path):
 
 def test_what_is_no_checkpoint_is_named(trained, tmp_path):
     (tmp_path / "text.pt").write_text("no checkpoint")
-    with pytest.raises(AlmaError, match=r"text\.pt: no checkpoint"):
+    with pytest.raises(AlmaError, match=r"text\.pt: not a checkpoint"):
         evaluate(trained.stream, tmp_path / "text.pt")
-    with pytest.raises(AlmaError, match=r"text\.pt: no checkpoint"):
+    with pytest.raises(AlmaError, match=r"text\.pt: not a checkpoint"):
         start = ["--finetune-from-model", str(tmp_path / "text.pt")]
         train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *start)
 
