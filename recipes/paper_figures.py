@@ -1,4 +1,4 @@
-"""Draw the figures of the papers that alma-report leaves out, from run folders.
+"""Draw those figures of the papers that alma-report does not draw, from run folders.
 
     python recipes/paper_figures.py runs/mnist/*/seed-1 --out figures
     python recipes/paper_figures.py runs/mnist-4/gmoe-*/seed-1 --out figures --stream runs/mnist-4/stream-seed1
@@ -10,7 +10,7 @@
 - replay: error or perplexity against training FLOPs, without and with replay (v5, Figures 4 and 8)
 - experts: average perplexity against experts, here and in the paper's Table 2 (v5, Figure 5 right)
 
-A figure that the runs do not allow is left out. Needs pip install 'fairseq-alma[report]'; a map takes seconds.
+A figure is skipped if the runs lack its data. Needs pip install 'fairseq-alma[report]'; a map takes seconds.
 """
 
 import argparse

@@ -22,7 +22,8 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ "$DRY_RUN" = 1 ] || mkdir -p "$LOGS"
 
-# submit NAME AFTER ARGUMENTS...: queue alma-stream with the arguments; start after the jobs AFTER (ids joined by colons). Print the job id.
+# submit NAME AFTER ARGUMENTS...: queue alma-stream with the arguments, after the jobs AFTER (ids joined by colons); print
+# the job id.
 submit() {
   local name=$1 after=$2
   shift 2

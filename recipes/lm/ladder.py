@@ -1,14 +1,15 @@
-"""Does it pay? The paper's questions on a model that learns, at the paper's ratios, at two sizes.
+"""Ask the paper's questions of alma_transformer_lm at the paper's ratios of data, at two sizes.
 
     python recipes/lm/ladder.py --text wiki.txt.xz --width 32               # all rows, three seeds
     python recipes/lm/ladder.py --text wiki.txt.xz --width 48 --rows main --seeds 1 2
-    python recipes/lm/ladder.py --width 32 48 --tables                      # of what is complete
+    python recipes/lm/ladder.py --width 32 48 --tables                      # of complete runs
 
 Two layers, the second with experts; a vocabulary of 32 times the width; 9 tokens in each of 4 mega-batches for each
-parameter of the model with 4 experts, as in the paper, and 10 passes; paragraphs are dealt at random. alma-stream
-chooses the rest. Hours are printed first. One run at a time, a thread each: the same command given several times shares
-the work, and a second call resumes. Each row tries the chosen learning rate and twice it with the first seed; the other
-seeds take the one with the lower loss on valid. `QUESTIONS`: what is asked, and what would falsify the answer.
+parameter of the model with 4 experts, as in the paper, and 10 passes; paragraphs are assigned at random. alma-stream
+chooses the other options. The command first prints the remaining hours. It trains one run at a time with one thread;
+several calls of the same command share the work, and a second call resumes. With the first seed each row tries the
+chosen learning rate and twice that rate; the other seeds use the rate with the lower loss on valid. `QUESTIONS` lists
+the questions and the result that would falsify each answer.
 """
 
 import argparse
@@ -40,8 +41,8 @@ LAST = MEGABATCHES - 1
 Found = dict[str, dict[int, Spread]]
 """Log perplexity over seeds, by row and arrival."""
 BYTES_PER_TOKEN = {32: 2.36, 48: 2.59}  # of English Wikipedia with the vocabulary of that width
-MARGIN = 1.07  # of text, for valid, test, and what shares words with them
-SECONDS_PER_UPDATE = {32: 0.09, 48: 0.18}  # of one core, until a run is complete
+MARGIN = 1.07  # extra text for valid, test, and documents that share words with them
+SECONDS_PER_UPDATE = {32: 0.09, 48: 0.18}  # on one core; replaced by the measured time of complete runs
 SHARED = "--carry-optimizer --ema-half-life 1/16"
 QUESTIONS = """
 (a) More experts: 12, 4 and dense, at equal tokens and time. Falsified if 12 are not below 0.95 of 4 at width 48.
@@ -58,9 +59,9 @@ QUESTIONS = """
 
 @dataclass(frozen=True)
 class Row:
-    """What is trained: options of alma-stream, experts and layers (None: by the learner), and the schedule.
+    """Options of alma-stream, numbers of experts and layers (None: set by the learner), and the learning-rate schedule.
 
-    ``cost``: updates of the whole run, in those of one mega-batch, relative to a model of two layers.
+    ``cost``: updates of the complete run, in units of one mega-batch of a model with two layers.
     """
 
     options: str = "--learner sm"
@@ -71,7 +72,7 @@ class Row:
 
 
 def retraining(how: str, options: str, schedule: str) -> dict[str, Row]:
-    """Return i.i.d. training on the first 2, 3 and 4 mega-batches: what learning sequentially is compared with."""
+    """Return controls: i.i.d. training on the first 2, 3 and 4 mega-batches."""
     return {f"{how}-iid{k}": Row(f"--learner sm --iid {k} {options}", schedule=schedule, cost=k) for k in (2, 3, 4)}
 
 
@@ -102,7 +103,7 @@ SEQUENTIAL = ("sm-4", "carried", "carried-replay", "carried-branch", "carried-re
 
 @dataclass(frozen=True)
 class Rung:
-    """One size of the ladder, and where its stream and runs are."""
+    """One size of the ladder, with the folder of its stream and runs."""
 
     width: int
     root: Path
@@ -110,27 +111,27 @@ class Rung:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a mega-batch."""
+        """Return the number of tokens of a mega-batch."""
         ffn, heads = 8 * self.width // 3 // 8 * 8, self.width // HEAD
         sizes = (self.width, ffn, 2, (heads, heads, HEAD), 32 * self.width + 4)
         return TOKENS_PER_PARAMETER * transformer_params(*sizes, (EXPERTS,))
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of text."""
+        """Return the bytes of text that the stream needs."""
         return round(MARGIN * MEGABATCHES * self.tokens * BYTES_PER_TOKEN[self.width])
 
     @property
     def updates(self) -> int:
-        """Updates for one mega-batch."""
+        """Return the number of updates for one mega-batch."""
         return round(self.passes * self.tokens / (BATCH * SAMPLE))
 
     def prepare(self, files: Sequence[Path]) -> None:
-        """Write the stream, a paragraph of text for each document, unless it is there."""
+        """Write the stream unless it exists; each paragraph of text is a document."""
         if (self.root / "stream" / "stream.json").exists():
             return
         if not files:
-            raise AlmaError(f"--text: missing, there is no stream in {self.root} yet; give files of text or .xz")
+            raise AlmaError(f"--text: missing, and {self.root} has no stream; give text files (plain or .xz)")
         self.root.mkdir(parents=True, exist_ok=True)
         size, text = 0, self.root / "text.txt"
         with open(text, "w", encoding="utf-8") as out:
@@ -147,7 +148,7 @@ class Rung:
         subprocess.run(["alma-prep-text", *map(str, words)], check=True)
 
     def command(self, row: str, seed: int, rate: Optional[str], *options: str) -> list[str]:
-        """Return the alma-stream command of a run; without a rate, the chosen one."""
+        """Return the alma-stream command of a run (rate None: chosen by alma-stream)."""
         how = ROWS[row]
         words = ["alma-stream", "--stream", self.root / "stream", "--megabatches", MEGABATCHES, "--seed", seed]
         words += [
@@ -174,7 +175,7 @@ class Rung:
 
     @cached_property
     def rates(self) -> tuple[str, str]:
-        """Return the learning rate that alma-stream chooses, read from the command that it prints, and twice it."""
+        """Return the learning rate that alma-stream chooses, and twice that rate; read from its dry run."""
         words = self.command("sm-4", 1, None, "--dry-run", "--stage", "0")
         printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
         chosen = re.search(r"--lr ([\d.]+\d)", printed)
@@ -194,14 +195,14 @@ class Rung:
         return min(ended, key=lambda rate: ended[rate]) if len(ended) == len(found) else None
 
     def jobs(self, rows: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]:
-        """Yield what is not complete as row, seed and rate; a row's other seeds once its rate is known."""
+        """Yield row, seed and rate of incomplete runs; further seeds of a row follow when its rate is known."""
         tried = {row: self.best_rate(row, seeds[0]) for row in rows}
         todo = [(row, seeds[0], rate) for row in rows if tried[row] is None for rate in self.rates]
         todo += [(row, seed, rate) for seed in seeds[1:] for row in rows if (rate := tried[row]) is not None]
         return (job for job in todo if self.complete(*job) is None)
 
     def hours(self, rows: Sequence[str], seeds: Sequence[int]) -> float:
-        """Return an estimate of the hours of one core that are left."""
+        """Return an estimate of the remaining hours on one core."""
         known = [run.done for path in self.root.glob("sm-4-*-seed?") if (run := load_run(path)).is_complete]
         measured = [float(done.wall_seconds.sum() / done.num_updates.sum()) for done in known]
         seconds = self.updates * min(measured, default=SECONDS_PER_UPDATE[self.width])
@@ -218,7 +219,7 @@ def open_text(file: Path) -> Iterable[str]:
 
 
 def train(rung: Rung, rows: Sequence[str], seeds: Sequence[int]) -> None:
-    """Make the runs that are left and that no other process is making; a failure ends the command."""
+    """Train the remaining runs that no other process trains; a failure ends the command."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     while jobs := list(rung.jobs(rows, seeds)):
         for job in jobs:
@@ -234,11 +235,11 @@ def train(rung: Rung, rows: Sequence[str], seeds: Sequence[int]) -> None:
                         raise AlmaError(f"{name}: alma-stream failed; see {name}.log")
                 break
         else:
-            time.sleep(20)  # other processes train the rest
+            time.sleep(20)  # other processes train the remaining runs
 
 
 def spreads(rung: Rung, rows: Sequence[str], seeds: Sequence[int]) -> Found:
-    """Return for each row by arrival the log perplexity over the seeds that are complete with its best rate."""
+    """Return the log perplexity by row and arrival, over the complete seeds with the row's best rate."""
     found: Found = {}
     for row in rows:
         rate = rung.best_rate(row, seeds[0])
@@ -256,7 +257,7 @@ def gap(found: Found, row: str, other: str, arrival: int) -> Optional[Spread]:
 
 
 def show(difference: Optional[Spread], digits: int, percent: bool = False) -> str:
-    """Return a ratio of perplexities, or what it is above 1 in percent, with half of its 95 % interval."""
+    """Format a ratio of perplexities, or its excess over 1 in percent, with half of its 95 % interval."""
     if difference is None:
         return "–"
     mean, half, scale = math.exp(difference.mean), difference.half_interval(), 100 if percent else 1
@@ -265,7 +266,7 @@ def show(difference: Optional[Spread], digits: int, percent: bool = False) -> st
 
 
 def ratio_table(found: Found) -> DataFrame:
-    """Lay out the final perplexity of each row, and its ratio to SM with 4 experts here and in the paper."""
+    """Return a table of final perplexities and their ratios to SM with 4 experts, here and in the paper."""
     lines = {}
     for row, arrivals in found.items():
         if LAST in arrivals:
@@ -290,7 +291,7 @@ def best_control(found: Found, arrival: int) -> str:
 
 
 def regret_table(found: Found) -> DataFrame:
-    """Lay out perplexity over that of the best retraining at each arrival, minus 1, in percent."""
+    """Return a table of the regret against the best retraining at each arrival, in percent."""
     lines = {
         row: {f"t{t}": show(gap(found, row, best_control(found, t), t), 2, True) for t in range(1, MEGABATCHES)}
         for row in SEQUENTIAL
@@ -300,7 +301,7 @@ def regret_table(found: Found) -> DataFrame:
 
 
 def share_of_way(found: Found, begin: str, grown: str, end: str) -> str:
-    """Return which share of the way from one model to a larger one growth covers at the end, of log perplexity."""
+    """Return the share of the final difference in log perplexity between two models that growth covers."""
     if not all(LAST in found.get(row, {}) for row in (begin, grown, end)):
         return "–"
     a, b, c = (found[row][LAST].mean for row in (begin, grown, end))
@@ -308,7 +309,7 @@ def share_of_way(found: Found, begin: str, grown: str, end: str) -> str:
 
 
 def markdown(frame: DataFrame) -> str:
-    """Return a table as Markdown."""
+    """Format a table as Markdown."""
     lines = [["row", *frame.columns], ["---"] * (len(frame.columns) + 1)]
     lines += [
         [str(name), *map(str, values)] for name, values in zip(frame.index, frame.fillna("–").to_numpy(), strict=True)
@@ -317,7 +318,7 @@ def markdown(frame: DataFrame) -> str:
 
 
 def report(rungs: Sequence[Rung], seeds: Sequence[int]) -> str:
-    """Return tables and answers of all sizes, and draw the figures into the folder of the last one."""
+    """Return the questions and the tables of all sizes."""
     parts = [QUESTIONS.strip()]
     found = {rung.width: spreads(rung, list(ROWS), seeds) for rung in rungs}
     for width, rows in found.items():
@@ -333,7 +334,7 @@ def report(rungs: Sequence[Rung], seeds: Sequence[int]) -> str:
 
 
 def draw(rungs: Sequence[Rung], seeds: Sequence[int], out: Path) -> None:
-    """Draw the ratios of all sizes next to the paper's, and regret over arrivals."""
+    """Draw the ratios of all sizes next to the paper's, and the regret over arrivals."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
@@ -366,8 +367,8 @@ def options() -> argparse.ArgumentParser:
     add("--rows", nargs="+", default=["all"], choices=("all", "main", *ROWS), metavar="ROW", help="default: all")
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     add("--passes", type=float, default=PASSES, help="over each mega-batch (default: %(default)s)")
-    add("--dry-run", action="store_true", help="print hours and commands, and run nothing")
-    add("--tables", action="store_true", help="print tables of what is complete, draw, and train nothing")
+    add("--dry-run", action="store_true", help="print hours and commands; run nothing")
+    add("--tables", action="store_true", help="print tables of complete runs and draw the figure; train nothing")
     return parser
 
 
@@ -379,7 +380,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     rows = list(dict.fromkeys(row for name in args.rows for row in groups.get(name, [name])))
     rungs = [Rung(width, args.runs / str(width), args.passes) for width in args.width]
     for rung in rungs if not args.tables else ():
-        hours = f"{rung.hours(rows, args.seeds):.1f} hours of one core are left"
+        hours = f"{rung.hours(rows, args.seeds):.1f} hours of one core remain"
         print(f"width {rung.width}: {rung.tokens:,} tokens and {rung.updates:,} updates for each mega-batch; {hours}")
         if args.dry_run:
             for row, seed, rate in rung.jobs(rows, args.seeds):

@@ -1,10 +1,10 @@
-"""Runs tasks of the evaluation harness on any checkpoint here, and prints their figures as one line of JSON.
+"""Run tasks of the evaluation harness on any checkpoint of this package and print the results as one line of JSON.
 
     python recipes/lm_eval/evaluate.py RUN --tasks alma_text
     alma-stream … --then-evaluate 'python recipes/lm_eval/evaluate.py {checkpoint} --tasks alma_text alma_cloze'
 
-Takes what cannot be exported too: ensembles, alma_switch_lm, experts that grew by split. The harness's own table goes
-to standard error; tasks read their data from the current folder. Needs the extra [evaluate].
+It also evaluates models that cannot be exported: ensembles, alma_switch_lm, experts grown by split. The table of the
+harness goes to standard error; tasks read their data from the current folder. Needs the extra [evaluate].
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fairseq_alma.text.loaded_model import IGNORED, LoadedModel, cut
 
 
 class AlmaLM(TemplateLM):
-    """A loaded model; texts are taken literally, and begin as in training."""
+    """A loaded model; texts are tokenized literally and begin with `</s>`, as in training."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()

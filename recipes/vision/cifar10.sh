@@ -2,9 +2,9 @@
 # CIFAR-10 in 100 mega-batches: Figure 2 (CER against compute and size) and the upper half of Figure 3 (error over time).
 #
 # Hardware:  GPU=1 JOBS=1: one GPU. SIZES=4 LEARNERS="sm ens": two CPU cores
-# Time:      the second call below 2 hours and a quarter on one busy core; on a GPU not measured
+# Time:      second command: 2 hours and a quarter on one busy core; not measured on a GPU
 #
-#   GPU=1 JOBS=1 recipes/vision/cifar10.sh                                        # the whole grid, all sizes
+#   GPU=1 JOBS=1 recipes/vision/cifar10.sh                                        # the full grid, all sizes
 #   SIZES=4 WAITS="10 100" LEARNERS="sm ens" SEEDS=1 EPOCHS=30 recipes/vision/cifar10.sh
 #
 # Knobs: see recipes/vision/common.sh.

@@ -2,7 +2,7 @@
 # CIFAR-100 in 50 mega-batches, as in the appendix of the paper's first version.
 #
 # Hardware:  GPU=1 JOBS=1: one GPU
-# Time:      a day or so (not measured)
+# Time:      about a day (not measured)
 #
 #   GPU=1 JOBS=1 recipes/vision/cifar100.sh
 #   LEARNERS=sm SIZES=4 WAITS=10 SEEDS=1 EPOCHS=2 recipes/vision/cifar100.sh

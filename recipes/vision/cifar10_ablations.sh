@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The ablations of the paper's first version on CIFAR-10 (section 5.2, Figure 5 left): growth of a tree against a flat
-# gate, and a mixture that grows every 2 mega-batches against one that keeps its two experts. Soft gates, no waiting.
+# gate, and a mixture that grows every 2 mega-batches against one with two experts throughout. Soft gates, no waiting.
 #
 # Hardware:  GPU=1 JOBS=1: one GPU; two CPU cores for hours
 # Time:      not measured
 #
 #   GPU=1 JOBS=1 recipes/vision/cifar10_ablations.sh
-#   recipes/vision/mnist_v1.sh                            # the same on MNIST, which two cores can do
+#   recipes/vision/mnist_v1.sh                            # the same on MNIST, for two cores
 #
-# Knobs: see recipes/vision/common.sh; what makes the study is fixed: LEARNERS, NUM_EXPERTS, GATE, METHOD.
+# Knobs: see recipes/vision/common.sh; LEARNERS, NUM_EXPERTS, GATE and METHOD are fixed.
 set -euo pipefail
 DATASET=cifar10 MEGABATCHES=50 SIZE_OPTION=--channels
 : "${RUNS:=runs/cifar10-50}"

@@ -1,28 +1,28 @@
-# What the recipes of the image study share: the stream, a row, and the grid of learners, sizes and waiting times.
-# Sourced by the recipes in this folder, after they have set DATASET, MEGABATCHES, SIZE_OPTION and the defaults of a grid.
+# Shared code of the image recipes: the stream, a row, and the grid of learners, sizes and waiting times. The recipes in this
+# folder source it after they have set DATASET, MEGABATCHES, SIZE_OPTION and the defaults of a grid.
 # Source: the paper (v5), section 5, appendices B.1 and C; all other settings are the defaults of alma-stream.
 #
 # Knobs (environment variables):
-#   SOURCE    folder of the published files; fetched into it where they are missing   (default: corpora/$DATASET)
-#   RUNS      everything is written under this folder                                 (default: runs/$DATASET)
+#   SOURCE    folder of the published files; missing files are fetched                (default: corpora/$DATASET)
+#   RUNS      output folder                                                           (default: runs/$DATASET)
 #   LEARNERS  sm, ens, umix, gens, gmoe, moe, bagging; of VGG networks also firefly
 #   SIZES     neurons or channels of each layer
 #   WAITS     mega-batches gathered before an update
 #   REPLAY    1: train on all mega-batches so far; "0 1": both                        (default: 0)
-#   PRESETS   paper, released-code: which settings where the paper's text and its code differ     (default: paper)
-#   SEEDS     of the initial weights and of the batches, for every learner            (default: 1 2 3)
+#   PRESETS   paper, released-code: settings that differ between the paper's text and its code    (default: paper)
+#   SEEDS     seeds of the initial weights and the batches                            (default: 1 2 3)
 #   ORDER     seed of the order of the stream, one for all runs                       (default: 1)
-#   GROW_EVERY, GATE, NUM_EXPERTS   of gmoe, firefly; of mixtures: where set, as --grow-every, --gate, ...
-#   ARCH      of the network, where it is not the learner's own: gEns of alma_moe_mlp is an ensemble of mixtures
-#   EPOCHS    of each stage                                                           (default: 100, the paper's)
-#   GPU       1: train on the GPU where there is one; small networks are faster without           (default: 0)
-#   JOBS      rows at a time                                                          (default: 2)
-#   OMP_NUM_THREADS   of each; two rows with a thread each are faster than one with two           (default: 1)
+#   GROW_EVERY, GATE, NUM_EXPERTS   if set, options --grow-every (gmoe, firefly), --gate and --num-experts (mixtures)
+#   ARCH      architecture instead of the learner's default: gens with alma_moe_mlp is an ensemble of mixtures
+#   EPOCHS    epochs of each stage                                                    (default: 100, as in the paper)
+#   GPU       1: train on a GPU; small networks train faster on a CPU                 (default: 0)
+#   JOBS      number of rows that run at the same time                                (default: 2)
+#   OMP_NUM_THREADS   threads of each row; two rows with one thread each are faster than one with two   (default: 1)
 #
-# Learners that can be trained side by side, one process for all seeds, are. A run is $RUNS/LEARNER-SIZE-wWAIT-PRESET/seed-N
-# with `-replay` and `-g…` (GROW_EVERY, ARCH, GATE, NUM_EXPERTS, METHOD where not the default) in its name.
-# A second call resumes, or shows the table again. --dry-run prints the commands of all stages where the stream is there,
-# those of alma-stream where it is not; it fetches and writes nothing.
+# One process trains all seeds of a row if the learner allows it. A run is $RUNS/LEARNER-SIZE-wWAIT-PRESET/seed-N; the name
+# also has `-replay` and the values of GROW_EVERY, ARCH, GATE, NUM_EXPERTS and METHOD that are set. A second call resumes, or
+# shows the table again. --dry-run prints the commands of all stages, or those of alma-stream if there is no stream; it
+# fetches and writes nothing.
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
@@ -42,7 +42,7 @@ source recipes/lib/jobs.sh
 : "${GPU:=0}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-OPTIONS=("$@") # of alma-stream
+OPTIONS=("$@") # options of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 
@@ -50,7 +50,7 @@ STREAM=$RUNS/stream-seed$ORDER
 HAS_STREAM=1
 [ -e "$STREAM/stream.json" ] || HAS_STREAM=0
 
-# printed WORD...: prints a command as it is without --dry-run.
+# printed WORD...: print a command without --dry-run.
 printed() {
   local word
   local -a words=()
@@ -64,7 +64,7 @@ if [ "$HAS_STREAM" = 0 ]; then
   if [ "$DRY_RUN" = 1 ]; then printed "${prepare[@]}"; else "${prepare[@]}" >&2; fi
 fi
 
-# row LEARNER SIZE WAIT REPLAY PRESET: starts one row, all of its seeds.
+# row LEARNER SIZE WAIT REPLAY PRESET: start one row with all seeds.
 row() {
   local learner=$1 size=$2 wait=$3 replay=$4 preset=$5 name seed
   local kind=${learner/vote/ens}
@@ -89,7 +89,7 @@ row() {
   esac
 }
 
-# run_of NAME SEED...: starts one process, with the command that `row` has put together.
+# run_of NAME SEED...: start one process with the command that `row` has composed.
 run_of() {
   local name=$1 run=$RUNS/${1%%/*}
   shift
@@ -101,7 +101,7 @@ run_of() {
   start "$name" "${words[@]}"
 }
 
-# grid: all rows of LEARNERS, SIZES, WAITS, REPLAY and PRESETS.
+# grid: start all rows of LEARNERS, SIZES, WAITS, REPLAY and PRESETS.
 grid() {
   local learner size wait replay preset
   [ "$DRY_RUN" = 1 ] || mkdir -p "$RUNS"

@@ -2,7 +2,7 @@
 # EMNIST in 50 mega-batches, as in the appendix of the paper's first version.
 #
 # Hardware:  two CPU cores (two rows at a time), 6 GB of memory
-# Time:      hours with the defaults (not measured); EPOCHS=10 a tenth of it
+# Time:      hours with the defaults (not measured); EPOCHS=10 takes a tenth
 #
 #   recipes/vision/emnist.sh                              # fetches EMNIST, the balanced split, into corpora/emnist
 #   LEARNERS="sm gmoe" SIZES=32 recipes/vision/emnist.sh

@@ -2,15 +2,15 @@
 # MNIST in 500 mega-batches: Figure 7 (CER against compute and size) and the lower half of Figure 3 (error over time).
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
-# Time:      some six hours, two rows at a time (three seeds of a row take one minute to nine at width 4, two to 25 at width 64)
+# Time:      about six hours (three seeds of a row take 1 to 9 minutes at width 4, 2 to 25 at width 64)
 #
 #   recipes/vision/mnist.sh                               # fetches MNIST into corpora/mnist
-#   SOURCE=FOLDER recipes/vision/mnist.sh                 # the four files are there
+#   SOURCE=FOLDER recipes/vision/mnist.sh                 # a folder that has the four files
 #   LEARNERS=sm SIZES=64 WAITS="1 25" recipes/vision/mnist.sh
 #   recipes/vision/mnist.sh --dry-run                     # print the commands; nothing is fetched
 #
-# The paper's grid is SIZES="4 8 16 32 64" WAITS="1 10 25 50 500". gMoE grows every 50 arrivals, to 10 experts at most,
-# at whatever waiting time. Knobs: see recipes/vision/common.sh.
+# The paper's grid is SIZES="4 8 16 32 64" WAITS="1 10 25 50 500". gMoE grows every 50 arrivals, to at most 10 experts,
+# for every waiting time. Knobs: see recipes/vision/common.sh.
 set -euo pipefail
 DATASET=mnist MEGABATCHES=500 SIZE_OPTION=--width
 : "${LEARNERS:=sm ens gens umix gmoe moe bagging vote}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# MNIST with and without replay, at the waiting times where replay is affordable.
+# MNIST with and without replay, at the waiting times for which replay is affordable.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
 # Time:      LEARNERS=sm: 15 minutes; with ens about an hour (estimated)

@@ -1,7 +1,6 @@
-"""``recipes/lib/environment.sh`` installs once, again where it must, and says what is missing.
+"""``recipes/lib/environment.sh`` installs once, again after changes, and reports missing requirements.
 
-A stand-in for Python takes the place of the real one: it writes down what it is asked to install, in no time and
-without a network. Whatever else the script runs is real.
+A stand-in replaces Python: it logs the requested installations and needs no network. All other commands are real.
 """
 
 import os
@@ -43,12 +42,12 @@ class Newcomer:
         self.put("python3", STAND_IN)
 
     def put(self, name: str, script: str) -> None:
-        """Put a command before the machine's own."""
+        """Write a command that precedes the machine's own in PATH."""
         (self.tools / name).write_text(script if script.startswith("#!") else f"#!/usr/bin/env bash\n{script}\n")
         (self.tools / name).chmod(0o755)
 
     def start(self, **environment: str) -> subprocess.Popen:
-        """Source the script in a shell of its own; its knobs and the stand-in's behaviour come as variables."""
+        """Source the script in a new shell; variables set its options and the behaviour of the stand-in."""
         variables = {
             "PATH": f"{self.tools}:/usr/bin:/bin",
             "HOME": os.environ.get("HOME", "/"),
@@ -64,13 +63,13 @@ class Newcomer:
         )
 
     def source(self, **environment: str) -> tuple[int, str, str]:
-        """Status, standard output and standard error."""
+        """Return exit status, standard output and standard error."""
         shell = self.start(**environment)
         out, err = shell.communicate(timeout=600)
         return shell.returncode, out, err
 
     def done(self) -> list[str]:
-        """What has been asked of the stand-in so far."""
+        """Return the log of the stand-in."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
 

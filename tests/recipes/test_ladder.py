@@ -1,4 +1,4 @@
-"""``recipes/lm/ladder.py`` prints what is left to train, refuses short text, and lays out what is complete."""
+"""``recipes/lm/ladder.py`` prints the remaining runs, refuses short text, and makes tables of complete runs."""
 
 import importlib.util
 import re

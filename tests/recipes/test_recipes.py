@@ -1,4 +1,4 @@
-"""Each recipe in its smallest form: as a dry run, which trains nothing and writes nothing."""
+"""Recipes as dry runs, which train nothing and write nothing."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def run(*command, **knobs):
 
 
 def dry_run(tmp_path, recipe, *options, **knobs):
-    """The commands that a recipe prints, one a line."""
+    """Return the commands that a recipe prints, one in each line."""
     folders = {"STREAM": str(tmp_path / "S"), "RUNS": str(tmp_path / "runs"), "SOURCE": str(tmp_path / "corpus")}
     done = run("bash", recipe, *options, "--dry-run", **(folders | knobs))
     assert done.returncode == 0, done.stderr
@@ -28,7 +28,7 @@ def dry_run(tmp_path, recipe, *options, **knobs):
 
 
 def programs(lines):
-    """How many lines run each program."""
+    """Return the number of lines that run each program."""
     names = [re.sub(r"^for RANK.*(?=fairseq-train)", "", line).split()[0] for line in lines]
     return {name: names.count(name) for name in ("fairseq-train", "alma-grow", "alma-ensemble")}
 

@@ -1,4 +1,4 @@
-"""The tour runs from top to bottom, and the examples of the front door hold in what it leaves behind."""
+"""``recipes/tour.py`` runs, and the examples of the notebook functions hold in its output folder."""
 
 import doctest
 import json
@@ -20,7 +20,7 @@ from fairseq_alma.errors import AlmaError
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory, checkout):
-    """The folder that the tour leaves, and what it printed."""
+    """Return the output folder of the tour and its printed lines."""
     folder = tmp_path_factory.mktemp("tour")
     assert fetch(["kjv", "--text", f"{folder}/kjv.txt"]) in (0, None)
     chapters = (folder / "kjv.txt").read_text().split("\n\n")[:24]
@@ -33,7 +33,7 @@ def tour(tmp_path_factory, checkout):
     return folder, "\n".join(printed)
 
 
-def test_the_tour_shows_growth_text_and_losses_and_leaves_a_folder_for_others(tour):
+def test_the_tour_prints_growth_text_and_losses_and_exports_a_model(tour):
     folder, printed = tour
     assert "2 mega-batches" in printed and "after two: And God said" in printed and "bits_per_byte" in printed
     assert (folder / "exported" / "model.safetensors").is_file()
@@ -60,7 +60,7 @@ def test_the_exported_model_has_the_perplexity_that_the_run_states(tour):
 
 
 @pytest.mark.parametrize("name", ["open_stream", "read_run", "load_model", "score"])
-def test_the_examples_of_the_front_door_hold(name, tour, monkeypatch):
+def test_the_examples_of_the_notebook_functions_hold(name, tour, monkeypatch):
     monkeypatch.chdir(tour[0])
     found = doctest.DocTestFinder().find(getattr(front_door, name), name, globs={})
     assert found and found[0].examples
@@ -75,7 +75,7 @@ def test_the_examples_of_the_front_door_hold(name, tour, monkeypatch):
         (["taken"], "taken: cannot create this folder (File exists); give another path\n"),
     ],
 )
-def test_a_text_or_folder_that_cannot_be_is_one_line_and_nothing_is_written(
+def test_a_missing_text_or_invalid_folder_is_one_line_and_nothing_is_written(
     words, said, tmp_path, checkout, monkeypatch, capsys
 ):
     (tmp_path / "taken").touch()
@@ -87,7 +87,7 @@ def test_a_text_or_folder_that_cannot_be_is_one_line_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_a_model_that_is_not_there_is_one_line(tour):
+def test_a_missing_model_is_one_line(tour):
     folder = tour[0]
     with pytest.raises(AlmaError, match="no run, so there is no model at arrival 1"):
         fairseq_alma.load_model(folder / "exported", arrival=1)
