@@ -7,7 +7,7 @@ Language: ``alma_transformer_lm`` with ``_tiny`` to ``_large``, and the paper's 
 
 from fairseq_alma.images import image_models
 from fairseq_alma.models import alma_ensemble, alma_umix
-from fairseq_alma.text import model as alma_switch_lm
-from fairseq_alma.text import transformer_model as alma_transformer_lm
+from fairseq_alma.text import switch_lm as alma_switch_lm
+from fairseq_alma.text import transformer_lm as alma_transformer_lm
 
 __all__ = ["alma_ensemble", "alma_switch_lm", "alma_transformer_lm", "alma_umix", "image_models"]

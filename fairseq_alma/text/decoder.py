@@ -1,160 +1,298 @@
-"""The decoder of the Switch language model: pre-norm Transformer layers with dense or Switch feed-forward parts.
+"""The parts that both language models share: cached attention, the layer, the decoder, and the model's options.
 
-Letters: B sequences, T positions, M model dim, H heads, V vocabulary size.
+Letters: B sequences, T positions, M model dim, H heads, D head dim, V vocabulary size.
 """
 
-import math
-from typing import TYPE_CHECKING, Any, Optional
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
 
+import torch
 import torch.nn.functional as F
-from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.models.transformer import Embedding
-from fairseq.modules import PositionalEmbedding
+from fairseq.dataclass import FairseqDataclass
+from fairseq.incremental_decoding_utils import with_incremental_state
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    FairseqIncrementalDecoder,
+    FairseqLanguageModel,
+)
+from fairseq.tasks import FairseqTask
+from omegaconf import II
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.checkpoints.model_options import Beginning, starting_checkpoint
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.moe.gate import Routing
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
-from fairseq_alma.text.feature_decoder import CachedAttention, FeatureDecoder, IncrementalState
+from fairseq_alma.training.fairseq_options import check_options
 
-if TYPE_CHECKING:
-    from fairseq_alma.text.model import AlmaSwitchLMConfig
+IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 
 
-class CausalSelfAttention(CachedAttention):
-    """Attend to the present and earlier positions, with a cache for decoding step by step.
+@with_incremental_state
+class CachedAttention(nn.Module):
+    """Causal attention with a cache of keys and values for decoding step by step.
 
-    Sequences must be padded on the right, as fairseq's language modeling data is: then no real position sees padding.
-
-    Args:
-        model_dim: M.
-        num_heads: H; divides M.
-        dropout: probability of dropping an attention weight.
+    Sequences must be padded on the right, as in fairseq's language modeling data: then no real position sees padding.
     """
 
-    def __init__(self, model_dim: int, num_heads: int, dropout: float) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.qkv_proj = nn.Linear(model_dim, 3 * model_dim)
-        self.out_proj = nn.Linear(model_dim, model_dim)
-        for weight in self.qkv_proj.weight.data.chunk(3):  # as fairseq's MultiheadAttention initialises them
-            nn.init.xavier_uniform_(weight, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        nn.init.zeros_(self.qkv_proj.bias)
-        nn.init.zeros_(self.out_proj.bias)
+    get_incremental_state: Any  # methods that the decorator adds
+    set_incremental_state: Any
 
-    def forward(self, x: Tensor, incremental_state: Optional[IncrementalState] = None) -> Tensor:
-        """Attend.
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, state: Optional[IncrementalState], dropout: float = 0.0
+    ) -> Tensor:
+        """Attend to the present and earlier positions.
 
         Args:
-            x: (B, T, M); with a state, the newest position alone (T = 1).
-            incremental_state: keys and values of earlier positions, extended in place.
+            query: (B, H, T, D); with a state, the newest position alone (T = 1).
+            key: (B, K, T, D), where K divides H.
+            value: (B, K, T, D).
+            state: cache of keys and values, extended in place.
+            dropout: probability of dropping an attention weight in training.
 
         Returns:
-            (B, T, M).
+            (B, T, H x D).
         """
-        batch, length, model_dim = x.shape
-        qkv = self.qkv_proj(x).view(batch, length, 3, self.num_heads, model_dim // self.num_heads)
-        query, key, value = (each.transpose(1, 2) for each in qkv.unbind(2))  # three times (B, H, T, M/H)
-        key, value = self.extend_cache(key, value, incremental_state)
-        probability = self.dropout if self.training else 0.0
-        is_causal = incremental_state is None
-        out = F.scaled_dot_product_attention(query, key, value, dropout_p=probability, is_causal=is_causal)
-        return self.out_proj(out.transpose(1, 2).reshape(batch, length, model_dim))
+        if state is not None:
+            cached = self.get_incremental_state(state, "attn_state")
+            if cached is not None:
+                key, value = torch.cat([cached["key"], key], dim=2), torch.cat([cached["value"], value], dim=2)
+            self.set_incremental_state(state, "attn_state", {"key": key, "value": value})
+        how: Any = {"dropout_p": dropout if self.training else 0.0, "enable_gqa": key.size(1) != query.size(1)}
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=state is None, **how)
+        return out.transpose(1, 2).flatten(2)
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Reorder the cache as beam search reorders its hypotheses; fairseq calls this."""
+        cached = self.get_incremental_state(incremental_state, "attn_state")
+        if cached is not None:
+            reordered = {name: tensor.index_select(0, new_order) for name, tensor in cached.items()}
+            self.set_incremental_state(incremental_state, "attn_state", reordered)
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, then a feed-forward part, each after a layer norm and with a residual connection.
+    """Self-attention, then a feed-forward part, each after a norm and added to the residual stream.
 
-    Args:
-        cfg: options of the model.
-        tree: the gate's choices of a Switch layer, or None for a dense feed-forward part.
+    Attributes:
+        self_attn: attention; takes (B, T, M), the incremental state, and the positions of the decoder's `embed`.
+        dropout: probability of dropping an output of either part.
     """
 
-    def __init__(self, cfg: "AlmaSwitchLMConfig", tree: Optional[GateTree]) -> None:
-        super().__init__()
-        model_dim, ffn_dim = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim
-        self.dropout, self.activation_dropout = cfg.dropout, cfg.activation_dropout
-        # fairseq's own gelu copies to fp32 and back
-        self.activation = F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn)
-        self.self_attn = CausalSelfAttention(model_dim, cfg.decoder_attention_heads, cfg.attention_dropout)
-        self.self_attn_layer_norm = nn.LayerNorm(model_dim)
-        self.final_layer_norm = nn.LayerNorm(model_dim)
-        if tree is None:
-            self.switch = None
-            self.fc1, self.fc2 = nn.Linear(model_dim, ffn_dim), nn.Linear(ffn_dim, model_dim)
-            for linear in (self.fc1, self.fc2):
-                nn.init.xavier_uniform_(linear.weight)
-                nn.init.zeros_(linear.bias)
-        else:
-            factors = cfg.capacity_factor, cfg.eval_capacity_factor
-            self.switch = SwitchLayer(model_dim, ffn_dim, tree, *factors, self.activation, self.activation_dropout)
+    self_attn: nn.Module
+    dropout: float
+
+    def parts(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
+        """Return the norm of the attention, the norm of the feed-forward part, and the feed-forward part."""
+        raise NotImplementedError
 
     def forward(
-        self, x: Tensor, padding: Tensor, incremental_state: Optional[IncrementalState] = None
+        self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
         """Apply the layer.
 
         Args:
             x: (B, T, M).
             padding: (B, T) bool, True where a token is padding.
-            incremental_state: cache of the attention.
+            state: cache of the attention.
+            positions: see `Decoder.embed`.
 
         Returns:
-            (B, T, M), and of a Switch layer the routing of the B x T tokens (row by row) and its statistics.
+            (B, T, M), and for a Switch layer the routing of the B x T tokens (row by row) and its statistics.
         """
-        branch = self.self_attn(self.self_attn_layer_norm(x), incremental_state)
+        attention_norm, norm, feed_forward = self.parts()
+        branch = self.self_attn(attention_norm(x), state, *positions)
         x = x + F.dropout(branch, self.dropout, self.training)
-        normed = self.final_layer_norm(x)
-        routing, statistics = None, None
-        if self.switch is None:
-            hidden = F.dropout(self.activation(self.fc1(normed)), self.activation_dropout, self.training)
-            branch = self.fc2(hidden)
+        branch, routing, statistics = norm(x), None, None
+        if isinstance(feed_forward, SwitchLayer):
+            branch, routing, statistics = feed_forward(branch.flatten(0, 1), padding.flatten())
         else:
-            out, routing, statistics = self.switch(normed.flatten(0, 1), padding.flatten())
-            branch = out.view_as(normed)
-        return x + F.dropout(branch, self.dropout, self.training), routing, statistics
+            branch = feed_forward(branch)
+        return x + F.dropout(branch.view_as(x), self.dropout, self.training), routing, statistics
 
 
-class SwitchDecoder(FeatureDecoder):
-    """A pre-norm Transformer decoder with shared input and output embeddings.
+class Decoder(FairseqIncrementalDecoder):
+    """Embeddings, layers, a norm, and the projection onto the vocabulary, which the criterion computes itself.
+
+    A subclass defines ``embed_tokens``, ``layers``, ``output_projection``, `embed` and `last_norm`.
 
     Args:
+        dictionary: vocabulary.
         cfg: options of the model.
-        dictionary: the vocabulary.
         max_positions: longest sequence, in tokens.
     """
 
-    def __init__(self, cfg: "AlmaSwitchLMConfig", dictionary: Dictionary, max_positions: int) -> None:
-        super().__init__(dictionary, max_positions, cfg.checkpoint_activations)
-        model_dim, self.dropout = cfg.decoder_embed_dim, cfg.dropout
-        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(model_dim)
-        self.embed_tokens = Embedding(len(dictionary), model_dim, self.padding_idx)
-        is_learned = not cfg.decoder_sinusoidal_pos
-        self.embed_positions = PositionalEmbedding(max_positions, model_dim, self.padding_idx, is_learned)
-        self.layers = nn.ModuleList(DecoderLayer(cfg, tree) for tree in trees_of_layers(cfg))
-        self.layer_norm = nn.LayerNorm(model_dim)
-        self.output_projection = nn.Linear(model_dim, len(dictionary), bias=False)
-        self.output_projection.weight = self.embed_tokens.weight
+    embed_tokens: nn.Embedding
+    layers: nn.ModuleList
+    output_projection: nn.Linear
+    logit_bias: Optional[Tensor]
+    """(V,) added to the logits, large and negative for symbols that an imported vocabulary lacks; None: no bias."""
 
-    def extract_features(
+    def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
+        super().__init__(dictionary)
+        self.padding_idx = dictionary.pad()
+        self.max_target_positions = max_positions
+        self.dropout, self.checkpoint_activations = cfg.dropout, cfg.checkpoint_activations
+        self.register_buffer("logit_bias", None, persistent=False)
+
+    def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the (B, T, M) input of the first layer, and tensors of the positions for the attention of each layer.
+
+        Args:
+            tokens: (B, T) int64.
+            state: cache; then only the newest position is embedded (T = 1).
+        """
+        raise NotImplementedError
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        """Normalise the output of the last layer."""
+        raise NotImplementedError
+
+    def forward(
         self,
         prev_output_tokens: Tensor,
         encoder_out: Any = None,
         incremental_state: Optional[IncrementalState] = None,
+        features_only: bool = False,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Compute the (B, T, M) features; arguments as in `FeatureDecoder.forward`."""
-        positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
-        if incremental_state is not None:
-            prev_output_tokens = prev_output_tokens[:, -1:]
-        x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
+        """Predict the next token at each position.
+
+        Args:
+            prev_output_tokens: (B, T) int64, padded on the right.
+            encoder_out: unused; fairseq passes it to every decoder.
+            incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
+            features_only: return the (B, T, M) input of the output layer instead of its (B, T, V) output.
+            unused: further arguments of fairseq's generator (``src_lengths``).
+
+        Returns:
+            Logits or features, and a dictionary with ``routing`` (`Routing`) and ``switch`` (`SwitchStatistics`), one
+            entry for each Switch layer.
+        """
+        x, positions = self.embed(prev_output_tokens, incremental_state)
         x = F.dropout(x, self.dropout, self.training)
-        x, extra = self.apply_layers(x, prev_output_tokens.eq(self.padding_idx), incremental_state)
-        return self.layer_norm(x), extra
+        padding = prev_output_tokens[:, -x.size(1) :].eq(self.padding_idx)
+        extra: dict[str, Any] = {"attn": [None], "routing": [], "switch": []}
+        for layer in self.layers:
+            given = (x, padding, incremental_state, *positions)
+            if self.checkpoint_activations and self.training:
+                x, routing, statistics = checkpoint(layer, *given, use_reentrant=False)
+            else:
+                x, routing, statistics = layer(*given)
+            if routing is not None:
+                extra["routing"].append(routing)
+                extra["switch"].append(statistics)
+        features = self.last_norm(x)
+        return (features if features_only else self.output_layer(features)), extra
+
+    def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
+        """Project (…, M) features to (…, V) logits."""
+        return F.linear(features, self.output_projection.weight, self.logit_bias)
 
     def max_positions(self) -> int:
-        """Return the longest sequence that the positions allow, in tokens."""
-        return min(self.max_target_positions, self.embed_positions.max_positions)
+        """Return the longest sequence that the model takes, in tokens."""
+        return self.max_target_positions
+
+
+@dataclass
+class LanguageModelConfig(Beginning, FairseqDataclass):
+    """Options that a language model takes from other groups of the command's options."""
+
+    # The task's sample length limits a sequence unless the task sets another limit, as in transformer_lm.
+    # None where the task has no such option, which build_model refuses.
+    tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
+
+
+class LanguageModel(FairseqLanguageModel):
+    """A language model for ``--task alma_lm``.
+
+    Args:
+        decoder: all weights.
+        cfg: options of the model.
+
+    Attributes:
+        decoder_class: class of the decoder.
+        sizes: named sizes, by architecture.
+        inherited: options that default to those of the checkpoint that training starts from.
+        residual_outputs: name endings of the parameters that write to the residual stream; zero in a new layer.
+        balance_loss_weight: factor of the load-balancing loss in the criterion.
+        is_compiled: whether the criterion compiles the training step.
+    """
+
+    decoder_class: ClassVar[type[Decoder]]
+    sizes: ClassVar[Mapping[str, Mapping[str, int]]]
+    inherited: ClassVar[Sequence[str]]
+    residual_outputs: ClassVar[tuple[str, ...]]
+
+    def __init__(self, decoder: Decoder, cfg: Any) -> None:
+        super().__init__(decoder)
+        self.balance_loss_weight, self.is_compiled = cfg.balance_loss_weight, cfg.compile
+        # Parameters that `optim.muon` treats separately.
+        for module in decoder.modules():
+            if isinstance(module, (nn.Embedding, SwitchLayer)):
+                table: Any = module.gate if isinstance(module, SwitchLayer) else module
+                table.weight.param_group = "adam"
+        tables: Any = decoder.embed_tokens.weight, decoder.output_projection.weight
+        if tables[0] is not tables[1]:
+            tables[0].param_group, tables[1].param_group = "embedding", "adam"
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: FairseqTask) -> "LanguageModel":
+        """Build the model that the options describe.
+
+        Raises:
+            AlmaError: if options contradict each other, or the checkpoint to start from cannot be read.
+        """
+        cls.complete_options(cfg)
+        check_options(cfg)
+        max_positions = cfg.max_target_positions or cfg.tokens_per_sample
+        if max_positions is None:
+            raise AlmaError("--tokens-per-sample: the task has no such option; give --task alma_lm")
+        return cls(cls.decoder_class(task.source_dictionary, cfg, max_positions), cfg)
+
+    @classmethod
+    def complete_options(cls, cfg: Any, continue_once: Optional[str] = None) -> None:
+        """Fill in options that were not given: from the checkpoint to start from, else the defaults.
+
+        Args:
+            cfg: options of the model, changed in place.
+            continue_once: value of ``--continue-once``, which is no option of a model.
+        """
+        options = {name: getattr(cfg, name) for name in cls.inherited}
+        start = starting_checkpoint(cfg, continue_once) if None in options.values() else None
+        found = {} if start is None else read_checkpoint(start)["cfg"]["model"]
+        if found.get("_name") in cls.sizes:
+            for name, given in options.items():
+                options[name] = found.get(name) if given is None or given is False else given
+        cls.fill_in_defaults(options, cfg._name if cfg._name in cls.sizes else next(iter(cls.sizes)))
+        for name, value in options.items():
+            setattr(cfg, name, value)
+
+    @classmethod
+    def fill_in_defaults(cls, options: dict[str, Any], arch: str) -> None:
+        """Replace each None in the inherited options by the default of an architecture."""
+        raise NotImplementedError
+
+
+def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> Any:
+    """Build a language model with random weights, or without memory on ``meta``.
+
+    Args:
+        config: ``cfg["model"]`` of a checkpoint of ``alma_switch_lm`` or ``alma_transformer_lm``.
+        vocab_size: tokens in the vocabulary, including fairseq's four symbols.
+        device: device of the weights.
+    """
+    dictionary = Dictionary()
+    for token in range(vocab_size - len(dictionary)):
+        dictionary.add_symbol(f"token{token}")
+    name = ARCH_MODEL_NAME_REGISTRY[config["_name"]]
+    kind = MODEL_DATACLASS_REGISTRY[name]
+    options = kind(**{name: value for name, value in config.items() if name in kind.__dataclass_fields__})
+    with torch.device(device):
+        return MODEL_REGISTRY[name].build_model(options, SimpleNamespace(source_dictionary=dictionary))

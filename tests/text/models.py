@@ -7,9 +7,9 @@ from fairseq.data import Dictionary
 
 import fairseq_alma
 from fairseq_alma.checkpoints.model_options import NO_BEGINNING, complete_sizes
-from fairseq_alma.text.build_model import build_from_config
-from fairseq_alma.text.model import AlmaSwitchLM, AlmaSwitchLMConfig
-from fairseq_alma.text.transformer_model import AlmaTransformerLMConfig
+from fairseq_alma.text.decoder import build_from_config
+from fairseq_alma.text.switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
+from fairseq_alma.text.transformer_lm import AlmaTransformerLMConfig
 
 fairseq_alma.register()
 

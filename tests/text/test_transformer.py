@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fairseq_alma.checkpoints.model_facts import facts_of_weights
 from fairseq_alma.checkpoints.model_options import complete_sizes
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.transformer import rotary_table, rotate
+from fairseq_alma.text.transformer_lm import rotate
 from tests.text import models
 
 NUM_TOKENS = 50
@@ -81,7 +81,8 @@ def test_logits_are_those_of_qwen3(name):
 
 def test_rotation_multiplies_pairs_by_complex_numbers_of_their_position():
     x = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(1))
-    cos, sin = rotary_table(3, 8, 8, 100.0, x.device)
+    decoder = transformer_of(rope_theta=100.0).decoder
+    cos, sin = decoder.rotary_table(3, 8, x.device)
     angles = torch.arange(3, 8)[:, None, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
     turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
     torch.testing.assert_close(rotate(x, cos, sin), torch.cat([turned.real, turned.imag], dim=-1))

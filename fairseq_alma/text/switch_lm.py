@@ -1,0 +1,134 @@
+"""``alma_switch_lm``: a decoder-only Transformer in which every second feed-forward layer is a Switch layer.
+
+Layer norms come before each part; input and output embeddings are shared. The paper's SM for text (v5, section 5): a
+*base* model with 6 layers and width 512, a *large* one with 12 and 768.
+"""
+
+import argparse
+import math
+from functools import partial
+from typing import Any, Callable, Optional, Sequence
+
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import Embedding
+from fairseq.modules import PositionalEmbedding
+from torch import Tensor, nn
+
+from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
+from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.text.decoder import (
+    CachedAttention,
+    Decoder,
+    DecoderLayer,
+    IncrementalState,
+    LanguageModel,
+    LanguageModelConfig,
+)
+from fairseq_alma.training.fairseq_options import fairseq_config
+
+DEFAULT_NUM_EXPERTS = 4
+AlmaSwitchLMConfig: Any = fairseq_config("AlmaSwitchLMConfig", LanguageModelConfig, LANGUAGE)
+
+
+class CausalSelfAttention(CachedAttention):
+    """Multi-head attention with one projection for queries, keys and values."""
+
+    def __init__(self, model_dim: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.qkv_proj = nn.Linear(model_dim, 3 * model_dim)
+        self.out_proj = nn.Linear(model_dim, model_dim)
+        for weight in self.qkv_proj.weight.data.chunk(3):  # as fairseq's MultiheadAttention initialises them
+            nn.init.xavier_uniform_(weight, gain=2**-0.5)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.qkv_proj.bias)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, x: Tensor, state: Optional[IncrementalState]) -> Tensor:
+        """Map (B, T, M) to (B, T, M)."""
+        qkv = self.qkv_proj(x).view(*x.shape[:2], 3, self.num_heads, -1)
+        query, key, value = (each.transpose(1, 2) for each in qkv.unbind(2))  # three times (B, H, T, D)
+        return self.out_proj(self.attend(query, key, value, state, self.dropout))
+
+
+class SwitchDecoderLayer(DecoderLayer):
+    """A layer with layer norms; dense where it has no gate tree."""
+
+    def __init__(self, cfg: Any, tree: Optional[GateTree]) -> None:
+        super().__init__()
+        model_dim, ffn_dim = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim
+        self.dropout, self.activation_dropout = cfg.dropout, cfg.activation_dropout
+        # fairseq's own gelu copies to fp32 and back
+        self.activation = F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn)
+        self.self_attn = CausalSelfAttention(model_dim, cfg.decoder_attention_heads, cfg.attention_dropout)
+        self.self_attn_layer_norm = nn.LayerNorm(model_dim)
+        self.final_layer_norm = nn.LayerNorm(model_dim)
+        self.switch = None
+        if tree is None:
+            self.fc1, self.fc2 = nn.Linear(model_dim, ffn_dim), nn.Linear(ffn_dim, model_dim)
+            for linear in (self.fc1, self.fc2):
+                nn.init.xavier_uniform_(linear.weight)
+                nn.init.zeros_(linear.bias)
+        else:
+            factors = cfg.capacity_factor, cfg.eval_capacity_factor
+            self.switch = SwitchLayer(model_dim, ffn_dim, tree, *factors, self.activation, self.activation_dropout)
+
+    def parts(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
+        return self.self_attn_layer_norm, self.final_layer_norm, self.switch or self._dense
+
+    def _dense(self, x: Tensor) -> Tensor:
+        return self.fc2(F.dropout(self.activation(self.fc1(x)), self.activation_dropout, self.training))
+
+
+class SwitchDecoder(Decoder):
+    """A decoder with shared input and output embeddings, and absolute positions."""
+
+    def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
+        super().__init__(dictionary, cfg, max_positions)
+        model_dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
+        if model_dim % heads:
+            raise AlmaError(f"--decoder-attention-heads {heads}: must divide --decoder-embed-dim {model_dim}")
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(model_dim)
+        self.embed_tokens = Embedding(len(dictionary), model_dim, self.padding_idx)
+        is_learned = not cfg.decoder_sinusoidal_pos
+        self.embed_positions = PositionalEmbedding(max_positions, model_dim, self.padding_idx, is_learned)
+        self.layers = nn.ModuleList(SwitchDecoderLayer(cfg, tree) for tree in trees_of_layers(cfg))
+        self.layer_norm = nn.LayerNorm(model_dim)
+        self.output_projection = nn.Linear(model_dim, len(dictionary), bias=False)
+        self.output_projection.weight = self.embed_tokens.weight
+
+    def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
+        positions = self.embed_positions(tokens, incremental_state=state)
+        newest = tokens if state is None else tokens[:, -1:]
+        return self.embed_scale * self.embed_tokens(newest) + positions, ()
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        return self.layer_norm(x)
+
+
+@register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
+class AlmaSwitchLM(LanguageModel):
+    """A language model with Switch layers."""
+
+    decoder_class, sizes, inherited = SwitchDecoder, SWITCH_SIZES, ("num_experts", "gate_trees")
+    residual_outputs = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias", "fc2_weight", "fc2_bias")
+
+    @classmethod
+    def fill_in_defaults(cls, options: dict[str, Any], arch: str) -> None:
+        for name, value in (("num_experts", DEFAULT_NUM_EXPERTS), ("gate_trees", "")):
+            options[name] = value if options[name] is None else options[name]
+
+
+def _set_sizes(arch: str, args: argparse.Namespace) -> None:
+    """Fill in the sizes that were not given, as every fairseq architecture does."""
+    for name, size in SWITCH_SIZES[arch].items():
+        setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
+
+
+for _arch in list(SWITCH_SIZES)[1:]:  # the first is registered with the model
+    register_model_architecture("alma_switch_lm", _arch)(partial(_set_sizes, _arch))

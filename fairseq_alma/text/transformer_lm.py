@@ -1,0 +1,164 @@
+"""``alma_transformer_lm``, the default: RMS norms, rotary positions, SwiGLU; dense, or with Switch layers.
+
+Modules have the names and compute the functions of transformers' Qwen3 (dense) and Qwen3-MoE, so that exporting renames
+weights only. Initial weights: matrices uniform with variance 1 / inputs, matrices that write to the residual stream
+zero, embeddings standard normal, the output projection almost zero. The first loss is therefore log V.
+
+Letters: B sequences, T positions, M model dim, H query heads, K key-value heads, D head dim, V vocabulary size.
+"""
+
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+
+from fairseq_alma.checkpoints.model_options import ALMA_TRANSFORMER, TRANSFORMER_SIZES, complete_sizes
+from fairseq_alma.data.tokens import absent_ids
+from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
+from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.options import options_of
+from fairseq_alma.text.decoder import (
+    CachedAttention,
+    Decoder,
+    DecoderLayer,
+    IncrementalState,
+    LanguageModel,
+    LanguageModelConfig,
+)
+from fairseq_alma.training.fairseq_options import fairseq_config
+
+AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
+
+
+def draw_uniform(weight: Tensor) -> None:
+    """Draw weights (…, inputs) with variance 1 / inputs, in place."""
+    bound = (3 / weight.size(-1)) ** 0.5
+    nn.init.uniform_(weight, -bound, bound)
+
+
+def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
+    """Return a linear map without bias, with weights of `draw_uniform` or zero weights."""
+    made = nn.Linear(in_features, out_features, bias=False)
+    (nn.init.zeros_ if is_zero else draw_uniform)(made.weight)
+    return made
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads (B, T, H, D) by the angles of their positions; pairs are (i, i + D/2), as Qwen3's rotate_half."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+class GroupedQueryAttention(CachedAttention):
+    """Attention with K key-value heads; queries and keys are normed, then rotated."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__()
+        self.head_dim, model_dim = cfg.head_dim, cfg.decoder_embed_dim
+        query_dim, kv_dim = cfg.decoder_attention_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
+        self.q_proj, self.k_proj = linear(model_dim, query_dim), linear(model_dim, kv_dim)
+        self.v_proj, self.o_proj = linear(model_dim, kv_dim), linear(query_dim, model_dim, is_zero=True)
+        self.q_norm = nn.RMSNorm(cfg.head_dim, cfg.norm_eps)
+        self.k_norm = nn.RMSNorm(cfg.head_dim, cfg.norm_eps)
+
+    def forward(self, x: Tensor, state: Optional[IncrementalState], cos: Tensor, sin: Tensor) -> Tensor:
+        """Map (B, T, M) to (B, T, M); cosines and sines are (T, 1, D / 2)."""
+        heads = (*x.shape[:2], -1, self.head_dim)
+        query = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, H, T, D)
+        key = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, K, T, D)
+        return self.o_proj(self.attend(query, key, self.v_proj(x).view(heads).transpose(1, 2), state))
+
+
+class GatedFeedForward(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) * up(x))``, without biases (Shazeer 2020)."""
+
+    def __init__(self, model_dim: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = linear(model_dim, ffn_dim), linear(model_dim, ffn_dim)
+        self.down_proj = linear(ffn_dim, model_dim, is_zero=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class TransformerDecoderLayer(DecoderLayer):
+    """A layer with RMS norms; dense where it has no gate tree."""
+
+    def __init__(self, cfg: Any, tree: Optional[GateTree]) -> None:
+        super().__init__()
+        model_dim, ffn_dim, self.dropout = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim, cfg.dropout
+        self.input_layernorm = nn.RMSNorm(model_dim, cfg.norm_eps)
+        self.self_attn = GroupedQueryAttention(cfg)
+        self.post_attention_layernorm = nn.RMSNorm(model_dim, cfg.norm_eps)
+        self.mlp: Any
+        if tree is None:
+            self.mlp = GatedFeedForward(model_dim, ffn_dim)
+        else:
+            self.mlp = SwitchLayer(model_dim, ffn_dim, tree, cfg.capacity_factor, cfg.eval_capacity_factor, gated=True)
+            draw_uniform(self.mlp.experts.gate_proj)
+            draw_uniform(self.mlp.experts.up_proj)
+
+    def parts(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
+        return self.input_layernorm, self.post_attention_layernorm, self.mlp
+
+
+class TransformerDecoder(Decoder):
+    """A decoder with rotary positions; input and output embeddings are separate unless the options share them."""
+
+    def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
+        super().__init__(dictionary, cfg, max_positions)
+        model_dim, self.norm_eps = cfg.decoder_embed_dim, cfg.norm_eps
+        self.head_dim, self.rope_theta, self.norms_embeddings = cfg.head_dim, cfg.rope_theta, not cfg.no_embedding_norm
+        trees = trees_of_layers(cfg) if cfg.num_experts > 1 else [None] * cfg.decoder_layers
+        absent = absent_ids(cfg.symbol_ids) if cfg.symbol_ids else ()
+        self.embed_tokens = nn.Embedding(len(dictionary), model_dim)
+        self.layers = nn.ModuleList(TransformerDecoderLayer(cfg, tree) for tree in trees)
+        self.norm = nn.RMSNorm(model_dim, cfg.norm_eps)
+        self.output_projection = nn.Linear(model_dim, len(dictionary), bias=False)
+        if cfg.share_decoder_input_output_embed:
+            self.output_projection.weight = self.embed_tokens.weight
+            # A token's own logit begins near std * M, as the layers add nothing yet.
+            nn.init.normal_(self.embed_tokens.weight, std=min(0.02, 1 / model_dim))
+        else:
+            nn.init.normal_(self.embed_tokens.weight)
+            nn.init.normal_(self.output_projection.weight, std=0.001)
+        if absent:
+            self.logit_bias = torch.zeros(len(dictionary)).index_fill_(0, torch.tensor(absent), -1e9)
+
+    def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
+        stop = tokens.size(1)
+        start = 0 if state is None else stop - 1
+        x = self.embed_tokens(tokens[:, start:])
+        if self.norms_embeddings:
+            x = F.rms_norm(x, x.shape[-1:], eps=self.norm_eps)
+        return x, self.rotary_table(start, stop, x.device)
+
+    def rotary_table(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, (T, 1, D / 2) fp32 each, of the angles of positions ``start`` to ``stop`` - 1."""
+        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32) / self.head_dim
+        positions = torch.arange(start, stop, device=device, dtype=torch.float32)
+        angles = torch.outer(positions, self.rope_theta**-exponents).unsqueeze(1)
+        return angles.cos(), angles.sin()
+
+    def last_norm(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+@register_model("alma_transformer_lm", dataclass=AlmaTransformerLMConfig)
+class AlmaTransformerLM(LanguageModel):
+    """A language model of current parts."""
+
+    decoder_class, sizes = TransformerDecoder, TRANSFORMER_SIZES
+    inherited = tuple(name for each in ALMA_TRANSFORMER for name, option in options_of(each).items() if option.shape)
+    residual_outputs = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
+
+    @classmethod
+    def fill_in_defaults(cls, options: dict[str, Any], arch: str) -> None:
+        complete_sizes(options, arch)
+
+
+for _arch in list(TRANSFORMER_SIZES)[1:]:  # the first is registered with the model
+    register_model_architecture("alma_transformer_lm", _arch)(lambda args: None)  # `complete_sizes` knows the sizes
