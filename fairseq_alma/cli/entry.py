@@ -103,8 +103,9 @@ class OneLineHelp(argparse.RawDescriptionHelpFormatter):
         return super()._metavar_formatter(action, default_metavar)
 
     def _get_help_string(self, action: argparse.Action) -> Optional[str]:
-        choices = f"{', '.join(map(str, action.choices or ()))}: " if self._has_wide_choices(action) else ""
-        return f"{choices}{action.help}"
+        text, separator, default = (action.help or "").partition(" (default: ")
+        choices = f" {{{','.join(map(str, action.choices or ()))}}}" if self._has_wide_choices(action) else ""
+        return text + choices + separator + default
 
     @staticmethod
     def _has_wide_choices(action: argparse.Action) -> bool:

@@ -1,30 +1,9 @@
-"""Check from options and tokenizer alone whether a language model can be exported. No torch, no fairseq.
+"""Check from options alone whether a language model can be exported. No torch, no fairseq."""
 
-``alma-export`` checks a checkpoint, ``alma-stream`` and ``alma-update`` what they are about to train.
-"""
-
-from pathlib import Path
-from typing import Optional
-
-from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.tokenizer_files import tokenizer_files
 
 ARCHITECTURE, ENSEMBLE = "alma_transformer_lm", "alma_ensemble"
 _EVALUATE = "evaluate the checkpoint itself (recipes/lm_eval/evaluate.py)"
-
-
-def refuse_unexportable(
-    stream: Optional[Path],
-    arch: str,
-    is_ensemble: bool = False,
-    is_split: bool = False,
-    eval_capacity_factor: float = 0.0,
-) -> None:
-    """Raise AlmaError if what a run will train, or its stream's tokenizer (None: not known yet), cannot be exported."""
-    refuse_model("{export}", ENSEMBLE if is_ensemble else arch, is_split, eval_capacity_factor)
-    if stream is not None:
-        tokenizer_files(StreamTokenizer.open(stream), 1)
 
 
 def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capacity_factor: float = 0.0) -> None:

@@ -14,7 +14,7 @@ from fairseq_alma.images.image_train_options import ImageTrainOptions, feature_o
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.options import without
 from fairseq_alma.runs.loop import Run, StageWork, Step
-from fairseq_alma.runs.run_folder import EVALUATED_FILE, RunFolder, predicting_checkpoint
+from fairseq_alma.runs.run_folder import RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest, seconds_of
 from fairseq_alma.training.feature import Features, Setting
 from fairseq_alma.watch.run_display import describe_stage
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ImageJob:
-    """The job of alma-stream on images, see `study.Job`; the back end of its runs, see `loop.Backend`.
+    """The job of alma-stream on images, and the back end of its runs; see `loop.Backend`.
 
     Args:
         request: the options before ``--``.
@@ -58,11 +58,8 @@ class ImageJob:
     def train_options(self) -> dict[str, str]:
         return self.options.as_dict()
 
-    def work(self) -> Callable[[StagePlan], float]:
-        return lambda plan: float(len(plan.stage.megabatches))
-
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
-        """Read the options as fairseq does, and build a network; see `study.Job`."""
+        """Check that the options make a network; return a function that returns the back end of some runs."""
         for plan in plans:
             if not len(self.images.valid_indices(plan.stage.megabatches)):
                 raise AlmaError(
@@ -108,11 +105,9 @@ class ImageJob:
         groups = [(training,) for training in plan.trainings] if apart else [plan.trainings]
         return [*(TrainImages(self, folder, plan, tuple(group)) for group in groups), TestImages(self, folder, plan)]
 
-    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        members = [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
-        if len(members) == 1:
-            return members[0], ()
-        return folder.stage_folder(plan.stage.index) / EVALUATED_FILE, members
+    def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
+        """Return the checkpoints that predict after a stage."""
+        return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         assert self.trainer is not None

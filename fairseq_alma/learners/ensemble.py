@@ -1,7 +1,7 @@
-"""Several models that predict together: trained each on its own (Ens, bagging, gEns), or jointly (UMix)."""
+"""Learners of several models that predict together, trained separately (Ens, Bagging, gEns) or jointly (UMix)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Mapping, Optional
+from typing import ClassVar, Mapping, Optional
 
 from fairseq_alma.learners.learner import (
     MAX_MEMBERS,
@@ -17,107 +17,86 @@ from fairseq_alma.learners.learner import (
 from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
-"""Models that predict together: Table 2 of the paper, and its image study (v5, Appendix B.1)."""
-
-
-def num_members_option(help: str, default: Optional[int] = None) -> Any:
-    """Declare ``--num-members``."""
-    return opt(default, help, range=integer(1, MAX_MEMBERS), defaults=NUM_MEMBERS if default is None else {})
-
-
-def combine_option() -> Any:
-    """Declare ``--combine``; language models predict by the mean of probabilities."""
-    return opt(
-        "probabilities",
-        "predict with the mean of the members' probabilities, with what most of them find (vote), or with the mean of "
-        "their logits, as gEns in the paper's released code",
-        choices=("probabilities", "vote", "logits"),
-        kinds=("images",),
-    )
+"""Members in Table 2 of the paper, and in its image study (v5, Appendix B.1)."""
+MEMBERS_HELP = "members (default: text 2, images 5; gens: 1 in each stage)"
+MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 
 
 @register_learner("ens")
 @dataclass(frozen=True)
 class Ensemble(Learner):
-    """N models with N seeds, each trained on its own; the mean of their probabilities predicts."""
+    """N models with N seeds, trained separately; the mean of their probabilities predicts."""
 
     label: ClassVar[Optional[str]] = "Ens"
     trains_members_alone: ClassVar[bool] = True
     stacks_seeds: ClassVar[bool] = True
 
-    num_members: int = num_members_option("models that predict together")
-    combine: str = combine_option()
+    num_members: int = opt(None, MEMBERS_HELP, range=MEMBERS_RANGE, defaults=NUM_MEMBERS)
+    combine: str = opt(
+        "probabilities",
+        "rule for the joint prediction",
+        choices=("probabilities", "vote", "logits"),
+        kinds=("images",),
+    )
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Train every member of the stage before, or new ones."""
         return self.train_each(stage, self.num_members, self.combine)
 
 
 @register_learner("bagging", "images")
 @dataclass(frozen=True)
 class Bagging(Ensemble):
-    """An ensemble whose members each draw a bootstrap sample of a stage's images (Breiman 1996)."""
+    """An ensemble whose members each train on a bootstrap sample of a stage's images (Breiman 1996)."""
 
     label: ClassVar[Optional[str]] = "Bagging"
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Plan as for an ensemble, each member with a sample of its own."""
         return self.train_each(stage, self.num_members, self.combine, bootstrap=True)
 
 
 @register_learner("gens")
 @dataclass(frozen=True)
-class GrowingEnsemble(Learner):
-    """N new models in each stage, trained on its data alone; the others stay unchanged, and predict too."""
+class GrowingEnsemble(Ensemble):
+    """N new models in each stage, trained on its data only; the earlier models stay unchanged and predict too.
+
+    The paper's text does not state the initial weights of a new model; its released code starts from the last one.
+    """
 
     label: ClassVar[Optional[str]] = "gEns"
     has_iid_control: ClassVar[bool] = False
-    trains_members_alone: ClassVar[bool] = True
-    stacks_seeds: ClassVar[bool] = True
 
     init: str = opt(
         "scratch",
-        "begin new models with random weights (scratch, or fresh), or with those of the last member (previous), as the "
-        "paper's released code does; its text leaves it open",
+        "weights a new model starts from",
         choices=("previous", "scratch", "fresh"),
         parse=lambda word: "scratch" if word == "fresh" else word,
     )
-    num_members: int = num_members_option("new models in each stage", default=1)
-    combine: str = combine_option()
+    num_members: int = opt(1, MEMBERS_HELP, range=MEMBERS_RANGE)
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Train n new models, from scratch or from the last one of the stage before."""
         num_new = self.num_members
         last = self.starts_from(stage, stage.index * num_new - 1)
-        everyone = [ModelId(member // num_new, member) for member in range((stage.index + 1) * num_new)]
-        trainings = [Training(model, member_seed(self.seed, model.member), last) for model in everyone[-num_new:]]
-        combine = combined(everyone, self.combine)
-        return StagePlan(stage, tuple(trainings), tuple(everyone), combine)
+        models = tuple(ModelId(member // num_new, member) for member in range((stage.index + 1) * num_new))
+        trainings = tuple(Training(each, member_seed(self.seed, each.member), last) for each in models[-num_new:])
+        return StagePlan(stage, trainings, models, combined(models, self.combine))
 
 
 @register_learner("umix", "images")
 @dataclass(frozen=True)
 class UniformMixture(Learner):
-    """N models trained jointly as one, on the mean or the sum of their logits."""
+    """N models trained jointly, on the mean (the paper's text) or the sum (its released code) of their logits."""
 
     label: ClassVar[Optional[str]] = "UMix"
-    trains_jointly: ClassVar[bool] = True
     owned: ClassVar[Mapping[str, str]] = {
         "--num-members": "give --num-members before the --",
         "--member-arch": "give the members' architecture as --arch",
         "--member-options": "give the members' options as those of a single model",
     }
 
-    num_members: int = num_members_option("models that predict together")
+    num_members: int = opt(None, MEMBERS_HELP, range=MEMBERS_RANGE, defaults=NUM_MEMBERS)
     joint_logits: str = opt(
-        "mean",
-        "train and predict with the mean of the members' logits, as the paper's text has it, or with their sum, as its "
-        "released code does",
-        choices=("mean", "sum"),
-        quiet=True,
-        kinds=("images",),
+        "mean", "mean or sum of the members' logits", choices=("mean", "sum"), quiet=True, kinds=("images",)
     )
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Train the one joint model of the stage before, or a new one."""
         return self.train_each(stage, num_members=1, num_joint=self.num_members, joint_logits=self.joint_logits)

@@ -1,12 +1,10 @@
-"""The base of every learner: options with their defaults, the kinds of data it serves, and a plan for each stage.
+"""The base of every learner: its options, the kinds of data that it supports, and a plan for each stage.
 
-Which mega-batches a stage trains on is the arithmetic of the paper's Algorithm 1. A plan is data, which the loop and
-the back ends carry out. It is known before anything runs, so that ``--dry-run`` can print it, a queue can run one stage
-alone, and files that no later stage needs can be removed.
+A plan is data; the loop and the back ends carry it out. It is known before anything runs, so ``--dry-run`` can print
+it, a queue can run one stage alone, and files that no later stage needs can be removed.
 
-A learner is one class: a frozen dataclass under `register_learner`, whose fields made by `opt` are its options.
-``alma-stream`` reads all it needs to know of a learner from the class; its name is nowhere else in the package.
-Source: sections 4.1 and 4.2 of the paper.
+A learner is one frozen dataclass under `register_learner`; its fields made by `opt` are its options. ``alma-stream``
+reads everything from the class. Source: the paper, Algorithm 1 and sections 4.1 and 4.2.
 """
 
 from dataclasses import dataclass
@@ -19,35 +17,33 @@ from fairseq_alma.options import KINDS, Options, integer, opt, options_of
 
 @dataclass(frozen=True)
 class StageOptions(Options):
-    """Which stage of a stream a task of fairseq's trains on."""
+    """Options of a fairseq task that select the stage to train on."""
 
     megabatch: Optional[int] = opt(
         None, "train on the stage that ends with this mega-batch, from 0", range=integer(0, MAX_MEGABATCHES - 1)
     )
-    wait: int = opt(1, "waiting time: mega-batches that are gathered for one stage", range=integer(1))
+    wait: int = opt(1, "waiting time: mega-batches of a stage", range=integer(1))
     replay: bool = opt(False, "train on all mega-batches up to this one")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions(Options):
-    """Which stages a run has."""
+    """Options of alma-stream that define the stages of a run."""
 
-    wait: int = opt(1, "mega-batches gathered before an update", range=integer(1), metavar="W")
-    replay: bool = opt(False, "train on all mega-batches so far, not on the new ones alone")
+    wait: int = opt(1, "waiting time: new mega-batches of a stage", range=integer(1), metavar="W")
+    replay: bool = opt(False, "train on all mega-batches so far (default: on the new ones)")
     drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(
         None,
-        "control: one stage on the shuffled union of the first K mega-batches, with K times the updates",
+        "control: one stage on the first K mega-batches, with K times the updates",
         range=integer(1),
         trait="has_iid_control",
         metavar="K",
     )
     first_wait: Optional[int] = opt(
-        None, "mega-batches gathered before the first update (default: W)", range=integer(1), metavar="K", quiet=True
+        None, "mega-batches of the first stage (default: W)", range=integer(1), metavar="K", quiet=True
     )
-    passes_of_new: bool = opt(
-        False, "with --replay: --passes counts passes over the new mega-batches; updates are drawn from all", quiet=True
-    )
+    passes_of_new: bool = opt(False, "with --replay: --passes counts passes over the new mega-batches only", quiet=True)
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,7 @@ class Stage:
 
     Attributes:
         index: number of the stage, from 0.
-        arrivals: the mega-batches that were gathered since the last stage, in order; the stage runs when the last of
-            them is there.
+        arrivals: the new mega-batches, in order; the stage runs when the last one has arrived.
         megabatches: the mega-batches that it trains on: the arrivals, or with replay all so far.
     """
 
@@ -78,15 +73,13 @@ def stages(
 
     Args:
         num_megabatches: B, at least 1.
-        wait: w, the number of mega-batches that are gathered before an update, at least 1.
-        replay: train on everything that has arrived, not on the new mega-batches alone.
-        drop_rest: drop the last ``B mod w`` mega-batches (Table 2's w3 rows) rather than train on them as a last,
-            shorter stage.
-        first_wait: waiting time before the first update; None: w.
+        wait: waiting time w, at least 1.
+        replay: train on everything that has arrived.
+        drop_rest: drop the last ``B mod w`` mega-batches (Table 2's w3 rows); otherwise they are a shorter last stage.
+        first_wait: waiting time of the first stage; None: w.
 
     Returns:
-        The stages in order: for B = 4 and w = 3, mega-batches 0-2 and then 3 alone. Empty if w > B and the rest is
-        dropped.
+        The stages in order: for B = 4 and w = 3, mega-batches 0-2 and then 3. Empty if w > B and the rest is dropped.
     """
     if num_megabatches < 1 or wait < 1:
         raise ValueError(f"need at least one mega-batch and a wait of at least 1, got {num_megabatches} and {wait}")
@@ -103,11 +96,7 @@ def stages(
 
 
 def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: bool = False) -> Stage:
-    """Return the stage that starts when a mega-batch (from 0) arrives; arguments as those of `stages`.
-
-    Raises:
-        AlmaError: if no stage ends with this mega-batch, because a learner that waits is still waiting then.
-    """
+    """Return the stage whose last arrival is a mega-batch (from 0). Raises AlmaError if there is none."""
     planned = {stage.last_arrival: stage for stage in stages(num_megabatches, wait, replay)}
     if megabatch not in planned:
         ends = ", ".join(str(end) for end in planned)
@@ -117,20 +106,20 @@ def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: b
 
 MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
-"""Of those that one stage trains."""
+"""Largest number of members that one stage trains."""
 MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Between the seeds of members: more than a stage has updates; as many as there are below 2**32, NumPy's largest."""
+"""Distance between the seeds of members, and how many steps fit below 2**32, NumPy's limit for seeds."""
 
 
 def member_seed(seed: int, member: int) -> int:
-    """Return the seed of a member of a run; member 0 has the run's own seed: it is the single model of the same seed.
+    """Return the seed of a member of a run; member 0 has the run's own seed.
 
-    Fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``, so that seeds of two members must lie
-    further apart than a stage has updates: 10,000,000 of the first 400, half of that of the next 400, a quarter, ….
+    fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``, so the distance of two seeds must exceed the
+    updates of a stage: 10,000,000 for the first 400 members, half of it for the next 400, then a quarter, ….
 
     Args:
         seed: of the run, 0 to `MAX_SEED`.
-        member: number of the member over the whole run.
+        member: number of the member in the run.
     """
     turn, step = divmod(member, _STEPS_OF_SEEDS)
     between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()  # 0, 1/2, 1/4, 3/4, 1/8, … of a step
@@ -147,17 +136,17 @@ class ModelId:
 
 @dataclass(frozen=True)
 class Growth:
-    """What is added to a model between two stages.
+    """Growth of a model between two stages.
 
     Attributes:
         num_new: experts to add to each layer that has experts.
-        method: ``copy``, ``split`` or ``scratch``; ``firefly``: neurons rather than experts.
+        method: ``copy``, ``split`` or ``scratch`` for experts; ``firefly`` for neurons.
         select: which experts are copied or split: ``loss``, ``usage`` or ``random``.
         seed: of new weights and random choices.
-        share: of the first size that is added as neurons.
-        share_of: what ``share`` counts: ``parameters`` or ``neurons``.
-        noise: copies of experts: standard deviation of the noise on their gate rows.
-        layers: that a language model is to have; None: those it has.
+        share: neurons to add, as a share of the first size.
+        share_of: unit of ``share``: ``parameters`` or ``neurons``.
+        noise: standard deviation of noise on the gate rows of copied experts.
+        layers: new number of layers of a language model; None: unchanged.
     """
 
     num_new: int
@@ -175,14 +164,14 @@ class Training:
     """One model to train in a stage.
 
     Attributes:
-        model: the name of the result.
+        model: identifier of the result.
         seed: of its initial weights, order of data and dropout.
-        start: the model whose weights it starts from; None: random ones.
-        growth: what is done to these weights first; None: nothing.
-        num_experts: experts in each Switch layer of a model that starts from random weights; None: as the user sets it.
-        num_layers: of the language model that is trained; None: as the user sets it.
+        start: model whose weights it starts from; None: random weights.
+        growth: applied to these weights before the training; None: no growth.
+        num_experts: experts of each Switch layer of a model with random weights; None: as the user sets it.
+        num_layers: layers of the language model; None: as the user sets it.
         num_joint: models that are trained jointly as this one.
-        joint_logits: what these are trained on and predict with: the ``mean`` or the ``sum`` of their logits.
+        joint_logits: how their logits are combined: ``mean`` or ``sum``.
         bootstrap: train on a sample of the stage's examples, drawn with replacement.
     """
 
@@ -199,14 +188,14 @@ class Training:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Everything that happens in a stage.
+    """The work of a stage.
 
     Attributes:
-        stage: the data.
+        stage: its data.
         trainings: models to train, independent of each other.
-        predictors: models that predict afterwards; those that are not trained in this stage stay unchanged.
-        combine: how their predictions become one: ``single`` for one model, else ``probabilities`` (mean), ``logits``
-            (mean) or ``vote``.
+        predictors: models that predict after the stage; they may be models of earlier stages.
+        combine: how they predict: ``single`` for one model, else ``probabilities`` (mean), ``logits`` (mean) or
+            ``vote``.
     """
 
     stage: Stage
@@ -216,12 +205,12 @@ class StagePlan:
 
 
 LEARNERS: dict[str, dict[str, "type[Learner]"]] = {kind: {} for kind in KINDS}
-"""The learners of each kind of data, by the names that ``--learner`` takes."""
+"""Kind of data -> name of a learner (``--learner``) -> its class."""
 Class = TypeVar("Class", bound="type[Learner]")
 
 
 def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
-    """Make a class known as ``--learner NAME`` on streams of these kinds (default: all).
+    """Register a class as ``--learner NAME`` for some kinds of data (default: all).
 
     Raises:
         ValueError: the name is taken, or a kind is unknown.
@@ -241,27 +230,26 @@ def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
 
 
 Last = Callable[[str], Optional[tuple[str, ...]]]
-"""Returns the values of an option after ``--``, of its last occurrence; None: it is not given."""
+"""Returns the values of the last occurrence of an option after ``--``; None if it is not given."""
 
 
 @dataclass(frozen=True)
 class Learner(Options):
-    """Decides what a stage trains and what predicts after it. The first line of a learner's docstring is its help.
+    """Decides what each stage trains and what predicts after it.
 
     Attributes:
-        name: of ``--learner``.
-        label: in reports; None: the name.
-        owned: options of fairseq-train that the learner decides -> how a user gives them instead.
-        arch_prefix: image models: how the architecture's name must begin; None: any.
+        name: value of ``--learner``.
+        label: name in reports; None: ``name``.
+        owned: options of fairseq-train that the learner decides -> how a user sets them instead.
+        arch_prefix: image models: required prefix of the architecture's name; None: any.
         image_architectures: default architecture for drawings such as MNIST's, and for photographs.
-        train_defaults: image models: options of the training with a default of this learner.
-        trains_jointly: whether several models are trained as one.
-        has_iid_control: whether one stage on the union of mega-batches is a control (``--iid``): not of what grows.
-        trains_members_alone: whether members may be trained by themselves (``--member``, ``--jobs``).
-        stacks_seeds: whether models of several seeds can be trained side by side (images): nothing ties them together.
+        train_defaults: image models: defaults of training options.
+        has_iid_control: whether ``--iid`` applies; a model that grows has no such control.
+        trains_members_alone: whether members may be trained separately (``--member``, ``--jobs``).
+        stacks_seeds: image models: whether models of several seeds may be trained in one network.
         seed: of the run, 0 to `MAX_SEED`.
-        wait: the waiting time, mega-batches.
-        init: begin each stage with the weights of the stage before (``previous``) or with random ones (``scratch``).
+        wait: waiting time, mega-batches.
+        init: start each stage from the weights of the stage before (``previous``) or from random ones (``scratch``).
     """
 
     name: ClassVar[str]
@@ -270,7 +258,6 @@ class Learner(Options):
     arch_prefix: ClassVar[Optional[str]] = None
     image_architectures: ClassVar[tuple[str, str]] = ("alma_mlp", "alma_vgg")
     train_defaults: ClassVar[Mapping[str, str]] = {}
-    trains_jointly: ClassVar[bool] = False
     has_iid_control: ClassVar[bool] = True
     trains_members_alone: ClassVar[bool] = False
     stacks_seeds: ClassVar[bool] = False
@@ -279,68 +266,67 @@ class Learner(Options):
     wait: int = 1
     init: str = opt(
         "previous",
-        "begin each stage with the weights of the stage before, or with random ones: scratch",
+        "weights a stage starts from (default: previous; gens: scratch)",
         choices=("previous", "scratch"),
     )
 
     def check(self) -> None:
-        """Raise ValueError if the options do not go together; the message begins with the option."""
+        """Raise ValueError, which begins with the option, if options contradict each other."""
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Raise ValueError if the options do not fit these stages."""
 
     def check_model(self, last: Last) -> None:
-        """Raise ValueError if a model of the options after ``--`` cannot be trained so."""
+        """Raise ValueError if the options do not fit the model of the options after ``--``."""
 
     def plan(self, stage: Stage) -> StagePlan:
         """Plan one stage, from its data and the options alone."""
         raise NotImplementedError
 
     def starts_from(self, stage: Stage, member: int) -> Optional[ModelId]:
-        """Return the same member of the stage before; None where a stage starts from random weights."""
+        """Return the same member of the stage before; None for random weights."""
         return ModelId(stage.index - 1, member) if self.init == "previous" and stage.index > 0 else None
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options that have a meaning on streams of a kind, as in run.json: also those that are None."""
+        """Return the options of a kind of data for run.json, including those that are None."""
         return dict(self._recorded(kind))
 
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
-        """Plan models that each stage trains, each from its own weights of the stage before or from random ones.
+        """Plan to train all members in the stage, each from its own weights of the stage before or from random ones.
 
         Args:
             stage: the data.
-            num_members: of models.
-            combine: how several predict, see `StagePlan`.
+            num_members: number of models.
+            combine: how several models predict, see `StagePlan`.
             training: further attributes of each `Training`.
         """
-        models = [ModelId(stage.index, member) for member in range(num_members)]
-        trainings = [
+        models = tuple(ModelId(stage.index, member) for member in range(num_members))
+        trainings = tuple(
             Training(model, member_seed(self.seed, model.member), self.starts_from(stage, model.member), **training)
             for model in models
-        ]
-        return StagePlan(stage, tuple(trainings), tuple(models), combined(models, combine))
+        )
+        return StagePlan(stage, trainings, models, combined(models, combine))
 
 
 @dataclass(frozen=True)
 class GrowingModel(Learner):
-    """One model that grows before stages; a subclass decides by what, in `growth_before`."""
+    """One model that grows before stages; a subclass defines the growth."""
 
     has_iid_control: ClassVar[bool] = False
 
     def check(self) -> None:
-        """Refuse ``--init scratch``: growth needs a model."""
         if self.init != "previous":
             raise ValueError(
-                f"--init {self.init}: {self.name} grows the model of the stage before; use --learner sm, or "
-                "--init previous"
+                f"--init {self.init}: --learner {self.name} grows the model of the stage before; remove --init, or use "
+                "--learner sm"
             )
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Grow the model of the stage before, where growth is due, and train all of it."""
+        """Grow the model of the stage before, and train all of it."""
         model, seed = ModelId(stage.index, 0), member_seed(self.seed, 0)
         if stage.index == 0:
             return StagePlan(stage, (Training(model, seed, num_experts=self.first_num_experts),), (model,))
-        # The seed of growth moves with the stage, so that no two growth steps draw the same new weights.
+        # Each growth step has its own seed, so that no two steps draw the same weights.
         growth = self.growth_before(stage, self.seed + stage.index)
         return StagePlan(stage, (Training(model, seed, ModelId(stage.index - 1, 0), growth),), (model,))
 
@@ -350,36 +336,26 @@ class GrowingModel(Learner):
         return None
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return what is added before a stage that is not the first; None: nothing."""
+        """Return the growth before a stage that is not the first; None: no growth."""
         raise NotImplementedError
 
 
-def is_growth_due(stage: Stage, wait: int, grow_every: int) -> bool:
-    """Return whether a multiple of ``grow_every`` has been reached since the stage before, in first arrivals.
-
-    With waiting time 10 and growth every 50 arrivals the model grows before stages 5, 10, …; with waiting time 100
-    before each.
-    """
-    first = stage.arrivals[0]
-    return first // grow_every > (first - wait) // grow_every
-
-
 def combined(models: Sequence[ModelId], combine: str) -> str:
-    """Return how models predict: a single one by itself."""
+    """Return how some models predict, see `StagePlan`."""
     return "single" if len(models) == 1 else combine
 
 
 def plan_stages(learner: Learner, planned: Sequence[Stage]) -> list[StagePlan]:
-    """Plan a stream. Raises ValueError if the options do not fit these stages; it begins with the option."""
+    """Plan all stages of a stream. Raises ValueError, which begins with the option, if an option does not fit."""
     learner.check_stages(planned)
     return [learner.plan(stage) for stage in planned]
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
-    """Make a learner; ``given`` has the options that the user gave, as words and numbers.
+    """Build a learner; ``given`` has the values of its options, as words or numbers.
 
     Raises:
-        ValueError: a value is out of range, or options do not go together; the message begins with the option.
+        ValueError: an option is out of range, or options contradict each other; the message begins with the option.
     """
     values = {
         name: option.default_on(kind) if given.get(name) is None else option.value(given[name])
@@ -393,13 +369,12 @@ def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, giv
 @register_learner("sm")
 @dataclass(frozen=True)
 class SingleModel(Learner):
-    """One model, trained on stage after stage."""
+    """One model, trained in stage after stage."""
 
     label: ClassVar[Optional[str]] = "SM"
     stacks_seeds: ClassVar[bool] = True
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Train the one model of the stage before, or a new one."""
         return self.train_each(stage, num_members=1)
 
 
@@ -412,4 +387,4 @@ class FixedMixture(SingleModel):
     stacks_seeds: ClassVar[bool] = False
     arch_prefix: ClassVar[Optional[str]] = "alma_moe"
     image_architectures: ClassVar[tuple[str, str]] = ("alma_moe_mlp", "alma_moe_vgg")
-    train_defaults: ClassVar[Mapping[str, str]] = {"--num-experts": "4"}  # the paper leaves the number open
+    train_defaults: ClassVar[Mapping[str, str]] = {"--num-experts": "4"}  # the paper does not state the number

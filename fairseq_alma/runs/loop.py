@@ -1,9 +1,8 @@
-"""Algorithm 1, once, for every learner and every kind of data; a stage is a list of steps.
+"""Algorithm 1 of the paper, once for every learner and both kinds of data; a stage is a list of steps.
 
-Source: Algorithm 1 of the paper. What is trained and what predicts comes as plans (`learners`); how it is trained and
-tested are the steps of the back end: commands in forked processes for text, a training loop in this process for
-images. A step knows whether it is done, what ``--dry-run`` prints for it, and how it runs; a model is trained when the
-steps that train it are done.
+Plans (`learners`) say what is trained and what predicts. The steps of a back end train and test: commands in forked
+processes for text, a training loop in this process for images. A model is trained when the steps that train it are
+done.
 """
 
 import contextlib
@@ -14,7 +13,6 @@ from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId, StagePlan
-from fairseq_alma.runs.needed_models import NeededModels, has_weights, is_trained, require_models
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.terminal import print_line
 from fairseq_alma.watch.run_display import RunDisplay
@@ -25,19 +23,19 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_images": operator.add,
     "train_flops": operator.add,
 }
-"""How the costs of two trainings of a stage become the cost of the stage."""
+"""How the costs of two trainings add up to the cost of their stage."""
 
 
 @dataclass(frozen=True)
 class StageWork:
-    """One stage of one run that is to be completed, under its lock.
+    """One stage of one run that is being completed, under its lock.
 
     Attributes:
-        folder: of the run.
+        folder: the run.
         plan: of the stage.
-        display: shows what is done.
-        locks: file descriptors; a process that inherits them keeps the stage locked as long as it lives.
-        in_step: the same stage of all runs that are in step, this one included: one network may learn for all.
+        display: shows progress.
+        locks: file descriptors; a process that inherits them keeps the stage locked until it exits.
+        in_step: the same stage of all runs of several seeds, this run included; one network may train all of them.
     """
 
     folder: RunFolder
@@ -48,61 +46,122 @@ class StageWork:
 
 
 class Step(Protocol):
-    """A part of a stage. It can be repeated: what is done is not done again; after a kill it resumes where it can."""
+    """A part of a stage. `run` may be repeated: it skips finished work, and resumes after a kill."""
 
     @property
     def trains(self) -> Sequence[ModelId]:
-        """The models whose training it is part of; none: it comes after all trainings."""
+        """Models whose training it is part of; empty for a step after all trainings."""
         return ()
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether nothing is left to do; with several models that it trains, for one of them.
-
-        Raises:
-            AlmaError: a file that it made is damaged.
-        """
+        """Return whether it is done, for one of its models or for all. Raises AlmaError if a file is damaged."""
         return False
 
     def commands(self) -> Sequence[object]:
-        """Return what is run, for ``--dry-run``: each, as a string, is what a shell takes."""
+        """Return its commands for ``--dry-run``; ``str()`` of each is input for a shell."""
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do what is not done yet, and return its part of ``stage.json``; see `OF_ALL_TRAININGS`."""
+        """Do the remaining work; return its part of ``stage.json``, see `OF_ALL_TRAININGS`."""
 
 
 class Backend(Protocol):
-    """How stages are carried out on one kind of data."""
+    """Trains and tests on one kind of data."""
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
-        """Return the steps of a stage of a run, in order: the same number in each of several runs in step."""
+        """Return the steps of a stage in order; the number is the same for every seed."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the weights that no later stage needs; see `NeededModels.to_tidy`.
+        """Remove the weights of the models ``gone``, and other temporary files of complete stages.
 
         Args:
-            folder: of the run.
-            stages: complete ones, in whose folders there may be something to remove.
+            folder: the run.
+            stages: complete stages whose directories may contain such files.
             needed: models that stay.
-            gone: models that go.
+            gone: models to remove.
         """
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: of one learner and one seed.
+    """One run: one learner and one seed.
 
     Attributes:
-        folder: its run.json is there already.
+        folder: contains run.json.
         plans: of all stages of the stream.
-        display: shows every stage.
-        evaluate: returns what the record of a stage has in addition to what the back end measures.
+        display: shows progress.
+        evaluate: returns further entries of the record of a stage.
     """
 
     folder: RunFolder
     plans: Sequence[StagePlan]
     display: RunDisplay
     evaluate: Callable[[StageWork], Mapping[str, Any]] = lambda work: {}
+
+    def is_trained(self, model: ModelId, backend: Backend) -> bool:
+        """Return whether the training of a model is complete; a damaged checkpoint is not."""
+        steps = backend.steps(self.folder, self.plans[model.stage])
+        with contextlib.suppress(AlmaError):
+            return all(step.is_done(model) for step in steps if model in step.trains)
+        return False
+
+    def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
+        """Return the record of a complete stage; raise AlmaError if it trained on other mega-batches."""
+        record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
+        if record is not None and record["megabatches"] != planned:
+            raise AlmaError(
+                f"{self.folder.stage_folder(stage) / STAGE_RECORD}: trained on mega-batches {record['megabatches']}, "
+                f"but the stream now gives this stage {planned}; give another --run (a stream that grows needs "
+                "--drop-rest)"
+            )
+        return record
+
+
+class NeededModels:
+    """Which models' weights later stages, the report or the user need.
+
+    Args:
+        plans: of all stages.
+        kept: arrivals after which the model that predicts is always kept.
+    """
+
+    def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
+        self.tidied = -1
+        self.user_knows = False
+        self.last_use: dict[ModelId, int] = {}
+        for plan in plans:  # in order: later uses replace earlier ones
+            index = plan.stage.index
+            # A stage needs the weights that it starts from when the stage before is complete.
+            starts = [training.start for training in plan.trainings if training.start is not None]
+            self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
+            self.last_use.update(dict.fromkeys(plan.predictors, index))
+        for arrival in kept:
+            stages = [plan for plan in plans if plan.stage.last_arrival <= arrival]
+            if stages:
+                self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
+
+    def after(self, done: int) -> list[ModelId]:
+        """Return the models that are needed after stage ``done``, in order."""
+        return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)
+
+    def tidy(self, run: Run, stage: int, backend: Backend) -> None:
+        """Remove the weights that no later stage needs, once a stage is complete."""
+        done = stage
+        with contextlib.suppress(AlmaError):  # a damaged record; after a stage that ran again there are complete ones
+            while done + 1 < len(run.plans) and run.folder.read_stage(done + 1) is not None:
+                done += 1
+        first, self.tidied = self.tidied, done  # -1 at first: files of earlier launches go too
+        stay = self.after(done)
+        gone = sorted(model for model, last in self.last_use.items() if first <= last < done and model.stage <= done)
+        if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):
+            self.user_knows = True
+            kept = ", ".join(str(number) for number in sorted({model.stage for model in stay}))
+            print_line(
+                f"{run.folder.root}: keeps only weights that the report or a later stage needs (now of stage {kept}); "
+                "to keep more, give --keep ARRIVAL or --keep-checkpoints",
+                sys.stderr,
+            )
+        backend.keep_only(run.folder, range(max(0, first), done + 1), stay, gone)
 
 
 def run_stages(
@@ -116,68 +175,60 @@ def run_stages(
     """Run the stages that are not complete yet, in order.
 
     Args:
-        runs: with the same stages; a stage is trained for all of them, then the next one.
+        runs: runs of several seeds; a stage is trained for all of them, then the next one.
         backend: trains and tests.
-        only: run this stage alone; None: all.
+        only: run this stage only; None: all.
         keep_checkpoints: remove nothing.
         await_models: returns when other processes have trained the models of a stage.
-        keep: arrivals whose models stay.
+        keep: arrivals whose models are kept.
 
     Returns:
-        Number of stages that ran, of each run.
+        Number of stages that ran, for each run.
     """
     needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
     complete: list[set[int]] = [set() for _ in runs]
     num_run = [0] * len(runs)
     for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:
         for run, known in zip(runs, complete, strict=True):
-            if _complete_record(run.folder, run.plans[stage]) is None:
-                _require_starts(run.folder, run.plans[stage], known)
-                require_models(run.folder, run.plans, stage, backend)
+            if run.complete_record(stage) is None:
+                _require_models(run, stage, known, backend)
                 await_models(run.plans[stage])
-        ran = _finish_stage(runs, stage, backend, needed)
-        for number, did_run in enumerate(ran):
+        for number, did_run in enumerate(_finish_stage(runs, stage, backend, needed)):
             complete[number].add(stage)
             num_run[number] += did_run
     return num_run
 
 
 def train_members(run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None) -> None:
-    """Train some members, in the stages that are not complete yet; others may be trained at the same time.
+    """Train some members in the stages that are not complete yet; other processes may train other members.
 
-    No stage becomes complete by it: that takes `run_stages`, which finds all members there.
+    It completes no stage: `run_stages` does that later, with the trained members.
 
     Args:
         run: of the members.
-        members: their numbers; stages that train none of them are skipped.
+        members: their numbers.
         backend: trains.
-        only: train them in this stage alone; None: in all.
+        only: train them in this stage only; None: in all.
     """
     for plan in run.plans:
-        trainings = [each for each in plan.trainings if each.model.member in members]
-        if not trainings or only not in (None, plan.stage.index):
+        stage, trainings = plan.stage.index, [each for each in plan.trainings if each.model.member in members]
+        if not trainings or only not in (None, stage):
             continue
-        if (record := _complete_record(run.folder, plan)) is not None:
+        if (record := run.complete_record(stage)) is not None:
             run.display.skipped(plan, record)
             continue
         for training in trainings:
-            start = training.start
-            if (
-                start is not None
-                and run.folder.read_stage(start.stage) is None
-                and not is_trained(run.folder, run.plans, start, backend)
-            ):
+            start, member = training.start, training.model.member
+            if start and run.folder.read_stage(start.stage) is None and not run.is_trained(start, backend):
                 raise AlmaError(
-                    f"{run.folder.model_folder(start)}: not trained to its end, and member {training.model.member} of "
-                    f"stage {plan.stage.index} starts from there; run --stage {start.stage} --member {start.member} "
-                    "first"
+                    f"{run.folder.model_folder(start)}: its training is not complete, and member {member} of stage "
+                    f"{stage} starts from it; run --stage {start.stage} --member {start.member} first"
                 )
             with run.folder.lock_member(training.model) as locks:
-                clock = run.folder.start_clock(plan.stage.index, training.model.member)
-                work = StageWork(run.folder, plan, run.display, locks)
+                clock = run.folder.start_clock(stage, member)
                 for step in backend.steps(run.folder, plan):
                     if training.model in step.trains:
-                        step.run(work)
+                        step.run(StageWork(run.folder, plan, run.display, locks))
                 clock.stop()
             run.display.trained(plan, training)
 
@@ -185,38 +236,37 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
 def _finish_stage(
     runs: Sequence[Run], stage: int, backend: Backend, needed: Sequence[Optional[NeededModels]]
 ) -> list[bool]:
-    """Complete a stage in every run: run it unless it is complete, then tidy up; return for each whether it ran."""
-    records = [_complete_record(run.folder, run.plans[stage]) for run in runs]
-    ran = [False] * len(runs)
+    """Complete a stage of every run and tidy up; return for each run whether the stage ran now."""
+    records = [run.complete_record(stage) for run in runs]
+    works: dict[int, StageWork] = {}
     with contextlib.ExitStack() as locks:
         in_step: list[StageWork] = []
-        works: dict[int, StageWork] = {}
         for number, run in enumerate(runs):
-            if records[number] is not None and run.folder.is_tidy(stage):
-                continue
-            lock = locks.enter_context(run.folder.lock_stage(stage))
-            records[number] = _sound_record(run, stage, backend)  # another alma-stream may have completed it
-            if records[number] is None:
-                works[number] = StageWork(run.folder, run.plans[stage], run.display, [lock], in_step)
-                in_step.append(works[number])
+            if records[number] is None or not run.folder.is_tidy(stage):
+                lock = locks.enter_context(run.folder.lock_stage(stage))
+                records[number] = _sound_record(run, stage, backend)  # another alma-stream may have completed it
+                if records[number] is None:
+                    works[number] = StageWork(run.folder, run.plans[stage], run.display, [lock], in_step)
+        in_step += works.values()
         made = _run_stage([runs[number] for number in works], in_step, backend)
         for number, record in zip(works, made, strict=True):
-            records[number], ran[number] = record, True
-        for run, found, keeps, did_run in zip(runs, records, needed, ran, strict=True):
+            records[number] = record
+        for number, (run, found, keeps) in enumerate(zip(runs, records, needed, strict=True)):
             assert found is not None  # read, or made just now
             if not run.folder.is_tidy(stage):
-                _tidy(run, stage, backend, keeps)
-            show = run.display.completed if did_run else run.display.skipped
-            show(run.plans[stage], found)
-    return ran
+                if keeps is not None:
+                    keeps.tidy(run, stage, backend)
+                run.folder.mark_tidy(stage)
+            (run.display.completed if number in works else run.display.skipped)(run.plans[stage], found)
+    return [number in works for number in range(len(runs))]
 
 
 def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:
     """Train and test one stage of some runs, step by step, and write the record of each last."""
     clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
+    stages = [work.plan.stage for work in works]
     records: list[dict[str, Any]] = [
-        {"stage": work.plan.stage.index, "megabatches": list(work.plan.stage.megabatches), "num_updates": 0}
-        for work in works
+        {"stage": stage.index, "megabatches": list(stage.megabatches), "num_updates": 0} for stage in stages
     ]
     for steps in zip(*(backend.steps(work.folder, work.plan) for work in works), strict=True):
         for step, work, record in zip(steps, works, records, strict=True):
@@ -232,64 +282,45 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
     return records
 
 
-def _tidy(run: Run, stage: int, backend: Backend, keeps: Optional[NeededModels]) -> None:
-    """Remove the weights that no later stage needs, once a stage is complete."""
-    if keeps is not None:
-        done = stage
-        with contextlib.suppress(AlmaError):  # a damaged record; a stage that runs again has complete ones behind it
-            while done + 1 < len(run.plans) and run.folder.read_stage(done + 1) is not None:
-                done += 1
-        stages, stay, gone = keeps.to_tidy(run.folder, done)
-        if not keeps.is_told and any(run.folder.checkpoint(model).is_file() for model in gone):
-            keeps.is_told = True
-            kept = ", ".join(str(number) for number in sorted({model.stage for model in stay}))
-            print_line(
-                f"{run.folder.root}: only weights stay that the report or a later stage needs (now of stage {kept}); "
-                "--keep ARRIVAL keeps those of that arrival, --keep-checkpoints all",
-                sys.stderr,
-            )
-        backend.keep_only(run.folder, stages, stay, gone)
-    run.folder.mark_tidy(stage)
-
-
 def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, Any]]:
-    """Return the record of a complete stage that is not tidy yet, if its weights are there.
+    """Return the record of a complete stage; discard it if its weights are damaged, which a power failure can do.
 
-    A crash of the machine may have cut them in half. What they were trained from is there still: the stage runs again.
+    Until a stage is tidy, the weights that it was trained from exist, so it can run again.
     """
-    plan, folder = run.plans[stage], run.folder
-    record = _complete_record(folder, plan)
-    if record is not None and not folder.is_tidy(stage):
-        lost = [each.model for each in plan.trainings if not has_weights(folder, run.plans, each.model, backend)]
-        if lost:
-            print_line(f"note: {folder.checkpoint(lost[0])}: gone or damaged, stage {stage} runs again", sys.stderr)
-            folder.discard_stage(stage)
+    record = run.complete_record(stage)
+    if record is not None and not run.folder.is_tidy(stage):
+        models = [training.model for training in run.plans[stage].trainings]
+        for path in [run.folder.checkpoint(model) for model in models if not run.is_trained(model, backend)]:
+            print_line(f"note: {path}: missing or damaged, stage {stage} runs again", sys.stderr)
+            run.folder.discard_stage(stage)
             return None
     return record
 
 
-def _complete_record(folder: RunFolder, plan: StagePlan) -> Optional[dict[str, Any]]:
-    """Return the record of a complete stage; raise AlmaError if it is not of this plan."""
-    record = folder.read_stage(plan.stage.index)
-    if record is not None and record["megabatches"] != list(plan.stage.megabatches):
-        raise AlmaError(
-            f"{folder.stage_folder(plan.stage.index) / STAGE_RECORD}: trained on mega-batches {record['megabatches']}, "
-            f"but the stream as it is now gives this stage {list(plan.stage.megabatches)}; a stream that is to grow "
-            "needs --drop-rest; give another --run"
-        )
-    return record
+def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
+    """Check that the stages and the models that a stage needs are complete.
 
-
-def _require_starts(folder: RunFolder, plan: StagePlan, complete: set[int]) -> None:
-    """Raise AlmaError unless the stages whose weights this one uses are complete."""
-    starts = {training.start.stage for training in plan.trainings if training.start is not None}
-    others = {model.stage for model in plan.predictors} - {plan.stage.index}
-    for stage in sorted((starts | others) - complete):
-        if folder.read_stage(stage) is None:
-            use, remedy = "predicts with", "run that stage first"
-            if stage in starts:
-                use, remedy = "starts from", "run that stage first, or use --init scratch"
+    Raises:
+        AlmaError: names the first stage or model that is missing.
+    """
+    starts = {training.start.stage for training in run.plans[stage].trainings if training.start is not None}
+    predict = {model.stage for model in run.plans[stage].predictors} - {stage}
+    for other in sorted((starts | predict) - complete):
+        if run.folder.read_stage(other) is None:
+            use, scratch = ("starts from", ", or use --init scratch") if other in starts else ("predicts with", "")
             raise AlmaError(
-                f"{folder.stage_folder(stage) / STAGE_RECORD}: not there, and stage {plan.stage.index} {use} "
-                f"the weights of stage {stage}; {remedy}"
+                f"{run.folder.stage_folder(other) / STAGE_RECORD}: missing, and stage {stage} {use} the weights of "
+                f"stage {other}; run that stage first{scratch}"
+            )
+
+    plan = run.plans[stage]
+    # The start of a training is checked first: mostly it exists, and the training's own checkpoint is not read.
+    needed = [(each.start, each.model) for each in plan.trainings if each.start is not None]
+    needed += [(model, model) for model in plan.predictors if model.stage != stage]
+    for start, model in needed:
+        if not run.is_trained(start, backend) and not run.is_trained(model, backend):
+            path = run.folder.checkpoint(start)
+            raise AlmaError(
+                f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs it; remove "
+                f"{run.folder.stage_folder(start.stage)} to train that stage again"
             )

@@ -1,10 +1,9 @@
-"""What ``run.json``, ``stage.json`` and ``clock.json`` hold, declared once and checked where they are read.
+"""Types of ``run.json``, ``stage.json``, ``before.json`` and ``clock.json``; each file is checked when it is read.
 
-Keys that are not declared here are kept as they are: those of one learner (``gate_trees``, ``expert_usage``), and those
-of a version to come. See DESIGN.md, "Contract: files".
+Other keys are kept unchanged: those of one learner (``gate_trees``, ``expert_usage``) and those of later versions.
 """
 
-from typing import Annotated, Any, Mapping, Optional, Union
+from typing import Annotated, Any, Generic, Mapping, Optional, TypeVar, Union
 
 from msgspec import Meta, Struct
 
@@ -13,11 +12,10 @@ from fairseq_alma.learners.learner import ScheduleOptions
 from fairseq_alma.options import struct_of
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
-_ROUNDING = 1e-3  # the mean of probabilities that are all 1 may have a loss a little below 0
 
 
 class Counts(Struct, frozen=True):
-    """What a split of the stream has."""
+    """Size of a split of the stream."""
 
     num_tokens: Count = 0
     num_bytes: Count = 0
@@ -25,7 +23,7 @@ class Counts(Struct, frozen=True):
 
 
 class StreamRecord(Struct, frozen=True):
-    """The stream that a run learns from; the last four are of a stream of images, ``decontaminated`` of text."""
+    """Stream of a run; the last four fields are for images, ``vocab_size`` and ``decontaminated`` for text."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -42,30 +40,29 @@ class StreamRecord(Struct, frozen=True):
 
 
 class LearnerOptions(Struct):
-    """The option of each learner that every run has."""
+    """The option that all learners have."""
 
     init: Name
 
 
 RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wait", "replay", "drop_rest"))
-"""The options of alma-stream that every run has; others are kept beside them."""
 
 
 class PresetRecord(Struct, frozen=True):
-    """The named settings of a run, and the options that the user gave with other values."""
+    """A preset, and its options that the user gave with other values."""
 
     name: Name
     overridden: list[Name] = []
 
 
 class StartRecord(Struct, frozen=True):
-    """The checkpoint that the run begins with."""
+    """The checkpoint from which the first stage starts."""
 
     sha256: Sha256
 
 
 class RecipeRecord(Struct, frozen=True):
-    """What was chosen for a run on text and why; see `text.defaults`."""
+    """Options that were chosen for a run on text, and why; see `text.defaults`."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]
@@ -75,7 +72,7 @@ class RecipeRecord(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """``run.json``: what a run is."""
+    """``run.json``: options and data of a run."""
 
     learner: Name
     seed: Count
@@ -88,71 +85,63 @@ class RunRecord(Struct, frozen=True):
     recipe: Optional[RecipeRecord] = None
 
 
-class TextResult(Struct, frozen=True):
-    """A test on text: loss in bits per token, perplexity, bits per byte; infinite or NaN where a model diverged."""
+class Result(Struct, frozen=True):
+    """Loss of a test: bits per token (text) or nats (images); infinite or NaN if the model diverged."""
 
     loss: float
+
+    def __post_init__(self) -> None:
+        if self.loss < -1e-3:  # rounding: the loss of a mean of probabilities of 1 may be slightly negative
+            raise ValueError(f"{self.loss!r} found, a number of at least 0 is needed")
+
+
+class TextResult(Result, frozen=True):
+    """Result of a test on text."""
+
     ppl: float
     bits_per_byte: Optional[float] = None
 
-    def __post_init__(self) -> None:
-        _refuse_below(0, self.loss, self.ppl)
 
+class ImageResult(Result, frozen=True):
+    """Result of a test on images."""
 
-class ImageResult(Struct, frozen=True):
-    """A test on images: loss in nats, infinite or NaN where a model diverged; error from 0 to 1."""
-
-    loss: float
     error: Annotated[float, Meta(ge=0, le=1)]
-
-    def __post_init__(self) -> None:
-        _refuse_below(0, self.loss)
 
 
 class BeforeRecord(Struct, frozen=True):
-    """``before.json``: what was measured before the training of a stage, by split."""
+    """``before.json``: tests before the training of a stage, by split."""
 
     after_growth: Optional[dict[str, TextResult]] = None
     before_growth: Optional[dict[str, TextResult]] = None
     holdouts: Optional[dict[str, TextResult]] = None
 
 
-class TextGrowth(Struct, frozen=True):
-    """The loss on the validation set right after a growth step, or right before it."""
-
-    valid: TextResult
+AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
-class ImageGrowth(Struct, frozen=True):
-    """See `TextGrowth`."""
+class Growth(Struct, Generic[AnyResult], frozen=True):
+    """Test on the validation set right before or right after a growth step."""
 
-    valid: ImageResult
+    valid: AnyResult
 
 
-class AnytimeStage(Struct, frozen=True):
-    """How a stage of anytime training began, and what was tested; see `training.feature`."""
+class Anytime(Struct, frozen=True):
+    """First update of a stage of anytime training (text), and the weights that were tested; see `training.feature`."""
 
-    first_update: Count
     predicts_with: Name
+    first_update: Count = 0
     branch_updates: Count = 0
 
 
 class Evaluation(Struct, frozen=True):
-    """What a command of the user's said of a stage's model (``--then-evaluate``)."""
+    """Command of ``--then-evaluate``, and the numbers that it printed."""
 
     command: str
     figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
 
 
-class ImageAnytime(Struct, frozen=True):
-    """What was tested after a stage of images, and what it began with; see `LRBranch`."""
-
-    predicts_with: Name
-    branch_updates: Count = 0
-
-
 class Holdout(Struct, frozen=True):
-    """A test on what is held out of an arrival (mega-batch, from 0), and before the stage that trains on it."""
+    """Test on the held-out part of an arrival (mega-batch, from 0); ``before``: before the stage that trains on it."""
 
     megabatch: Megabatch
     loss: Amount
@@ -161,8 +150,8 @@ class Holdout(Struct, frozen=True):
     before: Optional[TextResult] = None
 
 
-class StageRecord(Struct, frozen=True):
-    """``stage.json``: what one stage cost and what came of it; see `TextStage` and `ImageStage`."""
+class StageRecord(Struct, Generic[AnyResult], frozen=True, kw_only=True):
+    """``stage.json``: cost and results of a complete stage."""
 
     stage: Count
     megabatches: Annotated[list[Megabatch], Meta(min_length=1, max_length=10_000)]
@@ -172,48 +161,37 @@ class StageRecord(Struct, frozen=True):
     num_updates: Count
     train_flops: Amount
     wall_seconds: Amount
+    valid: AnyResult
+    test: AnyResult
+    anytime: Optional[Anytime] = None
     evaluation: Optional[Evaluation] = None
+    before_growth: Optional[Growth[AnyResult]] = None
+    after_growth: Optional[Growth[AnyResult]] = None
 
 
-class TextStage(StageRecord, frozen=True, kw_only=True):
+class TextStage(StageRecord[TextResult], frozen=True, kw_only=True):
     """A stage of a run on text."""
 
     train_tokens: Count
     test_flops_per_token: Amount
-    valid: TextResult
-    test: TextResult
-    anytime: Optional[AnytimeStage] = None
     holdouts: list[Holdout] = []
     batches: list[dict[str, Any]] = []
-    before_growth: Optional[TextGrowth] = None
-    after_growth: Optional[TextGrowth] = None
 
 
-class ImageStage(StageRecord, frozen=True, kw_only=True):
+class ImageStage(StageRecord[ImageResult], frozen=True, kw_only=True):
     """A stage of a run on images."""
 
     train_images: Count
     test_flops_per_image: Amount
-    valid: ImageResult
-    test: ImageResult
-    anytime: Optional[ImageAnytime] = None
-    before_growth: Optional[ImageGrowth] = None
-    after_growth: Optional[ImageGrowth] = None
 
 
 class ClockRecord(Struct, frozen=True):
-    """``clock.json``: seconds of the launches before, and since when the present one runs (seconds since 1970)."""
+    """``clock.json``: seconds of earlier launches, and the start of this one (seconds since 1970; null: it ended)."""
 
     spent: Amount
     started: Optional[Amount]
 
 
 def stage_type(content: Mapping[str, Any]) -> type[StageRecord]:
-    """Return the type that a ``stage.json`` must have, by the kind of data that it says it is about."""
+    """Return the type of a ``stage.json``."""
     return ImageStage if "train_images" in content or "test_flops_per_image" in content else TextStage
-
-
-def _refuse_below(least: float, *numbers: float) -> None:
-    for number in numbers:
-        if number < least - _ROUNDING:
-            raise ValueError(f"{number!r} found, a number of at least {least} is needed")

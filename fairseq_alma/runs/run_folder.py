@@ -1,11 +1,12 @@
-"""RUN/: the record of a run and of each stage, its clock and its locks.
+"""RUN/: the records of a run and its stages, their clocks and locks.
 
-``run.json`` is written first and describes the run; ``stage-NNN/stage.json`` is written last and declares a stage
-complete. Whatever is not in a ``stage.json`` never happened. See DESIGN.md, "Contract: files".
+``run.json`` is written first and describes the run; ``stage-NNN/stage.json`` is written last and makes a stage
+complete: without it, the stage runs again. See DESIGN.md, "Contract: files".
 """
 
 import contextlib
 import re
+import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
@@ -21,23 +22,19 @@ from fairseq_alma.files import (
     write_json_atomically,
 )
 from fairseq_alma.learners.learner import ModelId
-from fairseq_alma.runs.clock import StageClock, read_clock
-from fairseq_alma.runs.records import RunRecord, stage_type
+from fairseq_alma.runs.records import ClockRecord, RunRecord, stage_type
 
 RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
 FORMAT_VERSION, VERSION_KEY = 2, "format_version"
-"""Of both records; version 0.2.0 wrote 1."""
-EVALUATED_FOLDER, EVALUATED_FILE = "exported", "evaluated.pt"
-"""A model that ``--then-evaluate`` is given."""
 AVERAGE = "checkpoint_average.pt"
-"""The averaged weights of a trained model, as a checkpoint of their own."""
+"""Checkpoint of a model's averaged weights."""
 BEST = "checkpoint_best.pt"
-"""Where fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
+"""fairseq-train's checkpoint with the lowest loss on ``valid``."""
 BRANCH = "branch"
-"""Folder of the copy of a model whose learning rate decays."""
+"""Directory of the copy of a model whose learning rate decays."""
 ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
-"""What the members of an ensemble of text predict together; see `text.kept_predictions`."""
+"""Joint predictions of an ensemble's members; see `text.kept_predictions`."""
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 RUN_REMEDY = "give another --run folder, or remove this one"
 STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
@@ -45,19 +42,51 @@ _STAGE = re.compile("stage-([0-9]{3}|[1-9][0-9]{3,})")
 _MEMBER = re.compile("member-(0|[1-9][0-9]*)")
 
 
-class RunFolder:
-    """One run on disk.
+class StageClock:
+    """Count the seconds of all launches of a stage, or of one member of it, without the pauses between them.
 
-    Args:
-        root: RUN/; it need not exist yet.
+    A killed launch does not record its end; the last change of a file in its directory is used instead.
     """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        before = read_clock(path)
+        self.path, self.spent = path, float(before.spent)
+        if before.started is not None:
+            files = [each for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".lock")]
+            ended = max((each.stat().st_mtime for each in files), default=0.0)
+            self.spent += max(0.0, ended - before.started)
+        self.began = time.monotonic()  # the system time may be set while the stage runs
+        self._write(self.spent, time.time())
+
+    def seconds(self) -> float:
+        """Return the seconds up to now."""
+        return self.spent + time.monotonic() - self.began
+
+    def stop(self) -> None:
+        """Record that this launch ended."""
+        self._write(self.seconds(), None)
+
+    def _write(self, spent: float, started: Optional[float]) -> None:
+        # Not durable: a stage of images may take a tenth of a second, and an fsync would double that.
+        write_json_atomically(self.path, {"spent": spent, "started": started}, durable=False)
+
+
+def read_clock(path: Path) -> ClockRecord:
+    """Read a clock; one that is missing or damaged has counted nothing, as only wall time depends on it."""
+    with contextlib.suppress(AlmaError, FileNotFoundError):
+        return as_record(read_json_object(path, ""), ClockRecord, path, "")
+    return ClockRecord(spent=0.0, started=None)
+
+
+class RunFolder:
+    """One run on disk; ``root`` is RUN/, which may not exist yet."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @property
     def name(self) -> str:
-        """The name of the run where it is shown with others: that of its folder."""
+        """The directory's name."""
         return self.root.resolve().name
 
     def stage_folder(self, stage: int) -> Path:
@@ -65,25 +94,23 @@ class RunFolder:
         return self.root / f"stage-{stage:03d}"
 
     def model_folder(self, model: ModelId) -> Path:
-        """Return RUN/stage-NNN/member-M, which holds the model's checkpoints."""
+        """Return RUN/stage-NNN/member-M, the directory of the model's checkpoints."""
         return self.stage_folder(model.stage) / f"member-{model.member}"
 
     def checkpoint(self, model: ModelId) -> Path:
-        """Return the checkpoint that holds a model once it is trained."""
+        """Return the last checkpoint of a model."""
         return self.model_folder(model) / LAST_CHECKPOINT
 
     def stages(self) -> list[int]:
-        """Return the numbers of the stages that have a folder, ascending; ``stage-001.bak`` is none."""
-        return sorted(int(match[1]) for folder in _folders(self.root) if (match := _STAGE.fullmatch(folder.name)))
+        """Return the stages that have a directory, in order; ``stage-001.bak`` is not one."""
+        return _numbers(self.root, _STAGE)
 
     def members(self, stage: int) -> list[ModelId]:
-        """Return the models of a stage that have a folder, ascending; ``member-0.bak`` is none."""
-        folders = _folders(self.stage_folder(stage))
-        numbers = sorted(int(match[1]) for folder in folders if (match := _MEMBER.fullmatch(folder.name)))
-        return [ModelId(stage, number) for number in numbers]
+        """Return the models of a stage that have a directory, in order."""
+        return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), _MEMBER)]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json, see `RunRecord`; None where the folder is no run.
+        """Return run.json, see `RunRecord`; None if there is none.
 
         Raises:
             AlmaError: it is damaged, which ends with ``remedy``, or of another format version.
@@ -96,34 +123,22 @@ class RunFolder:
         return content
 
     def has_begun(self) -> bool:
-        """Return whether anything was trained yet; a run that failed at its first command has not begun."""
+        """Return whether a checkpoint or a complete stage exists."""
         return any(
             (self.stage_folder(stage) / STAGE_RECORD).exists()
             or any(any(self.model_folder(model).glob("*.pt")) for model in self.members(stage))
             for stage in self.stages()
         )
 
-    def replace_run(self, record: Mapping[str, Any]) -> None:
-        """Write run.json anew. Raises AlmaError if another alma-stream is at work."""
+    def write_run(self, record: Mapping[str, Any]) -> None:
+        """Write run.json. Raises AlmaError if another alma-stream runs a stage."""
         with contextlib.ExitStack() as locks:
             for folder in map(self.stage_folder, self.stages()):
                 locks.enter_context(locked(folder / ".lock", f"{folder}"))
             _write(self.root / RUN_RECORD, record)
 
-    def write_run(self, record: Mapping[str, Any]) -> None:
-        """Make the folder a run. Raises AlmaError if it holds something else."""
-        self._refuse_other_folder()
-        _write(self.root / RUN_RECORD, record)
-
-    def _refuse_other_folder(self) -> None:
-        holds_something = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
-        if holds_something and not (self.root / RUN_RECORD).is_file():  # in this order: a run begins with its record
-            raise AlmaError(
-                f"{self.root}: the folder is not empty and holds no {RUN_RECORD}; give a new folder as --run"
-            )
-
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a stage, see `StageRecord`; None while it is not complete.
+        """Return the record of a complete stage, see `StageRecord`; None if it is not complete.
 
         Raises:
             AlmaError: it is damaged, or of another format version.
@@ -138,22 +153,22 @@ class RunFolder:
         return content
 
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
-        """Declare a stage complete."""
+        """Write stage.json, which makes the stage complete."""
         _write(self.stage_folder(stage) / STAGE_RECORD, record)
 
     def discard_stage(self, stage: int) -> None:
-        """Declare that a stage is not complete after all."""
+        """Remove stage.json, so that the stage runs again."""
         path = self.stage_folder(stage) / STAGE_RECORD
         path.unlink()
         synchronise(path.parent)
 
     @contextlib.contextmanager
     def lock_stage(self, stage: int) -> Iterator[int]:
-        """Hold the lock of a stage; a second alma-stream on the same stage is refused.
+        """Lock a stage. Raises AlmaError if another alma-stream has locked it.
 
         Yields:
-            A file descriptor. A child process that inherits it keeps the lock as long as it lives, so that a stage
-            whose alma-stream was killed is free again only when nothing writes to its checkpoints any more.
+            A file descriptor. A child process that inherits it keeps the lock until it exits: the stage of a killed
+            alma-stream becomes free when no process can write to its checkpoints.
         """
         folder = self.stage_folder(stage)
         with (
@@ -164,7 +179,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
-        """Hold the lock of one member of a stage; other members are free, the stage is not; yields descriptors."""
+        """Lock one member of a stage, and the stage against `lock_stage`; yield the descriptors."""
         folder = self.stage_folder(model.stage)
         with (
             locked(folder / ".lock", f"{folder}", shared=True) as stage,
@@ -175,78 +190,77 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
-        """Hold the lock of run.json for a moment; whoever comes second waits."""
-        self._refuse_other_folder()
+        """Lock run.json; wait for another process that has locked it. Raises AlmaError if RUN/ is not a run."""
+        holds_files = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
+        if holds_files and not (self.root / RUN_RECORD).is_file():  # in this order: another process may write run.json
+            raise AlmaError(f"{self.root}: not empty, and no {RUN_RECORD} in it; give a new directory as --run")
         self.root.mkdir(parents=True, exist_ok=True)
         with locked(self.root / ".lock", f"{self.root}"):
             sweep(self.root)
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether nothing is left to remove after a complete stage."""
+        """Return whether nothing remains to be removed after a complete stage: its clock goes last."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Note that nothing is left to remove: the stage's clock, of no more use, goes last."""
+        """Remove the clocks of a stage, that of the stage itself last."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
-        """Resume counting the time that a stage takes, or one member of it that is trained alone."""
+        """Start or resume the clock of a stage, or of one of its members that is trained alone."""
         folder = self.stage_folder(stage)
         if member is None:
             return StageClock(folder / CLOCK, folder)
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether a member that is trained alone is trained to its end: its clock has stopped."""
-        if self.read_stage(model.stage) is not None:
-            return True
-        clock = self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member)
-        return clock.is_file() and (found := read_clock(clock)).spent > 0 and found.started is None
+        """Return whether the training of a member that is trained alone has ended: its clock has stopped."""
+        clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
+        return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 
     def seconds_of_members(self, stage: int) -> float:
-        """Return the seconds that members took that were trained alone, one after the other or not."""
+        """Return the total seconds of the members that were trained alone."""
         return float(sum(read_clock(clock).spent for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*"))))
 
 
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
-    """Return the checkpoint by which a trained model predicts; see `Features.predicts_with`."""
+    """Return the checkpoint of a model that is tested; see `Features.predicts_with`."""
     own = folder.model_folder(model)
     files = {"average": own / AVERAGE, "best": own / BEST, "branch": own / BRANCH / LAST_CHECKPOINT}
     return files.get(predicts_with, folder.checkpoint(model))
 
 
 def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
-    """Return the checkpoint whose figures the record of a stage has. Raises AlmaError if it is not kept."""
+    """Return the checkpoint that was tested in a stage. Raises AlmaError if it is missing."""
     stage = record["stage"]
     ensemble = folder.stage_folder(stage) / ENSEMBLE_FILE
     if ensemble.is_file():
         return ensemble
     model, members = ModelId(stage, 0), folder.members(stage)
-    # Members of an ensemble that grows are numbered on from stage to stage; a uniform mixture is one model.
     if members and members != [model]:
         raise AlmaError(
-            f"{ensemble}: the ensemble of stage {stage} is not kept, as its members are; join these by alma-ensemble, "
+            f"{ensemble}: the ensemble of stage {stage} is not kept, only its members; join them with alma-ensemble, "
             "or run alma-stream --keep-checkpoints"
         )
     found = predicting_checkpoint(folder, model, record.get("anytime", {}).get("predicts_with", "last"))
     if not found.is_file():
         raise AlmaError(
-            f"{found}: the weights of stage {stage} are not kept; alma-stream --keep ARRIVAL keeps those of that "
-            "arrival, --keep-checkpoints all, and without an arrival the newest are there"
+            f"{found}: the weights of stage {stage} are not kept; take the newest arrival, or run alma-stream with "
+            "--keep ARRIVAL or --keep-checkpoints"
         )
     return found
 
 
 def _read(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a record of a version that is known; the version is left out of what is returned."""
+    """Read a record, and remove its format version."""
     content = read_json_object(path, remedy)
     version = content.pop(VERSION_KEY, FORMAT_VERSION)
     if version == 1:
         raise AlmaError(
-            f"{path}: written by fairseq_alma 0.2.0, whose runs are not read any more; give another --run, or install "
+            f"{path}: written by fairseq_alma 0.2.0, which this version does not read; give another --run, or install "
             "fairseq_alma 0.2.0"
         )
     require_version(version, FORMAT_VERSION, path, "install the version that wrote it")
@@ -257,18 +271,20 @@ def _write(path: Path, record: Mapping[str, Any]) -> None:
     write_json_atomically(path, {VERSION_KEY: FORMAT_VERSION, **record})
 
 
-def _folders(root: Path) -> list[Path]:
-    return [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+def _numbers(root: Path, name: re.Pattern[str]) -> list[int]:
+    """Return the numbers in the names of subdirectories, in order."""
+    folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+    return sorted(int(match[1]) for folder in folders if (match := name.fullmatch(folder.name)))
 
 
 @contextlib.contextmanager
 def _swept(*folders: Path) -> Iterator[None]:
-    """Remove temporary files, of this package and of fairseq: before the block, and if it fails."""
+    """Remove temporary files of this package and of fairseq before the block, and again if it raises."""
 
     def sweep_all() -> None:
         for folder in folders:
             sweep(folder)
-            for entry in folder.glob("checkpoint*.pt.tmp"):  # as fairseq names them
+            for entry in folder.glob("checkpoint*.pt.tmp"):
                 entry.unlink(missing_ok=True)
 
     sweep_all()

@@ -1,13 +1,12 @@
-"""Processes that a run starts: found next to this Python, dead when we are; and those of ``--jobs N``.
+"""Child processes that end with this one, and the processes of ``--jobs N``.
 
-``--jobs N`` deals the members of a run to N calls of ``alma-stream --member``, each of which goes through all stages.
-The command that started them tests and completes a stage as soon as its members are trained. Locks keep them apart.
+``--jobs N`` starts N calls of ``alma-stream --member``, each of which trains its members in all stages. The calling
+process tests and completes a stage as soon as its members are trained; locks keep the processes apart.
 """
 
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,22 +21,13 @@ from fairseq_alma.options import without
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.terminal import last_line
 
-POLL_SECONDS = 0.1
+ALMA_STREAM = (sys.executable, "-c", "import sys; from fairseq_alma.cli.start import stream; sys.exit(stream())")
 PATIENCE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def find_program(name: str) -> str:
-    """Return the path of a command: the one next to this Python first, so that it belongs to the same environment."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found is None:
-        raise AlmaError(f"{name}: command not found next to {sys.executable}; install it into this environment")
-    return found
-
-
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
-    """Return what a child calls before it begins, so that ``kill -9`` on its parent ends it too (Linux)."""
+    """Return a ``preexec_fn`` with which ``kill -9`` on the parent ends the child too (Linux)."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -52,21 +42,13 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[]
 
 
 def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process that reads nothing and ends with us, in a group of its own: Ctrl-C reaches us, and we end it."""
+    """Start a process in its own group, without input, that ends with this process; Ctrl-C does not reach it."""
     own = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": die_with_parent(), **options}
     return subprocess.Popen(words, **own)
 
 
-def describe_status(status: int) -> str:
-    """Return how a process ended, from its `returncode`."""
-    if status >= 0:
-        return f"exit status {status}"
-    name = signal.Signals(-status).name
-    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
-
-
 def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End processes by SIGTERM, and what is left of their groups by SIGKILL."""
+    """End processes with SIGTERM, and the remaining processes of their groups with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [child for child in children if number == signal.SIGKILL or child.poll() is None]
         for child in running:
@@ -78,13 +60,13 @@ def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 class MemberJobs:
-    """The processes of ``--jobs N``; a context manager, whose end ends those that run.
+    """The processes of ``--jobs N``; a context manager that ends them at its end.
 
     Args:
-        words: of ``alma-stream``, before ``--`` and after it.
-        folder: of the run.
+        words: words of ``alma-stream`` before and after ``--``.
+        folder: the run.
         plans: of the stages that are run.
-        environments: for each process the variables that it gets next to those of this one.
+        environments: for each process, environment variables in addition to those of this process.
     """
 
     def __init__(
@@ -95,9 +77,7 @@ class MemberJobs:
         environments: Sequence[Mapping[str, str]],
     ) -> None:
         self.words, self.folder, self.environments = words, folder, environments
-        members = sorted({training.model.member for plan in plans for training in plan.trainings})
-        shares = (members[job :: len(environments)] for job in range(len(environments)))
-        self.shares = [share for share in shares if share]
+        self.members = sorted({training.model.member for plan in plans for training in plan.trainings})
         self.jobs: list[tuple[subprocess.Popen[bytes], Any]] = []
 
     def __enter__(self) -> "MemberJobs":
@@ -107,47 +87,46 @@ class MemberJobs:
         end_processes([process for process, _ in self.jobs])
 
     def await_models(self, plan: StagePlan) -> None:
-        """Return when all models of a stage are trained, or no process is left that trains any.
+        """Start the processes if necessary; return when the models of a stage are trained or all processes ended.
 
         Raises:
-            AlmaError: a process has failed; has its last line.
+            AlmaError: a process failed; the message is its last line.
         """
         if not self.jobs:
-            self._begin()
+            own = without(self.words[0], {"--jobs": 1})
+            for number, environment in enumerate(self.environments[: len(self.members)]):
+                members = map(str, self.members[number :: len(self.environments)])
+                errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+                words = [*ALMA_STREAM, *own, "--member", *members, "--", *self.words[1]]
+                variables = {**os.environ, **environment}
+                process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
+                self.jobs.append((process, errors))
         while not all(self.folder.is_member_trained(training.model) for training in plan.trainings):
             ended = [(process, errors) for process, errors in self.jobs if process.poll() is not None]
             for process, errors in ended:
                 if process.returncode:
                     errors.seek(0)
-                    said = last_line(errors.read().decode(errors="replace"))
-                    failed = (
-                        f"--jobs: a process failed ({describe_status(process.returncode)}); the same command resumes"
-                    )
-                    raise AlmaError(said if process.returncode > 0 and said else failed)
+                    line = last_line(errors.read().decode(errors="replace")) if process.returncode > 0 else ""
+                    status = describe_status(process.returncode)
+                    raise AlmaError(line or f"--jobs: a process failed ({status}); run the same command to resume")
             if len(ended) == len(self.jobs):
                 return
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.1)
 
-    def _begin(self) -> None:
-        own = without(self.words[0], {"--jobs": 1})
-        for share, environment in zip(self.shares, self.environments, strict=False):  # there may be fewer members
-            errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the process has ended
-            words = [find_program("alma-stream"), *own, "--member", *map(str, share), "--", *self.words[1]]
-            variables = {**os.environ, **environment}
-            process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
-            self.jobs.append((process, errors))
+
+def describe_status(status: int) -> str:
+    """Describe a `returncode`, such as ``ended by SIGKILL``."""
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name
+    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return for each of several processes the variables that name its GPUs; without GPUs none.
-
-    Args:
-        num_jobs: number of processes.
-        num_procs: GPUs that each needs.
-        is_on_cpu: whether the training uses no GPU.
+    """Return for each process the environment variables that assign ``num_procs`` GPUs to it, if there are any.
 
     Raises:
-        AlmaError: there are fewer.
+        AlmaError: there are fewer GPUs.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]

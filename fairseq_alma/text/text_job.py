@@ -1,6 +1,5 @@
 """``alma-stream`` on streams of text: its options, and which file of a run has what."""
 
-import shlex
 from copy import copy
 from pathlib import Path
 from typing import Callable, Iterable, Optional, Sequence
@@ -47,7 +46,7 @@ def check_beginning(path: Path, stream: Path) -> None:
 
 
 class TextJob:
-    """What alma-stream does with text, see `study.Job`; the one run's back end, see `loop.Backend`.
+    """The job of alma-stream on text, and the back end of its runs; see `loop.Backend`.
 
     Args:
         request: options before ``--``.
@@ -84,7 +83,7 @@ class TextJob:
             self.options = self.options.lengthened(request.iid)
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
-        """Return the values of an option after ``--``; see `study.Job`."""
+        """Return the values of the last occurrence of an option after ``--``; None if it is not given."""
         return self.options.last(name)
 
     @property
@@ -118,28 +117,17 @@ class TextJob:
         """Return the options after ``--`` for run.json."""
         return self.given.as_dict()
 
-    def work(self) -> Callable[[StagePlan], float]:
-        """Return how the trainings of two stages compare: by their updates, else by their text."""
-        stream = self.stream
-        assert stream is not None
-
-        def work_of(plan: StagePlan) -> float:
-            updates = self.stage_updates(plan.stage.index)
-            return float(tokens_of(stream, plan.stage) if updates is None else updates)
-
-        return work_of
-
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Leave the options to fairseq-train, whose message the log has; see `study.Job`."""
+        """Check the checkpoint to start from; return a function that returns the back end of some runs."""
         assert self.stream is not None
-        if (beginning := self.request.beginning) is not None:
+        if (beginning := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_beginning", beginning, self.stream.root)
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
         """Print the commands of the stages that were asked for; of several seeds, what each alone would run."""
         member = self.request.member
-        evaluation = StageEvaluation.of(self.request.then_evaluate, self.request.stream, self.predictor)
+        template = self.request.then_evaluate
         for plan in self.request.chosen(plans):
             steps = self.steps(folder, plan)
             if member is not None:
@@ -149,9 +137,8 @@ class TextJob:
             for step in steps:
                 for command in step.commands():
                     print(command)
-            if evaluation is not None and member is None:
-                for words in evaluation.commands(folder, plan):
-                    print(shlex.join(words))
+            if template is not None and member is None:
+                print(StageEvaluation(template, self.request.stream, self.predictors).command(folder, plan))
 
     def of(self, folder: RunFolder) -> "TextJob":
         """Return the same for another run, which differs by its seed."""
@@ -173,15 +160,15 @@ class TextJob:
         steps += [Join(self, plan)] if plan.combine != "single" else []
         return [*steps, Test(self, plan)]
 
-    def predictor(self, folder: RunFolder, plan: StagePlan) -> tuple[Path, Sequence[Path]]:
-        """Return the one checkpoint that stands for all that predicts after a stage; see `study.Job`."""
+    def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
+        """Return the checkpoint that predicts after a stage: of one model, or of an ensemble."""
         if folder.root != self.folder.root:
-            return self.of(folder).predictor(folder, plan)
+            return self.of(folder).predictors(folder, plan)
         if plan.combine == "single":
             (model,) = plan.predictors
-            return self.predicting(model), ()
-        assert plan.combine == "probabilities", plan.combine  # else no learner of text combines
-        return self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE, ()
+            return (self.predicting(model),)
+        assert plan.combine == "probabilities", plan.combine  # no learner of text combines in another way
+        return (self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
 
     def predicting(self, model: ModelId) -> Path:
         """Return the checkpoint by which a trained model predicts."""

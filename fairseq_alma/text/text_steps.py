@@ -230,7 +230,7 @@ class Train(TrainingStep):
             path = job.folder.checkpoint(training.model)
             return [("--continue-once", str(path), "--continue-as", "branch")]
         if training.start is None:
-            beginning = job.request.beginning
+            beginning = job.request.finetune_from_model
             return [] if beginning is None else [from_weights(beginning)]
         path = job.grown(training.model) if training.growth else job.begins_from(training.start)
         if job.carries_optimizer:
@@ -453,7 +453,7 @@ class Join(TextStep):
 
     def commands(self) -> Sequence[Command]:
         """Return the command that does what `run` does."""
-        predictor, _ = self.job.predictor(self.job.folder, self.plan)
+        (predictor,) = self.job.predictors(self.job.folder, self.plan)
         members = tuple(str(self.job.predicting(model)) for model in self.plan.predictors)
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
@@ -477,12 +477,12 @@ class Test(TextStep):
 
     def commands(self) -> Sequence[Command]:
         """Return the stock command for each split."""
-        predictor, _ = self.job.predictor(self.job.folder, self.plan)
+        (predictor,) = self.job.predictors(self.job.folder, self.plan)
         return [self.evaluation(predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Test all splits in one process; of an ensemble only new members, as what others predict is kept."""
-        predictor, _ = self.job.predictor(self.job.folder, self.plan)
+        (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[str, ...] = ()
         if self.plan.combine != "single":
             before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE

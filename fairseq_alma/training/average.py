@@ -48,7 +48,7 @@ class WeightAverage(Feature):
 
     ema_half_life: Optional[str] = opt(
         None,
-        "test a moving average of the weights with this half-life, a share of the updates so far",
+        "test averaged weights; half-life as a share of all updates so far",
         choices=HALF_LIVES,
         defaults={TRAINING: NONE},
     )

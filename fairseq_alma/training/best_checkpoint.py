@@ -15,7 +15,7 @@ class BestCheckpoint(Feature):
 
     best_checkpoint: Optional[bool] = opt(
         None,
-        "test the checkpoint of a stage with the lowest loss on valid; the next stage begins with it",
+        "test the checkpoint with the lowest loss on valid, and start the next stage from it",
         kinds=("text",),
         side=PLAN,
     )

@@ -1,8 +1,7 @@
-"""Figures over arrivals in TensorBoard and Weights & Biases, asked for by fairseq's own options after ``--``.
+"""Write the results of each arrival to TensorBoard and Weights & Biases, if fairseq's options for them are given.
 
-``--tensorboard-logdir DIR``: ``DIR/RUN/arrivals`` has them, ``DIR/RUN/stage-NNN/member-M`` what fairseq-train logs of
-each training. ``--wandb-project NAME``: the run and each training are a run each, in one group. Each launch writes
-all arrivals that are complete, and then each new one.
+``--tensorboard-logdir DIR``: ``DIR/RUN/arrivals``, next to fairseq-train's logs in ``DIR/RUN/stage-NNN/member-M``.
+``--wandb-project NAME``: one W&B run for the arrivals and one for each training, in one group.
 """
 
 import hashlib
@@ -19,31 +18,28 @@ from fairseq_alma.terminal import print_line
 
 TENSORBOARD, WANDB = "--tensorboard-logdir", "--wandb-project"
 CURVE_OPTIONS = (TENSORBOARD, WANDB)
-PACKAGES = {TENSORBOARD: ("torch.utils.tensorboard", "tensorboard"), WANDB: ("wandb", "wandb")}
-SPENT = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_seconds")
-"""What a stage costs; an arrival that only waits costs nothing."""
+PACKAGES = {TENSORBOARD: "tensorboard", WANDB: "wandb"}
+COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_seconds")
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str, float]]:
-    """Return the figures of each arrival of the complete stages, from the first update on.
+    """Return the results of each arrival of the complete stages, from the first update on.
 
-    While a learner waits, the model of its last update counts, as in the paper's section 3.1.
+    While a learner waits, the results of its last update count (paper, section 3.1), at no cost.
     """
     points: list[dict[str, float]] = []
-    before: Optional[dict[str, float]] = None
     for plan in plans:
         record = run.read_stage(plan.stage.index)
         if record is None:
             break
-        for arrival in plan.stage.arrivals[:-1] if before is not None else ():
-            points.append({**(before or {}), **{f"stage/{name}": 0.0 for name in SPENT}, "arrival": arrival})
-        before = _flatten(record)
-        points.append({**before, "arrival": plan.stage.last_arrival})
+        for arrival in plan.stage.arrivals[:-1] if points else ():
+            points.append({**points[-1], **{f"stage/{name}": 0.0 for name in COSTS}, "arrival": arrival})
+        points.append({**_flatten(record), "arrival": plan.stage.last_arrival})
     return points
 
 
 def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, float]:
-    """Return the numbers of a stage's record: ``test/loss``, ``stage/num_params``, …"""
+    """Return the numbers of a record: ``test/loss``, ``stage/num_params``, …"""
     figures: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -54,24 +50,24 @@ def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, floa
 
 
 def curves_folder(logdir: str, run: RunFolder, model: ModelId) -> Path:
-    """Return the folder for TensorBoard's curves of one training."""
+    """Return the TensorBoard directory of a training."""
     return Path(logdir) / run.name / run.model_folder(model).relative_to(run.root)
 
 
-def wandb_environment(run: RunFolder, model: ModelId) -> dict[str, str]:
-    """Return the variables that name a training to Weights & Biases."""
+def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[str, str]:
+    """Return the environment variables that name the W&B run of a training, or of the arrivals (None)."""
+    name = run.name if model is None else f"{run.name}/{run.model_folder(model).relative_to(run.root)}"
     identity = hashlib.sha256(f"{run.root.resolve()} {model}".encode()).hexdigest()[:16]
-    name = f"{run.name}/{run.model_folder(model).relative_to(run.root)}"
     return {"WANDB_NAME": name, "WANDB_RUN_GROUP": run.name, "WANDB_RUN_ID": identity, "WANDB_RESUME": "allow"}
 
 
 class ArrivalCurves:
-    """Writes the figures of a run's arrivals while it runs.
+    """Writes the results of a run's arrivals while it runs; each launch writes all of them again.
 
     Args:
-        run: its folder.
+        run: the run.
         plans: of all its stages.
-        options: after ``--``: option and value.
+        options: options after ``--`` and their values.
     """
 
     def __init__(self, run: RunFolder, plans: Sequence[StagePlan], options: Mapping[str, str]) -> None:
@@ -83,46 +79,36 @@ class ArrivalCurves:
     def begin(self) -> None:
         """Raise AlmaError unless the packages are installed."""
         for option, value in self.wanted.items():
-            module, package = PACKAGES[option]
-            found = importlib.util.find_spec(package)
-            if found is None or found.origin is None:  # W&B makes a folder of its own name, which can be imported
-                raise AlmaError(f"{option} {value}: {module} is not installed; pip install {package}")
+            found = importlib.util.find_spec(PACKAGES[option])
+            if found is None or found.origin is None:  # W&B's output folder ``wandb`` can be imported too
+                raise AlmaError(f"{option} {value}: {PACKAGES[option]} is missing; pip install {PACKAGES[option]}")
 
     def catch_up(self, at_end: bool = False) -> None:
-        """Write what is complete and not written yet; what goes wrong is a note: training continues."""
-        if not self.wanted:
-            return
+        """Write the new complete stages, to W&B at the end; a failure prints a note, and training continues."""
         try:
-            points = arrival_points(self.run, self.plans)
+            points = arrival_points(self.run, self.plans) if self.wanted else []
             if TENSORBOARD in self.wanted:
-                self._to_tensorboard(points[self.num_written :])
+                if self.writer is None:
+                    from torch.utils.tensorboard import SummaryWriter
+
+                    folder = Path(self.wanted[TENSORBOARD]) / self.run.name / "arrivals"
+                    for old in folder.glob("events.out.tfevents.*"):
+                        old.unlink()
+                    self.writer = SummaryWriter(str(folder))
+                for point in points[self.num_written :]:
+                    for name, value in point.items():
+                        self.writer.add_scalar(name, value, int(point["arrival"]))
+                self.writer.flush()
+                self.num_written = len(points)
             if WANDB in self.wanted and at_end:
-                self._to_wandb(points)
-            self.num_written = len(points)
+                import wandb
+
+                names = wandb_environment(self.run)
+                how: dict[str, Any] = {"id": names["WANDB_RUN_ID"], "group": self.run.name, "resume": "allow"}
+                how |= {"name": os.environ.get("WANDB_NAME", self.run.name), "config": self.run.read_run()}
+                with wandb.init(project=self.wanted[WANDB], job_type="arrivals", **how) as shown:
+                    for point in points:
+                        if point["arrival"] >= shown.step:  # online, earlier launches wrote the arrivals before
+                            shown.log(dict(point), step=int(point["arrival"]))
         except Exception as error:
-            print_line(f"note: curves of {self.run.root} are not written ({' '.join(str(error).split())})", sys.stderr)
-
-    def _to_tensorboard(self, points: Sequence[Mapping[str, float]]) -> None:
-        if self.writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            folder = Path(self.wanted[TENSORBOARD]) / self.run.name / "arrivals"
-            for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()
-            self.writer = SummaryWriter(str(folder))
-        for point in points:
-            for name, value in point.items():
-                self.writer.add_scalar(name, value, int(point["arrival"]))
-        self.writer.flush()
-
-    def _to_wandb(self, points: Sequence[Mapping[str, float]]) -> None:
-        import wandb
-
-        identity = hashlib.sha256(str(self.run.root.resolve()).encode()).hexdigest()[:16]
-        name = os.environ.get("WANDB_NAME", self.run.name)
-        how: dict[str, Any] = {"id": identity, "resume": "allow", "name": name, "group": self.run.name}
-        with wandb.init(project=self.wanted[WANDB], config=self.run.read_run(), job_type="arrivals", **how) as shown:
-            first = shown.step  # online, the points before are there
-            for point in points:
-                if point["arrival"] >= first:
-                    shown.log(dict(point), step=int(point["arrival"]))
+            print_line(f"note: no curves of {self.run.root} ({' '.join(str(error).split())})", sys.stderr)

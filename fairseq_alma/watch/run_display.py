@@ -1,10 +1,11 @@
-"""What a user sees of a run: the training at hand with the time left, and one line for each complete stage.
+"""Show a run: the training in progress with its remaining time, and one line for each complete stage.
 
-On a terminal `rich.progress` draws the training; elsewhere a line is printed every 15 seconds. Stages, arrivals and
-mega-batches are counted from 1 here, from 0 in files and options.
+On a terminal `rich.progress` shows the training; elsewhere a line is printed every 15 seconds. Stages, arrivals and
+mega-batches are counted from 1 here, and from 0 in files and options.
 """
 
 import contextlib
+import functools
 import math
 import sys
 import time
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 0.1, 15.0
-RESULTS_AT_ONCE, RESULT_EVERY_SECONDS = 10, 5.0
 LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
@@ -33,7 +33,7 @@ class TrainingProgress:
     """One training while it runs.
 
     Args:
-        show: called with updates, their final number or None, and the text, not more often than can be read.
+        show: called with updates, their final number or None, and a text.
         unit: ``token`` or ``image``.
         max_update: final number of updates; None: not known yet (the attribute may be set later).
         done: updates of earlier launches.
@@ -49,11 +49,11 @@ class TrainingProgress:
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
     ) -> None:
-        """Take the figures of the training after an update.
+        """Show the training after an update.
 
         Args:
             num_updates: updates of the stage, those of earlier launches included.
-            loss: bits per token or nats per image; a tensor is read only when it is shown.
+            loss: bits per token or nats per image.
             rate: tokens or images per second.
         """
         self.num_updates, now = num_updates, time.monotonic()
@@ -61,17 +61,10 @@ class TrainingProgress:
         text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
         if rate is not None and math.isfinite(float(rate)):
             text.append(f"{float(rate):,.0f} {self.unit}s/s")
-        if (left := self.seconds_left) is not None:
-            text.append(f"{format_duration(left)} left")
+        if self.max_update is not None and num_updates > self.first[0]:
+            per_update = (now - self.first[1]) / (num_updates - self.first[0])
+            text.append(f"{format_duration(per_update * max(0, self.max_update - num_updates))} left")
         self.show(num_updates, self.max_update, ", ".join(text))
-
-    @property
-    def seconds_left(self) -> Optional[float]:
-        """Seconds that remain of this training; None: not known yet."""
-        if self.first is None or self.max_update is None or self.num_updates <= self.first[0]:
-            return None
-        per_update = (time.monotonic() - self.first[1]) / (self.num_updates - self.first[0])
-        return per_update * max(0, self.max_update - self.num_updates)
 
 
 class RunDisplay:
@@ -80,32 +73,17 @@ class RunDisplay:
     Args:
         plans: of all stages of the run.
         unit: ``token`` or ``image``.
-        work: returns the work of a training in a stage, in any unit, to forecast the time left.
-        only: the one stage that is run; None: all.
-        members: those that are trained; None: all.
         curves: of the complete stages.
-        name: begins every line, for runs that are shown together.
+        name: prefix of every line, to distinguish several runs.
     """
 
     def __init__(
-        self,
-        plans: Sequence[StagePlan],
-        unit: str,
-        work: Callable[[StagePlan], float] = lambda plan: 1.0,
-        only: Optional[int] = None,
-        members: Optional[Sequence[int]] = None,
-        curves: Optional[ArrivalCurves] = None,
-        name: str = "",
+        self, plans: Sequence[StagePlan], unit: str, curves: Optional[ArrivalCurves] = None, name: str = ""
     ) -> None:
         self.num_stages, self.unit, self.curves, self.name = len(plans), unit, curves, name
-        chosen = [plan for plan in plans if only in (None, plan.stage.index)]
-        trainings = [(each.model, work(plan)) for plan in chosen for each in plan.trainings]
-        self.ahead = {model: cost for model, cost in trainings if members is None or model.member in members}
-        self.work, self.seconds = 0.0, 0.0
         self.is_terminal = is_terminal(sys.stderr)
         self.next = -math.inf
         self.progress: Optional[Progress] = None
-        self.results, self.since, self.held = float(RESULTS_AT_ONCE), time.monotonic(), ""
 
     def __enter__(self) -> "RunDisplay":
         if self.curves is not None:
@@ -113,7 +91,6 @@ class RunDisplay:
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], *exception: object) -> None:
-        self._release(at_end=True)
         if self.curves is not None and (kind is None or issubclass(kind, Exception)):
             self.curves.catch_up(at_end=True)
 
@@ -121,70 +98,49 @@ class RunDisplay:
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show one training.
+        """Show a training.
 
         Args:
             plan: of the stage.
-            training: of one of its models; None: of all at once.
+            training: of one of its models; None: of all in one network.
             max_update: final number of updates; None: not known.
             done: updates of an earlier launch.
         """
-        self._release()
-        began, title = time.monotonic(), self._title(plan, training)
-        models = [each.model for each in plan.trainings if training in (None, each)]
-        here = sum(self.ahead.get(model, 0.0) for model in models)
-
-        def show(num_updates: int, total: Optional[int], text: str) -> None:
-            left, rest = progress.seconds_left, sum(self.ahead.values()) - here
-            if left is not None and rest > 0 and here > 0:
-                taken = (self.seconds + time.monotonic() - began + left) / (self.work + here)
-                text += f", {format_duration(left + taken * rest)} left in the run"
-            self._show(title, num_updates, total, text)
-
-        progress = TrainingProgress(show, self.unit, max_update, done)
-        show(done, max_update, "")
+        title = self._title(plan, training)
+        progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update, done)
+        self._show(title, done, max_update, "")
         try:
             yield progress
         finally:
-            self._stop()
-        self.work += here
-        self.seconds += time.monotonic() - began
-        for model in models:
-            self.ahead.pop(model, None)
+            if self.progress is not None:
+                self.progress.stop()
+                self.progress = None
 
     def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
-        """Show what is done now apart from training."""
-        self._release()
+        """Show another activity than training, such as ``testing``."""
         if self.is_terminal or time.monotonic() >= self.next:
             self.next = time.monotonic() + LOG_EVERY_SECONDS
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Show that a stage was complete already."""
-        self._finish(plan)
-        self._result(plan, f"complete already, {_result(record)}")
+        print_line(f"{self._title(plan)}: complete already, {_result(record)}", sys.stdout)
 
     def trained(self, plan: StagePlan, training: Training) -> None:
-        """Show that one member of a stage is trained, and that the stage waits for the others."""
-        member = training.model.member
-        self._result(plan, f"member {member} is trained; the stage is complete after a call without --member")
+        """Show that one member of a stage is trained, and that the stage is not complete."""
+        print_line(f"{self._title(plan, training)}: trained; a call without --member completes the stage", sys.stdout)
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         """Show that a stage is complete now."""
-        self._finish(plan)
-        text = f"{_result(record)}, {record['num_updates']:,} updates, {record['num_params']:,} parameters, "
-        self._result(plan, text + format_duration(record["wall_seconds"]))
+        counts = f"{record['num_updates']:,} updates, {record['num_params']:,} parameters"
+        duration = format_duration(record["wall_seconds"])
+        print_line(f"{self._title(plan)}: {_result(record)}, {counts}, {duration}", sys.stdout)
         if self.curves is not None:
             self.curves.catch_up()
 
-    def _finish(self, plan: StagePlan) -> None:
-        for training in plan.trainings:
-            self.ahead.pop(training.model, None)
-
     def _title(self, plan: StagePlan, training: Optional[Training] = None) -> str:
-        title = self.name + describe_stage(plan, self.num_stages)
-        alone = training is None or len(plan.trainings) == 1
-        return title if alone or training is None else f"{title}, member {training.model.member}"
+        member = "" if training is None or len(plan.trainings) == 1 else f", member {training.model.member}"
+        return f"{self.name}{describe_stage(plan, self.num_stages)}{member}"
 
     def _show(self, title: str, done: int, total: Optional[int], text: str) -> None:
         now = time.monotonic()
@@ -206,25 +162,6 @@ class RunDisplay:
             self.progress.add_task(title, text="")
             self.progress.start()
         self.progress.update(self.progress.task_ids[0], total=total, completed=done, text=text, refresh=True)
-
-    def _stop(self) -> None:
-        if self.progress is not None:
-            self.progress.stop()
-            self.progress = None
-
-    def _result(self, plan: StagePlan, text: str) -> None:
-        self.held = f"{self._title(plan)}: {text}"
-        self._release()
-
-    def _release(self, at_end: bool = False) -> None:
-        """Print the newest result: the first few at once, then one every few seconds, and always the last."""
-        now = time.monotonic()
-        self.results = min(RESULTS_AT_ONCE, self.results + (now - self.since) / RESULT_EVERY_SECONDS)
-        self.since = now
-        if self.held and (self.results >= 1 or at_end):
-            self.results -= 1
-            print_line(self.held, sys.stdout)
-            self.held = ""
 
 
 def _result(record: Mapping[str, Any]) -> str:

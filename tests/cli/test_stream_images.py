@@ -179,7 +179,7 @@ def fork_stream(command, **options):
     if child == 0:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        end_with(lambda: main(command[1:]))
+        end_with(lambda: main(command[len(workers.ALMA_STREAM) :]))
     return Forked(child)
 
 
@@ -233,13 +233,13 @@ def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path,
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
         (["--learner", "sm"], ["--optimizer", "sgd"], "give --lr too"),
         (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: on images it is a time"),
-        (["--learner", "sm", "--member", "0"], [], "--member goes with --learner bagging, ens, gens, not with sm"),
-        (["--learner", "umix", "--jobs", "2"], [], "--jobs goes with --learner bagging, ens, gens, not with umix"),
-        (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs goes with one --seed"),
+        (["--learner", "sm", "--member", "0"], [], "--member is for --learner ens, bagging, gens, not for sm"),
+        (["--learner", "umix", "--jobs", "2"], [], "--jobs is for --learner ens, bagging, gens, not for umix"),
+        (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs allows only one --seed"),
         (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
-        (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several go with"),
-        (["--seed", "3", "3"], [], "--seed 3: given twice"),
-        (["--best-checkpoint"], [], "--best-checkpoint has no meaning on streams of images"),
+        (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: --learner gmoe allows only one on images"),
+        (["--seed", "3", "3"], [], "--seed 3 3: give each seed once"),
+        (["--best-checkpoint"], [], "--best-checkpoint has no effect on images"),
         ([], ["--least-gain"], "--least-gain : a number is needed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

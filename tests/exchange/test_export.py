@@ -1,8 +1,6 @@
 """An exported folder: logits, ids, generation and training in transformers are those of the model here."""
 
 import json
-import re
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -15,12 +13,9 @@ from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from fairseq_alma.cli.export import main
-from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
-from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import export as exporting
-from fairseq_alma.exchange.exportable import refuse_unexportable
 from fairseq_alma.exchange.tokenizer_files import tokenizer_files
 from tests import scripts
 from tests.exchange.conftest import EOS, KINDS, LONGEST, PAD, TEXT, exported, logits_here, save, transformer_config
@@ -280,40 +275,3 @@ def test_a_foreign_tokenizer_has_its_ids_and_its_added_tokens_are_found(kind, tm
     assert tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] == needed
     assert tokenizer("cat<|stop|>", add_special_tokens=False)["input_ids"][-1] == opened.token_id("<|stop|>") + 4
     assert tokenizer(f"cat{tokenizer.eos_token}", add_special_tokens=False)["input_ids"][-1] == EOS
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"arch": "alma_switch_lm_base"}, "{export}: transformers has no architecture for alma_switch_lm_base"),
-        ({"is_ensemble": True}, "{export}: transformers has no architecture for an ensemble"),
-        ({"is_split": True}, "{export}: gates that grew by split"),
-        ({}, "not a unigram model, or it normalizes text"),
-    ],
-)
-def test_what_cannot_be_exported_is_known_at_the_start_of_a_run(options, said, stream, tmp_path):
-    if not options:
-        shutil.copytree(stream, tmp_path / "S")
-        shutil.rmtree(tmp_path / "S/tokenizer")
-        (tmp_path / "S/tokenizer").mkdir()
-        foreign_tokenizer("sentencepiece", tmp_path / "S/tokenizer/a.model")
-        stream = tmp_path / "S"
-    with pytest.raises(AlmaError, match=re.escape(said)):
-        refuse_unexportable(stream, **{"arch": "alma_transformer_lm_tiny", **options})
-    if options:
-        refuse_unexportable(stream, "alma_transformer_lm_tiny")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--learner", "ens", "--num-members", "2"], "an ensemble"),
-        (["--learner", "gmoe", "--grow-schedule", "2,3", "--grow-method", "split"], "gates that grew by split"),
-        (["--", "--arch", "alma_switch_lm_tiny"], "alma_switch_lm_tiny"),
-    ],
-)
-def test_a_run_whose_evaluation_exports_is_refused_before_anything_is_trained(words, said, stream, tmp_path, capsys):
-    own = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--then-evaluate", "evaluate {export}"]
-    line = scripts.usage_error(capsys, alma_stream, [*own, *words])
-    assert "{export}: " in line and said in line
-    assert not (tmp_path / "R").exists()

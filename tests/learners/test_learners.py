@@ -170,9 +170,9 @@ def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
     ("options", "message"),
     [
         ({}, "--learner grow needs --grow-schedule"),
-        ({"grow_schedule": "4,6,8"}, "4,6,8: layers=1,6,6,6 is needed"),
+        ({"grow_schedule": "4,6,8"}, "4,6,8: layers=1,6,6,6, experts="),
         ({"grow_schedule": "layers=4,2,8"}, "shrinks from 4 to 2 layers before stage 1"),
-        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "as many numbers of each are needed"),
+        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "one number for each stage is needed"),
         ({"grow_schedule": "layers=1,2"}, "2 numbers of layers, the run has 3 stages"),
         ({"grow_schedule": "experts=2,5,5"}, "from 2 to 5 experts before stage 1, but each of the 2"),
     ],
@@ -199,14 +199,14 @@ def test_experts_are_not_added_where_no_layer_has_any(name, schedule, given, is_
     if not is_refused:
         learner.check_model(given.get)
         return
-    with pytest.raises(ValueError, match="no layer has experts to add to"):
+    with pytest.raises(ValueError, match="no layer has experts"):
         learner.check_model(given.get)
 
 
 def test_copies_of_experts_may_get_noise_on_their_gate_rows():
     plan = plan_learner("gmoe", stages(2, 1), seed=5, grow_schedule="4,6", grow_noise=0.01)[1]
     assert plan.trainings[0].growth == Growth(2, "copy", "loss", 6, noise=0.01)
-    with pytest.raises(ValueError, match=r"--grow-noise 0\.01: goes with --grow-method copy alone"):
+    with pytest.raises(ValueError, match=r"--grow-noise 0\.01 is for --grow-method copy only"):
         plan_learner("gmoe", stages(2, 1), seed=5, grow_schedule="4,6", grow_noise=0.01, grow_method="split")
 
 

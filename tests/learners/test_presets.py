@@ -19,8 +19,8 @@ def train_options(learner, words, preset, for_photographs=False):
 def test_the_papers_preset_sets_what_is_the_default_anyway(learner, for_photographs):
     found, plain = (train_options(learner, [], preset, for_photographs) for preset in (PAPER, None))
     assert found.as_dict() == plain.as_dict()
-    assert filled({}, PAPER.learner_options(learner)) == ({}, [])
-    for name, value in PAPER.learner_options(learner).items():
+    assert filled({}, PAPER.learners.get(learner, {})) == ({}, [])
+    for name, value in PAPER.learners.get(learner, {}).items():
         assert options_of(IMAGES[learner])[name].default_on("images") == value
 
 
@@ -41,7 +41,7 @@ def test_a_given_option_wins_over_the_preset_and_is_named():
     found = train_options("sm", ["--patience", "3", "--select", "accuracy"], RELEASED_CODE)
     assert found.last("--patience") == ("3",)
     assert found.overridden == ("--patience",)
-    assert filled({"init": "scratch"}, RELEASED_CODE.learner_options("gens")) == (
+    assert filled({"init": "scratch"}, RELEASED_CODE.learners["gens"]) == (
         {"init": "scratch", "combine": "logits"}, ["init"]
     )  # fmt: skip
 

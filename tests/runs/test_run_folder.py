@@ -9,9 +9,8 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
 from fairseq_alma.learners.learner import ModelId
-from fairseq_alma.runs import clock
-from fairseq_alma.runs.clock import StageClock
-from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs import run_folder
+from fairseq_alma.runs.run_folder import RunFolder, StageClock
 from tests.runs.runs import RUN
 
 
@@ -31,9 +30,10 @@ def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):
 
 def test_a_folder_that_holds_something_else_does_not_become_a_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(AlmaError, match=r"not empty and holds no run.json; give a new folder"):
-        RunFolder(tmp_path).write_run({})
-    with pytest.raises(AlmaError, match=r"not empty and holds no run.json"), RunFolder(tmp_path).lock_run():
+    with (
+        pytest.raises(AlmaError, match=r"not empty, and no run.json in it"),
+        RunFolder(tmp_path).lock_run(),
+    ):
         pass
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -107,10 +107,10 @@ def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
 @pytest.mark.parametrize("change", [-3600, 3600])
 def test_wall_time_knows_no_clock_that_is_set(change, tmp_path, monkeypatch):
     monotonic, began = [50.0], time.time()
-    monkeypatch.setattr(clock.time, "monotonic", lambda: monotonic[0])
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: monotonic[0])
     ours = StageClock(tmp_path / "clock.json", tmp_path)
     monotonic[0] += 70
-    monkeypatch.setattr(clock.time, "time", lambda: began + 70 + change)
+    monkeypatch.setattr(run_folder.time, "time", lambda: began + 70 + change)
     assert ours.seconds() == 70
 
 

@@ -34,7 +34,7 @@ def jobs(tmp_path, monkeypatch):
         script = tmp_path / "alma-stream"
         script.write_text(SCRIPT.format(python=sys.executable, folder=tmp_path, body=textwrap.dedent(body)))
         script.chmod(0o755)
-        monkeypatch.setattr(module, "find_program", lambda name: str(script))
+        monkeypatch.setattr(module, "ALMA_STREAM", (str(script),))
         plans = make_plans(2, num_members=num_members)
         return MemberJobs(WORDS, RunFolder(tmp_path / "R"), plans, [{"DEVICE": "0"}, {"DEVICE": "1"}])
 
@@ -67,7 +67,7 @@ def test_no_more_processes_than_members_are_begun_and_a_stage_is_ready_when_its_
     ("body", "message"),
     [
         ("sys.exit('note\\nmember-1.log: fairseq-train failed')", "^member-1.log: fairseq-train failed$"),
-        ("os.kill(os.getpid(), 9)", r"ended by SIGKILL.*the same command resumes"),
+        ("os.kill(os.getpid(), 9)", r"ended by SIGKILL.*run the same command to resume"),
     ],
 )
 def test_a_failure_of_one_process_is_the_line_and_ends_the_others(body, message, jobs, tmp_path):

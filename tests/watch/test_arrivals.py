@@ -7,6 +7,7 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.watch.arrivals import ArrivalCurves, arrival_points
+from fairseq_alma.watch.run_display import RunDisplay
 from tests.runs.runs import complete, make_plans
 
 
@@ -34,30 +35,18 @@ def test_tensorboard_has_each_arrival_once_after_a_second_launch(run, tmp_path):
     plans = make_plans(3)
     for plan in plans:
         complete(run, plan, 30.0 - plan.stage.index)
-        with ArrivalCurvesOf(run, plans, tmp_path) as curves:
-            curves.catch_up()
+        with RunDisplay(plans, "token", ArrivalCurves(run, plans, {"--tensorboard-logdir": str(tmp_path / "tb")})):
+            pass
     events = EventAccumulator(str(tmp_path / "tb" / "R" / "arrivals"))
     events.Reload()
     assert [(each.step, each.value) for each in events.Scalars("test/ppl")] == [(0, 30.0), (1, 29.0), (2, 28.0)]
-
-
-class ArrivalCurvesOf(ArrivalCurves):
-    def __init__(self, run, plans, folder):
-        super().__init__(run, plans, {"--tensorboard-logdir": str(folder / "tb")})
-
-    def __enter__(self):
-        self.begin()
-        return self
-
-    def __exit__(self, *exception):
-        self.catch_up(at_end=True)
 
 
 def test_a_package_that_is_missing_is_named_before_anything_runs(run, monkeypatch):
     curves = ArrivalCurves(run, make_plans(1), {"--wandb-project": "p"})
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AlmaError, match="--wandb-project p: wandb is not installed; pip install wandb"):
+    with pytest.raises(AlmaError, match="--wandb-project p: wandb is missing; pip install wandb"):
         curves.begin()
 
 
@@ -65,5 +54,5 @@ def test_what_goes_wrong_with_a_picture_ends_no_training(run, tmp_path, capsys):
     (tmp_path / "tb").write_text("a file")
     plans = make_plans(1)
     complete(run, plans[0], 3.0)
-    ArrivalCurvesOf(run, plans, tmp_path).catch_up()
-    assert "note: curves of" in capsys.readouterr().err
+    ArrivalCurves(run, plans, {"--tensorboard-logdir": str(tmp_path / "tb")}).catch_up()
+    assert "note: no curves of" in capsys.readouterr().err
