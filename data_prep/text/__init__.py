@@ -1,6 +1,5 @@
-"""The program behind ``alma-prep-text``: raw text to a stream of token files.
+"""The program ``alma-prep-text``: raw text to a stream of token files.
 
-In order of reading: ``command`` with ``options``; ``source`` and ``documents`` (from input to documents); ``steps``
-(hash, cut, sample, encode) with ``assignment``, ``tokenizer``, ``encoder``; ``writing``; ``workers``, or ``cluster``
-for many machines.
+Order of reading: ``command``, ``options``; ``source`` and ``documents`` (from input to documents); ``steps`` with
+``assignment``, ``tokenizer`` and ``encoder``; ``writing``; ``workers`` for one machine, ``cluster`` for several.
 """

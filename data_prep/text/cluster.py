@@ -1,7 +1,7 @@
-"""The functions of ``alma-prep-text`` as pipeline steps of datatrove, for its executors: this machine, SLURM, Ray.
+"""The steps of ``alma-prep-text`` as pipeline steps of datatrove, for its executors: this machine, SLURM, Ray.
 
-A stage's ranks share the pieces of the input and leave files that appear when they are complete; datatrove skips the
-ranks that are done. The stream is the same to the last byte whoever makes it. Needs the extra ``[cluster]``.
+The ranks of a stage share the pieces of the input and write files that appear when they are complete; datatrove skips
+completed ranks. The stream equals that of the command to the last byte. Needs the extra ``[cluster]``.
 """
 
 import os
@@ -15,26 +15,26 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.build_folder import publish_additions, publish_stream
-from data_prep.text import steps
-from data_prep.text.command import completed_before, record_of, stream_to_make
+from data_prep.text.command import completed_before, existing_stream, record_of
 from data_prep.text.options import PrepOptions, parse_options
+from data_prep.text.steps import Encoded, Work
 from data_prep.text.workers import default_workers
 from data_prep.text.writing import write_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, work_folder
 
-STAGES = ("plan", "hash", "cut", "sample", "prepare", "encode", "publish")
-SINGLE = ("plan", "cut", "prepare", "publish")
+STAGES = ("plan", "hash", "assign", "sample", "prepare", "encode", "publish")
+SINGLE = ("plan", "assign", "prepare", "publish")
 """The stages with one rank."""
 
 
 class StreamStage(PipelineStep):
-    """A stage, which needs a pipeline of its own: its ranks begin when all of the stage before are done.
+    """A stage. It needs a pipeline of its own: its ranks start when all ranks of the stage before are done.
 
     Args:
         name: one of `STAGES`.
-        options: of the stream.
-        folder: the work folder, which all ranks see.
+        options: options of the command.
+        folder: the work folder, which all ranks can access.
     """
 
     type = "alma"
@@ -45,65 +45,58 @@ class StreamStage(PipelineStep):
         self.options, self.folder = options, folder
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Do this rank's share of the stage.
+        """Run the stage for this rank's pieces.
 
         Raises:
-            AlmaError: the input or the options do not allow it, or documents come from a step before it.
+            AlmaError: the input or the options do not allow it, or a step before gives documents.
         """
         if data is not None:
             raise AlmaError(
-                f"{self.name}: needs a pipeline of its own; end the one before with a writer, as JsonlWriter, and give "
-                "its folder as INPUT"
+                f"{self.name}: needs a pipeline of its own; end the one before with a writer such as JsonlWriter, and "
+                "give its folder as INPUT"
             )
-        steps.forget()
+        work = Work(self.folder)
         if self.name == "plan":
-            there = stream_to_make(self.options)
+            there = existing_stream(self.options)
             if there is not None and not self.options.append:
                 raise AlmaError(f"--out {self.options.out}: a stream is there; give another folder, or --append")
-            steps.make_plan(self.options, there, self.folder, None, default_workers())
-            return
-        plan = steps.plan_of(self.folder)
-        if plan.options != self.options:
+            return work.make_plan(there, self.options, None, default_workers())
+        if work.plan.options != self.options:
             raise AlmaError(
-                f"{self.folder}: holds the work of a command with other options; give another folder, also for the logs"
+                f"{self.folder}: contains the work of a command with other options; give another folder, also for logs"
             )
         if self.name == "publish":
-            self._publish(plan)
-        elif self.name in SINGLE:
-            {"cut": steps.cut_documents, "prepare": steps.prepare_encoding}[self.name](self.folder)
-        else:
-            for number in range(rank, len(plan.pieces), world_size):
-                self._do_piece(number)
+            return self._publish(work)
+        if self.name in SINGLE:
+            return getattr(work, self.name)()
+        for number in range(rank, len(work.plan.pieces), world_size):
+            if self.name != "encode":
+                for num_bytes in getattr(work, self.name)(number):
+                    self.stat_update("bytes", value=num_bytes, unit="piece")
+                continue
+            with open_atomically(Path(self.folder, f"encoded-{number:05d}"), durable=False) as file:
+                for encoded in work.encode(number):
+                    pickle.dump(encoded, file)
+                    self.stat_update("bytes", value=encoded.bytes_read, unit="piece")
 
-    def _do_piece(self, number: int) -> None:
-        if self.name != "encode":
-            function = steps.hash_piece if self.name == "hash" else steps.sample_piece
-            for num_bytes in function(self.folder, number):
-                self.stat_update("bytes", value=num_bytes, unit="piece")
-            return
-        with open_atomically(Path(self.folder, f"encoded-{number:05d}.pickle"), durable=False) as file:
-            for encoded in steps.encode_piece(self.folder, number):
-                pickle.dump(encoded, file)
-                self.stat_update("bytes", value=encoded.bytes_read, unit="piece")
-
-    def _publish(self, plan: steps.Plan) -> None:
+    def _publish(self, work: Work) -> None:
+        plan = work.plan
         plan.refuse_changes()
-        digests = [each for number in range(len(plan.sources)) for each in steps.digest_source(self.folder, number)]
-        record = record_of(plan, digests)
+        record = record_of(plan, [each for number in range(len(plan.sources)) for each in work.digest(number)])
         with work_folder(plan.options.out, "alma-prep-text") as root:
-            there = stream_to_make(plan.options)
+            there = existing_stream(plan.options)
             if there is not None and completed_before(plan.options, there, record):
                 return
             if (there and there.fingerprint) != (plan.there and plan.there.fingerprint):
                 raise AlmaError(
-                    f"--out {plan.options.out}: something was appended meanwhile; give another folder for the work"
+                    f"--out {plan.options.out}: another command appended to the stream; give another work folder"
                 )
-            stream = write_stream(plan, self.folder, root / "stream", self._blocks(len(plan.pieces)), record)
+            stream = write_stream(work, root / "stream", self._encoded(len(plan.pieces)), record)
             (publish_stream if there is None else publish_additions)(root / "stream", stream)
 
-    def _blocks(self, num_pieces: int) -> Iterator[steps.Encoded]:
+    def _encoded(self, num_pieces: int) -> Iterator[Encoded]:
         for number in range(num_pieces):
-            path = Path(self.folder, f"encoded-{number:05d}.pickle")
+            path = Path(self.folder, f"encoded-{number:05d}")
             with open(path, "rb") as file:
                 while file.tell() < path.stat().st_size:
                     yield pickle.load(file)
@@ -113,15 +106,15 @@ def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
     """Return the stages from text to a stream, in order; each needs a pipeline of its own.
 
     Args:
-        words: of a command line of ``alma-prep-text``; ``--workers`` decides nothing here.
-        work: folder for what is between input and stream, which all ranks see; it may be deleted afterwards.
+        words: command line of ``alma-prep-text``; ``--workers`` is ignored.
+        work: work folder, which all ranks can access; it may be deleted afterwards.
 
     Raises:
         AlmaError: an input is standard input.
     """
     options = parse_options(words)
     if "-" in options.inputs:
-        raise AlmaError("INPUT -: standard input cannot be read by several machines; write it to a file first")
+        raise AlmaError("INPUT -: several machines cannot read standard input; write it to a file first")
     inputs = tuple(map(os.path.abspath, options.inputs))
     tokenizer = None if options.tokenizer is None else options.tokenizer.absolute()
     options = replace(options, inputs=inputs, out=options.out.absolute(), tokenizer=tokenizer, workers=1)
@@ -136,18 +129,18 @@ def run_stages(
     depends: Optional[PipelineExecutor] = None,
     **options: Any,
 ) -> None:
-    """Run stages one after the other; on SLURM: queue them, each to begin when the one before has succeeded.
+    """Run stages one after the other; with SLURM queue them, each to start when the one before has succeeded.
 
     Args:
-        stages: as `stream_stages` gives them.
-        executor: ``LocalPipelineExecutor``, ``SlurmPipelineExecutor``, ``RayPipelineExecutor``.
-        tasks: ranks of a stage that has more than one.
-        logging_dir: where datatrove keeps the logs, and which ranks are done.
-        depends: what has to be done before.
-        options: of the executor.
+        stages: stages, as `stream_stages` returns them.
+        executor: ``LocalPipelineExecutor``, ``SlurmPipelineExecutor`` or ``RayPipelineExecutor``.
+        tasks: ranks of each stage that may have more than one.
+        logging_dir: folder of datatrove's logs and its list of completed ranks.
+        depends: pipeline that must be done before.
+        options: further arguments of the executor.
 
     Raises:
-        AlmaError: not all ranks of a stage are done, and the executor did not raise why.
+        AlmaError: not all ranks of a stage are done, and the executor did not raise the reason.
     """
     is_queued = isinstance(executor, type) and issubclass(executor, SlurmPipelineExecutor)
     for stage in stages:
@@ -162,6 +155,6 @@ def run_stages(
         if not is_queued:
             depends.run()
             if depends.get_incomplete_ranks(skip_completed=True):
-                raise AlmaError(f"{stage.name}: not all ranks are done; {logging_dir}/{stage.name}/logs says why")
+                raise AlmaError(f"{stage.name}: not all ranks are done; see {logging_dir}/{stage.name}/logs")
     if is_queued and depends is not None:
         depends.run()

@@ -9,28 +9,18 @@ from typing import Any, Iterator, Optional, Sequence
 
 from data_prep.build_folder import publish_additions, publish_stream, refuse_other_command, stream_at
 from data_prep.text.options import AUTO, PrepOptions, parse_options
-from data_prep.text.steps import (
-    Encoded,
-    Plan,
-    cut_documents,
-    digest_source,
-    encode_piece,
-    hash_piece,
-    make_plan,
-    prepare_encoding,
-    sample_piece,
-)
-from data_prep.text.workers import Function, in_order, with_progress
+from data_prep.text.steps import Encoded, Plan, Work
+from data_prep.text.workers import Function, in_order
 from data_prep.text.writing import write_stream
 from fairseq_alma.cli.entry import command
 from fairseq_alma.data.stream import DECONTAMINATE, Stream, file_sha256
 from fairseq_alma.data.tokens import StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import work_folder
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import LiveLine, format_duration, print_line
 
 SHOWN_GROUPS = 12
-MUCH_LEFT_OUT = 0.1  # of the bytes
+LARGE_SHARE = 0.1  # of the training text
 
 
 @command
@@ -48,78 +38,90 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
-    """Carry out one command.
+    """Make or extend a stream.
 
     Returns:
         The stream, or None if the same command was completed before.
 
     Raises:
-        AlmaError: the input, the options or what is at ``--out`` do not allow it.
+        AlmaError: the input, the options or the files at ``--out`` do not allow it.
     """
-    stream_to_make(options)  # what is impossible shows before the input is read
+    existing_stream(options)  # report errors before the input is read
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)
     with work_folder(options.out, "alma-prep-text") as root:
-        there = stream_to_make(options)  # as it is under the lock
-        folder = tempfile.mkdtemp(dir=root)
-        plan = make_plan(options, there, folder, Path(folder), options.workers)
-        record = record_of(plan, [*in_order(digest_source, folder, len(plan.sources), plan.num_workers)])
+        there = existing_stream(options)  # another process may have changed it before the lock
+        work = Work(tempfile.mkdtemp(dir=root))
+        work.make_plan(there, options, Path(work.folder), options.workers)
+        plan = work.plan
+        record = record_of(plan, [*in_order(work.digest, len(plan.sources), plan.num_workers)])
         if there is not None and completed_before(options, there, record):
             return None
-        deque(_each_piece(hash_piece, plan, folder, "reading"), maxlen=0)
-        cut_documents(folder)
-        deque(_each_piece(sample_piece, plan, folder, "sampling"), maxlen=0)
-        prepare_encoding(folder)
-        encoded = _each_piece(encode_piece, plan, folder, "encoding")
-        stream = write_stream(plan, folder, root / "stream", encoded, record)
+        deque(_each_piece(plan, work.hash, "reading"), maxlen=0)
+        work.assign()
+        deque(_each_piece(plan, work.sample, "sampling"), maxlen=0)
+        work.prepare()
+        stream = write_stream(work, root / "stream", _each_piece(plan, work.encode, "encoding"), record)
         plan.refuse_changes()
         (publish_stream if there is None else publish_additions)(root / "stream", stream)
     return stream
 
 
-def _each_piece(function: Function, plan: Plan, folder: str, title: str) -> Iterator[Any]:
-    total = sum(source.stamp[0] for source in plan.sources)
-    results = in_order(function, folder, len(plan.pieces), plan.num_workers)
-    return with_progress(results, title, total, lambda each: each.bytes_read if isinstance(each, Encoded) else each)
+def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
+    """Yield the results of a step for all pieces; show its share of the bytes, MB per second and the time left."""
+    line, start, done = LiveLine(), time.monotonic(), 0
+    total = sum(size for size, _ in plan.stamps)
+    line.is_due()  # nothing is known at the start
+    try:
+        for result in in_order(function, len(plan.pieces), plan.num_workers):
+            yield result
+            done += result.bytes_read if isinstance(result, Encoded) else result
+            if line.is_due():
+                share, seconds = min(done / max(total, 1), 1.0), max(time.monotonic() - start, 1e-9)
+                left = format_duration(seconds / max(share, 1e-9) * (1 - share))
+                line.show(f"{title}: {share:.0%}, {done / 1e6 / seconds:,.1f} MB/s, {left} left")
+    finally:
+        line.clear()
+    print_line(f"{title}: {total / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s", sys.stderr)
 
 
-def stream_to_make(options: PrepOptions) -> Optional[Stream]:
-    """Return the stream that is there; None where one is to be made."""
+def existing_stream(options: PrepOptions) -> Optional[Stream]:
+    """Return the stream at ``--out``; None: there is none. Raises AlmaError if ``--append`` needs one."""
     there = stream_at(options.out, "text")
     if there is None and options.append:
-        raise AlmaError(f"--out {options.out}: no stream there to append to; leave --append out to make one")
+        raise AlmaError(f"--out {options.out}: no stream to append to; remove --append to make one")
     if there is not None and options.append:
         there.verify([])
     return there
 
 
 def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
-    """Return whether the stream was made by this command too.
+    """Return whether the same command was completed on the stream before.
 
     Raises:
-        AlmaError: it was made by a command that differs, and this one does not append.
+        AlmaError: the stream was made by a different command, and this one does not append.
     """
     if options.append:
         return any(all(entry[key] == record[key] for key in record) for entry in there.history)
-    advice = "choose another --out, remove the stream, or use --append for what arrived later"
+    advice = "choose another --out, remove the stream, or use --append for later text"
     refuse_other_command(options.out, there.history, record, advice)
     return True
 
 
 def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
-    """Describe a command by all that decides its result, with the sha256 of each input file."""
+    """Return the record of a command for the history, with the sha256 of each input file."""
     options = plan.options
     tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
     inputs = [
-        {"argument": each.argument, "name": each.name, "format": each.form, "size": each.stamp[0], "sha256": digest}
-        for each, digest in zip(plan.sources, digests, strict=True)
+        {"argument": each.argument, "name": each.name, "format": each.form, "size": size, "sha256": digest}
+        for each, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True)
     ]
     command = "append" if options.append else "create"
     return {"command": command, "options": options.determining(tokenizer), "inputs": inputs}
 
 
 def _describe(stream: Stream, seconds: float) -> None:
-    """Print what a stream consists of after a command."""
+    """Print a summary of the stream."""
     assert stream.tokenizer is not None
     print(f"{'split':<22}{'documents':>12}{'bytes':>16}{'words':>15}{'tokens':>15}")
     for split in stream.splits:
@@ -127,29 +129,28 @@ def _describe(stream: Stream, seconds: float) -> None:
             f"{split.name:<22}{split.num_documents:>12,}{split.num_bytes:>16,}{split.num_words:>15,}"
             f"{split.num_tokens:>15,}"
         )
-    last = stream.history[-1]
+    last, vocab_size = stream.history[-1], stream.tokenizer.vocab_size
     if groups := last.get("groups"):
         shown = groups if len(groups) <= SHOWN_GROUPS else [*groups[: SHOWN_GROUPS - 2], "…", groups[-1]]
         first = stream.num_megabatches - len(groups)
         print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(shown)}")
-    vocab_size = stream.tokenizer.vocab_size
     print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
     if last.get("num_contaminated"):
         size, num_bytes = last["options"][DECONTAMINATE], last["contaminated_bytes"]
         trained = [split for split in stream.splits if split.name in last["splits"] and split.name.endswith("/train")]
         share = num_bytes / (num_bytes + sum(split.num_bytes for split in trained))
         print(
-            f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of the training text) left out: "
-            f"they share {size} words in a row with what is held out (listed in stream.json)"
+            f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of the training text) dropped: "
+            f"they share {size} words in a row with held-out text (listed in stream.json)"
         )
-        if share > MUCH_LEFT_OUT:
+        if share > LARGE_SHARE:
             print(
-                f"That is much. Texts of some kinds, such as program code, share {size} words without being copies: "
-                f"{DECONTAMINATE} {4 * size} finds longer copies alone, --no-decontaminate none"
+                f"warning: a large share was dropped. Some texts, such as program code, share {size} words without "
+                f"being copies; {DECONTAMINATE} {4 * size} drops longer copies only, --no-decontaminate none"
             )
     wanted = last["options"].get("--vocab-size")
     if wanted not in (None, AUTO) and wanted != vocab_size:
-        print(f"--vocab-size {wanted}: the first mega-batch gives {vocab_size} tokens only")
+        print(f"--vocab-size {wanted}: the first mega-batch gives only {vocab_size} tokens")
 
 
 if __name__ == "__main__":

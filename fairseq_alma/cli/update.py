@@ -533,7 +533,7 @@ def _refuse_another_language(model: Model, stream: Stream, sources: Sequence[Sou
     """Refuse a month whose bytes the stream's tokenizer cuts into many more tokens."""
     if options.another_language:
         return
-    blocks = [block for source in sources for block, _ in itertools.islice(FilePart(source).blocks(), 1)]
+    blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 1)]
     texts = [text for block in blocks for text in documents_of(block)[:SAMPLED_DOCUMENTS]]
     tokens = sum(map(len, StreamTokenizer.open(stream.root).encode_batch(texts))) + len(texts)
     found = sum(len(text.encode()) for text in texts) / max(1, tokens)

@@ -27,7 +27,7 @@ from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 def documents(paths: list[str]) -> Iterator[list[str]]:
     """Yield the documents of text files, in lists of about one MiB."""
     for source in find_sources(paths, "text", "text", None):
-        for block, _ in FilePart(source).blocks():
+        for block in FilePart(source).blocks():
             yield documents_of(block)
 
 

@@ -9,7 +9,6 @@ import pytest
 from data_prep.text.tokenizer import train_tokenizer
 from fairseq_alma.data.stream import StreamFile
 from fairseq_alma.data.tokens import (
-    FILE_NAMES,
     StreamTokenizer,
     TokenFile,
     TokenFileWriter,
@@ -17,6 +16,7 @@ from fairseq_alma.data.tokens import (
     id_dtype,
 )
 from fairseq_alma.errors import AlmaError
+from tests.data.sentencepiece_models import train_sentencepiece
 
 TEXT = "The cat's  whiskers,\n\n\tthe “dog” – naïve 北京 🙂 </s> <unk> #fairseq:overwrite 1990s\u2028\u00a0end"
 TRAINING = ["the cat and the dog are in the house " * 20, "a naïve cat, the dog's house – 北京 " * 20]
@@ -26,8 +26,10 @@ TRAINING = ["the cat and the dog are in the house " * 20, "a naïve cat, the dog
 def folder(request, tmp_path_factory):
     """A folder with a tokenizer of each kind."""
     folder = tmp_path_factory.mktemp(request.param)
-    content = train_tokenizer(request.param, [TRAINING], 320, num_threads=1)
-    (folder / FILE_NAMES[request.param]).write_bytes(content)
+    if request.param == "tokenizers":
+        (folder / "tokenizer.json").write_bytes(train_tokenizer([TRAINING], 320))
+    else:
+        train_sentencepiece(folder / "a.model", TRAINING)
     return folder
 
 

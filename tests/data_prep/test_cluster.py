@@ -106,9 +106,9 @@ def test_what_arrives_later_is_appended_as_the_command_appends_it(texts, tmp_pat
 
 
 def test_a_run_that_failed_in_a_stage_goes_on_and_ends_with_the_same(texts, tmp_path, monkeypatch):
-    for name in ("hash_piece", "cut_documents", "sample_piece", "prepare_encoding", "encode_piece"):
+    for name in ("hash", "assign", "sample", "prepare", "encode"):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            patch.setattr(f"data_prep.text.steps.{name}", lambda *_: sys.exit(9))
+            patch.setattr(f"data_prep.text.steps.Work.{name}", lambda *_: sys.exit(9))
             run(texts, tmp_path / "stream", *SIZES)
         assert not (tmp_path / "stream").exists()
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
@@ -129,9 +129,9 @@ def test_bad_text_is_one_line_and_nothing_is_published(texts, tmp_path):
 @pytest.mark.parametrize(
     ("inputs", "more", "message"),
     [
-        ("-", [], "standard input cannot be read by several machines"),
-        ("pipe", [], "a pipe cannot be read by several machines"),
-        ("texts", ["--append"], "no stream there to append to"),
+        ("-", [], "several machines cannot read standard input"),
+        ("pipe", [], "several machines cannot read a pipe"),
+        ("texts", ["--append"], "no stream to append to"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(texts, tmp_path, monkeypatch, inputs, more, message):
@@ -148,7 +148,7 @@ def test_all_again_does_nothing_and_the_work_serves_no_other_command_or_input(te
     assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
     words, work = [str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "stream-work")
     for stage in stream_stages([*words, "--seed", "2"], work)[1:]:
-        with pytest.raises(AlmaError, match="holds the work of a command with other options"):
+        with pytest.raises(AlmaError, match="contains the work of a command with other options"):
             stage.run()
     (texts / "0.txt").write_text("other text")
     with pytest.raises(AlmaError, match="changed while it was being read"):

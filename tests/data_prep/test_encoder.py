@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory):
     generator = random.Random(0)
     text = ["".join(generator.choices(PIECES, k=2000)) for _ in range(20)]
     text += ["the cat's 1990s rock'n'roll isn't over, they're (co-op) said. " * 50]
-    (folder / "tokenizer.json").write_bytes(train_tokenizer("tokenizers", [text], 2000, num_threads=1))
+    (folder / "tokenizer.json").write_bytes(train_tokenizer([text], 2000))
     return StreamTokenizer(folder)
 
 

@@ -14,6 +14,7 @@ from fairseq_alma.checkpoints.model_options import NO_BEGINNING
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
+from tests.data.sentencepiece_models import train_sentencepiece
 from tests.models.ensembles import load, save_ensemble, switch_config, task_of
 
 TEXT = "the cat sat on a mat while naïve dogs <barked> at 42 moons – 北京 🙂 </s> and <unk> was never known"
@@ -93,7 +94,7 @@ def checkpoints(tmp_path_factory, stream) -> dict[str, Path]:
 def sentencepiece_stream(tmp_path_factory) -> Path:
     """A stream with sentencepiece."""
     folder = tmp_path_factory.mktemp("stream")
-    return write_stream(folder, "--vocab-size", "340", "--tokenizer-type", "sentencepiece")
+    return write_stream(folder, "--tokenizer", str(train_sentencepiece(folder / "a.model", [TEXT] * 50)))
 
 
 @pytest.fixture(scope="session")
