@@ -254,9 +254,12 @@ def complete(
     model_line = f"{filled['--arch']}"
     if "--decoder-embed-dim" in chosen:
         experts = int(filled.get("--num-experts") or context.num_experts or 1)
-        width, layers = (int(filled[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
-        size = num_params(width, layers, vocab_size, experts)
-        model_line += f", {size:,} parameters: width {width}, {layers} layers, "
+        width, layers = int(filled["--decoder-embed-dim"]), filled.get("--decoder-layers")
+        if layers is None:  # the learner decides
+            model_line += f", width {width}, layers by --grow-schedule, "
+        else:
+            model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters: "
+            model_line += f"width {width}, {layers} layers, "
         model_line += "dense" if experts == 1 else f"{experts} experts in every second"
     record = {
         "preferences": asked,

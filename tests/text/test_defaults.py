@@ -88,6 +88,11 @@ def test_more_text_makes_a_larger_model_and_batch():
     assert [row.width for row in TABLE] == sorted({row.width for row in TABLE})
 
 
+def test_with_a_schedule_of_layers_the_learner_sets_their_number():
+    found = made(owned={"--decoder-layers": "give --grow-schedule layers=... before the --"})
+    assert "--decoder-layers" not in options(found) and "layers by --grow-schedule, dense" in found.lines[0]
+
+
 @pytest.mark.parametrize("size", [200_000, 1_000_000, 30_000_000])
 def test_a_size_is_met_within_a_third(size):
     width, layers = (int(options(made(size=size))[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
