@@ -22,7 +22,7 @@ def read_schedule(word: str, what: str = "experts") -> tuple[int, ...]:
     """Read the sizes of each stage, such as ``4,6,8,12``. Raises ValueError if a size shrinks or is not a number."""
     numbers = word.split(",")
     if not all(number.strip().isdecimal() and 0 < int(number) <= MAX_EXPERTS for number in numbers):
-        raise ValueError("whole numbers of at least 1 with commas are needed, such as 4,6,8,12")
+        raise ValueError("positive integers separated by commas are needed, such as 4,6,8,12")
     schedule = tuple(int(number) for number in numbers)
     for stage, (before, now) in enumerate(itertools.pairwise(schedule), 1):
         if now < before:

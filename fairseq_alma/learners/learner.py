@@ -345,12 +345,6 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
     return "single" if len(models) == 1 else combine
 
 
-def plan_stages(learner: Learner, planned: Sequence[Stage]) -> list[StagePlan]:
-    """Plan all stages of a stream. Raises ValueError, which begins with the option, if an option does not fit."""
-    learner.check_stages(planned)
-    return [learner.plan(stage) for stage in planned]
-
-
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
     """Build a learner; ``given`` has the values of its options, as words or numbers.
 

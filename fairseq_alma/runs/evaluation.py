@@ -49,7 +49,7 @@ class StageEvaluation:
 
     def run(self, work: StageWork) -> Mapping[str, object]:
         """Evaluate a stage; return its part of ``stage.json``. Raises AlmaError if the command fails."""
-        work.display.say(work.plan, "evaluating")
+        work.display.show_activity(work.plan, "evaluating")
         log = work.folder.stage_folder(work.plan.stage.index) / "evaluation.log"
         words = ["sh", "-c", self.command(work.folder, work.plan)]
         with open(log, "ab") as file:

@@ -1,8 +1,7 @@
 """Algorithm 1 of the paper, once for every learner and both kinds of data; a stage is a list of steps.
 
-Plans (`learners`) say what is trained and what predicts. The steps of a back end train and test: commands in forked
-processes for text, a training loop in this process for images. A model is trained when the steps that train it are
-done.
+Plans (`learners`) list the models that are trained and those that predict. The steps of a back end train and test them:
+commands in forked processes for text, a training loop in this process for images.
 """
 
 import contextlib

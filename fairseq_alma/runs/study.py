@@ -20,7 +20,6 @@ from fairseq_alma.learners.learner import (
     Stage,
     StagePlan,
     build_learner,
-    plan_stages,
     stages,
 )
 from fairseq_alma.learners.presets import PRESETS, Preset, filled
@@ -362,7 +361,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         planned = self.stages(num_megabatches)
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
-        plans = plan_stages(learner, planned)
+        learner.check_stages(planned)
+        plans = [learner.plan(stage) for stage in planned]
         members = sorted({training.model.member for plan in self.chosen(plans) for training in plan.trainings})
         for member in self.member or ():
             if member not in members:

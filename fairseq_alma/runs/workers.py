@@ -1,7 +1,7 @@
 """Child processes that end with this one, and the processes of ``--jobs N``.
 
 ``--jobs N`` starts N calls of ``alma-stream --member``, each of which trains its members in all stages. The calling
-process tests and completes a stage as soon as its members are trained; locks keep the processes apart.
+process tests and completes a stage as soon as its members are trained.
 """
 
 import contextlib
@@ -106,20 +106,13 @@ class MemberJobs:
             for process, errors in ended:
                 if process.returncode:
                     errors.seek(0)
-                    line = last_line(errors.read().decode(errors="replace")) if process.returncode > 0 else ""
-                    status = describe_status(process.returncode)
-                    raise AlmaError(line or f"--jobs: a process failed ({status}); run the same command to resume")
+                    status = f"exit status {process.returncode}; -9 may be a lack of memory"
+                    message = f"--jobs: a process failed ({status}); run the same command to resume"
+                    line = last_line(errors.read().decode(errors="replace"))
+                    raise AlmaError(line if line and process.returncode > 0 else message)
             if len(ended) == len(self.jobs):
                 return
             time.sleep(0.1)
-
-
-def describe_status(status: int) -> str:
-    """Describe a `returncode`, such as ``ended by SIGKILL``."""
-    if status >= 0:
-        return f"exit status {status}"
-    name = signal.Signals(-status).name
-    return f"ended by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:

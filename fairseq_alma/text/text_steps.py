@@ -91,7 +91,7 @@ class TextStep(Step):
         self, work: StageWork, path: Path, splits: Sequence[str], log: Path, further: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
         """Return for each split loss (bits per token), perplexity, and bits per byte where it has a text."""
-        work.display.say(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
+        work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
         losses = self.launch(work, self.evaluation(path, *splits), log, further=further)
         return {split: _result(losses[split], self.job.stream, split, log) for split in splits}
 
@@ -171,7 +171,7 @@ class Grow(TrainingStep):
         """Grow, unless that is done. fairseq-train looks at the file again when it resumes."""
         if not self.is_done():
             self.require_start()
-            work.display.say(work.plan, "growing", self.training)
+            work.display.show_activity(work.plan, "growing", self.training)
             self.launch(work, self.commands()[0], self.log("grow"))
         return {}
 

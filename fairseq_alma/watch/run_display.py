@@ -116,7 +116,7 @@ class RunDisplay:
                 self.progress.stop()
                 self.progress = None
 
-    def say(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
+    def show_activity(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
         """Show another activity than training, such as ``testing``."""
         if self.is_terminal or time.monotonic() >= self.next:
             self.next = time.monotonic() + LOG_EVERY_SECONDS

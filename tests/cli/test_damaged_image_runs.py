@@ -1,4 +1,4 @@
-"""What ``alma-stream`` answers where the weights that a stage goes on from are not what it has written."""
+"""``alma-stream`` reports weights that it has not written."""
 
 import json
 import shutil
@@ -21,9 +21,9 @@ def stream(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def begun(stream, tmp_path_factory):
-    """A run whose first stage is complete."""
+    """Return a run whose first stage is complete."""
     folder = tmp_path_factory.mktemp("runs") / "R"
-    go_on(stream, folder, "--stage", "0")
+    resume(stream, folder, "--stage", "0")
     return folder
 
 
@@ -32,14 +32,14 @@ def run(begun, tmp_path):
     return shutil.copytree(begun, tmp_path / "R")
 
 
-def go_on(stream, folder, *options):
+def resume(stream, folder, *options):
     assert main(["--stream", str(stream), "--run", str(folder), *options, *WORDS]) == 0
 
 
 def refused(stream, folder):
-    """Return the one line that the next stage is refused with."""
+    """Return the line with which the next stage fails."""
     with pytest.raises(AlmaError) as error:
-        go_on(stream, folder)
+        resume(stream, folder)
     assert "\n" not in str(error.value)
     assert not (folder / "stage-001/stage.json").exists()
     return str(error.value)
@@ -54,21 +54,21 @@ def test_weights_of_another_network_are_named_with_the_stage_to_remove(stream, r
     assert f"remove {run / 'stage-000'} to train that stage again" in said
 
 
-def test_what_the_message_advises_brings_the_run_to_its_end(stream, run, tmp_path):
+def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path):
     whole = shutil.copytree(run, tmp_path / "whole")
-    go_on(stream, whole)
+    resume(stream, whole)
     (run / CHECKPOINT).write_bytes((run / CHECKPOINT).read_bytes()[:-300])
     assert f"remove {run / 'stage-000'} to train that stage again" in refused(stream, run)
     shutil.rmtree(run / "stage-000")
-    go_on(stream, run)
+    resume(stream, run)
     found, expected = (json.loads((folder / "stage-001/stage.json").read_text()) for folder in (run, whole))
     assert found["test"] == expected["test"]
 
 
-def test_an_unfinished_training_of_something_else_is_named_with_what_to_do(stream, run):
+def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):
     (run / UNFINISHED).parent.mkdir(parents=True)
     torch.save({"seeds": [1], "epoch": 1, "network": {}}, run / UNFINISHED)
     said = refused(stream, run)
     assert f"{run / UNFINISHED}: not of this training" in said and "remove it to train the stage from" in said
     (run / UNFINISHED).unlink()
-    go_on(stream, run)
+    resume(stream, run)

@@ -1,4 +1,4 @@
-"""``alma-ensemble``: its files, its refusals, and that the stock commands take its checkpoint."""
+"""``alma-ensemble``: its files, its errors, and stock commands with its checkpoint."""
 
 import hashlib
 import re
@@ -41,7 +41,7 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
     assert "an ensemble of 2, referring to their files" in capsys.readouterr().out
 
 
-def test_an_average_goes_with_one_checkpoint_that_has_one(members, tmp_path, capsys):
+def test_average_needs_one_checkpoint_with_averaged_weights(members, tmp_path, capsys):
     assert "--average takes one CKPT" in usage_error(capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"])
     assert "has no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
 
@@ -55,7 +55,7 @@ def test_an_embedded_ensemble_needs_no_other_file(members, tmp_path):
     torch.testing.assert_close(load(tmp_path / "E.pt")(tokens)[0], want)
 
 
-def test_the_source_of_an_ensemble_stays_as_it_is_and_force_replaces_the_destination(members, tmp_path):
+def test_joining_changes_no_member_and_force_replaces_the_destination(members, tmp_path):
     before = [Path(path).read_bytes() for path in members]
     out = f"{tmp_path}/E.pt"
     main([*members, "--out", out])
@@ -76,12 +76,12 @@ def test_the_source_of_an_ensemble_stays_as_it_is_and_force_replaces_the_destina
         (["1", "x"], "--weights x: a number is needed"),
     ],
 )
-def test_weights_that_cannot_be_are_a_usage_error(members, tmp_path, capsys, weights, named):
+def test_invalid_weights_are_a_usage_error(members, tmp_path, capsys, weights, named):
     assert named in usage_error(capsys, main, [*members, "--out", f"{tmp_path}/E.pt", "--weights", *weights])
     assert not (tmp_path / "E.pt").exists()
 
 
-def test_members_that_do_not_fit_are_named_in_one_line(members, tmp_path):
+def test_members_that_do_not_match_are_reported_in_one_line(members, tmp_path):
     out = ["--out", f"{tmp_path}/E.pt"]
     other = str(save_member(tmp_path / "other.pt", switch_config(**SIZES), 2, dictionary="e" * 64))
     assert "other.pt: trained with dictionary eeee" in refused(tmp_path, members[0], other, *out)
@@ -112,7 +112,7 @@ def test_an_ensemble_contains_neither_itself_nor_another_one(members, tmp_path):
 
 @pytest.fixture(scope="module")
 def joined(trained, tmp_path_factory):
-    """A trained alma_switch_lm, an untrained alma_transformer_lm and their ensemble, for the stream of the first."""
+    """Return a trained alma_switch_lm, an untrained alma_transformer_lm, and their ensemble."""
     folder = tmp_path_factory.mktemp("ensemble")
     shutil.copy(trained.checkpoint, folder / "a.pt")
     stream = Stream.open(trained.stream)
@@ -124,7 +124,7 @@ def joined(trained, tmp_path_factory):
 
 
 def probabilities_of_targets(model, tokens):
-    """Return each token's probability, given those before it in blocks, as fairseq cuts them."""
+    """Return the probability of each token, given those before it in its block."""
     inputs = torch.cat([torch.tensor([2]), tokens[:-1]])
     found = []
     blocks = (each.split(TOKENS_PER_SAMPLE) for each in (inputs, tokens))
@@ -136,7 +136,7 @@ def probabilities_of_targets(model, tokens):
 
 
 @pytest.mark.parametrize("batch_size", ["1", "7"])
-def test_fairseq_eval_lm_finds_the_loss_of_the_mean_probabilities(joined, batch_size):
+def test_fairseq_eval_lm_computes_the_loss_of_the_mean_probabilities(joined, batch_size):
     stream = Stream.open(joined.stream)
     tokens = torch.from_numpy(TokenFile(stream.prefix(stream.split("test"))).ids.astype("int64"))
     members = [load(joined.folder / f"{name}.pt", joined.num_tokens) for name in "ab"]

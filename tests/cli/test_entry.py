@@ -1,7 +1,4 @@
-"""Faults of the outside world end a command in one line and an exit status, never in a traceback.
-
-The commands run in processes of their own: what counts is what a shell sees.
-"""
+"""Faults of the system end a command with one line and an exit status, without a traceback."""
 
 import argparse
 import errno
@@ -23,14 +20,14 @@ from fairseq_alma.errors import AlmaError
 @command
 def main(argv=None):
     """
-HANG = "while True: time.sleep(0.1)"  # a signal right before a sleep is answered after it
+HANG = "while True: time.sleep(0.1)"  # a signal right before a sleep is handled after it
 
-# as in a user's shell: with a buffer, in which a short output waits until the command ends
+# standard output is buffered, as in a shell: a short output is written when the command ends
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def start(body: str, **options) -> subprocess.Popen:
-    """A process that runs the body as a command's ``main``."""
+    """Start a process that runs the body as a command's ``main``."""
     words = [sys.executable, "-c", f"{HEAD}{body}\nsys.exit(main())"]
     return subprocess.Popen(words, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, **options)
 
@@ -50,7 +47,7 @@ def test_status_and_arguments_pass_through_unchanged() -> None:
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of it.\nTried"), "out of memory (CUDA out of it.);"),
     ],
 )
-def test_a_fault_of_the_outside_world_names_what_it_is_about_and_the_next_step(error: Exception, message: str) -> None:
+def test_a_fault_of_the_system_is_described_with_the_next_step(error: Exception, message: str) -> None:
     @command
     def main(argv=None):
         raise error
@@ -78,7 +75,7 @@ def test_a_full_disk_under_standard_output_is_one_line_and_status_1(body: str, l
 
 
 @pytest.mark.parametrize("body", ["print('short')", "[print('x' * 1000) for _ in range(1000)]"])
-def test_a_reader_that_has_gone_ends_the_command_silently(body: str) -> None:
+def test_a_closed_pipe_ends_the_command_silently(body: str) -> None:
     process = start(f"sys.stdin.read(); {body}", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdout.close()
     process.stdin.close()
@@ -86,7 +83,7 @@ def test_a_reader_that_has_gone_ends_the_command_silently(body: str) -> None:
     assert process.wait(timeout=600) == 0
 
 
-def test_a_worker_process_that_has_gone_is_not_taken_for_a_reader() -> None:
+def test_a_broken_pipe_to_a_worker_is_an_error() -> None:
     process = start("r, w = os.pipe(); os.close(r); os.write(w, b'task')", stdout=subprocess.PIPE)
     complaints = process.communicate(timeout=600)[1]
     assert process.returncode == 1 and complaints.count("\n") == 1 and "Broken pipe" in complaints
@@ -96,7 +93,7 @@ def test_a_worker_process_that_has_gone_is_not_taken_for_a_reader() -> None:
     ("number", "line"),
     [(signal.SIGINT, "interrupted; no partial file"), (signal.SIGTERM, "ended by SIGTERM; no")],
 )
-def test_a_signal_tidies_up_and_gives_one_line_and_status_128_and_its_number(number: signal.Signals, line: str) -> None:
+def test_a_signal_cleans_up_and_exits_with_one_line_and_128_plus_its_number(number: signal.Signals, line: str) -> None:
     body = f"try:\n        print('ready', flush=True)\n        {HANG}\n    finally:\n        print('tidy', flush=True)"
     process = start(body, stdout=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
@@ -107,9 +104,7 @@ def test_a_signal_tidies_up_and_gives_one_line_and_status_128_and_its_number(num
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_a_library_makes_an_error_of_ends_as_one(number: signal.Signals, capsys) -> None:
-    """torch does, which cannot end the archive that it was writing."""
-
+def test_a_signal_that_a_library_turns_into_an_error_is_still_a_signal(number: signal.Signals, capsys) -> None:
     @command
     def main(argv=None):
         try:
@@ -122,7 +117,7 @@ def test_a_signal_that_a_library_makes_an_error_of_ends_as_one(number: signal.Si
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_defect_of_ours_stays_what_it_is() -> None:
+def test_a_defect_of_this_package_is_a_traceback() -> None:
     @command
     def main(argv=None):
         raise RuntimeError("an index is wrong")
@@ -131,7 +126,7 @@ def test_a_defect_of_ours_stays_what_it_is() -> None:
         main([])
 
 
-def test_a_usage_error_repeats_no_more_than_a_message_holds_and_steers_no_terminal(capsys) -> None:
+def test_a_usage_error_is_short_and_has_no_control_characters(capsys) -> None:
     parser = Parser(prog="alma-x", formatter_class=argparse.HelpFormatter)
     with pytest.raises(SystemExit) as raised:
         parser.parse_args(["--\x1b[31m" + "x" * 10_000])
@@ -140,7 +135,7 @@ def test_a_usage_error_repeats_no_more_than_a_message_holds_and_steers_no_termin
     assert "\x1b" not in complaints and r"\x1b[31m" in complaints and len(complaints) < 3000
 
 
-def test_what_cannot_be_read_or_written_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_paths_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AlmaError, match=r"--path .*: a folder, not a file; give a checkpoint"):
         refuse_no_file(tmp_path, "--path", "give a checkpoint")

@@ -1,4 +1,4 @@
-"""A disk that is full ends a command in one line; nothing half-written is left, and the same command then resumes."""
+"""A full disk ends a command with one line and no partial file; the same command then resumes."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ WORDS = ["--", "--width", "6", "--max-epoch", "3", "--cpu"]
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int) -> None:
-    """Let files of a name take so many bytes and then none, as the system says it wherever a library writes."""
+    """Raise ENOSPC after a number of bytes in files of one name."""
     taken: dict[str, int] = {}
 
     def write(self: files._RecordingFile, content) -> int:
@@ -40,7 +40,7 @@ def names(folder: Path) -> set[str]:
 
 
 def refused(main, arguments: list[str]) -> str:
-    """Return the one line that a command ends with."""
+    """Return the line with which a command fails."""
     with pytest.raises(AlmaError) as error:
         main(arguments)
     assert "\n" not in str(error.value)
@@ -71,7 +71,7 @@ def whole(stream: Path, tmp_path_factory) -> Path:
         ("stage.json", 0),
     ],
 )
-def test_an_image_run_resumes_where_the_disk_was_full(name, num_bytes, whole, stream, tmp_path, monkeypatch):
+def test_an_image_run_resumes_after_a_full_disk(name, num_bytes, whole, stream, tmp_path, monkeypatch):
     monkeypatch.setattr(stage_trainer, "SAVE_EVERY_SECONDS", 0.0)
     command = ["--stream", str(stream), "--run", str(tmp_path / "R"), *WORDS]
     with monkeypatch.context() as full:
@@ -85,7 +85,7 @@ def test_an_image_run_resumes_where_the_disk_was_full(name, num_bytes, whole, st
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5_000])
-def test_alma_ensemble_leaves_the_file_before_where_the_disk_is_full(num_bytes, whole, tmp_path, monkeypatch, capsys):
+def test_alma_ensemble_keeps_the_existing_file_when_the_disk_is_full(num_bytes, whole, tmp_path, monkeypatch, capsys):
     member = str(whole / "stage-001/member-0/checkpoint_last.pt")
     command = [member, member, "--embed", "--force", "--out", str(tmp_path / "E.pt")]
     (tmp_path / "E.pt").write_bytes(b"before")
@@ -99,7 +99,7 @@ def test_alma_ensemble_leaves_the_file_before_where_the_disk_is_full(num_bytes, 
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5_000])
-def test_alma_grow_leaves_nothing_where_the_disk_is_full(num_bytes, trained, tmp_path, monkeypatch):
+def test_alma_grow_writes_nothing_when_the_disk_is_full(num_bytes, trained, tmp_path, monkeypatch):
     out = tmp_path / "grown.pt"
     command = ["--path", str(trained.checkpoint), "--out", str(out), "--method", "split", "--experts", "1"]
     command += ["--select", "random"]

@@ -1,4 +1,4 @@
-"""``alma-report`` prints and writes what runs are worth; faults are one line each."""
+"""``alma-report``: tables, figures and the page; one line for each fault."""
 
 import csv
 import json
@@ -15,11 +15,11 @@ from tests.scripts import usage_error
 
 @pytest.fixture
 def no_figures(monkeypatch):
-    """Spare a test the seconds that drawing takes."""
+    """Draw no figures, which takes seconds."""
     monkeypatch.setattr("fairseq_alma.report.write_report.Report._drawings", lambda self: [])
 
 
-def test_the_whole_report_is_written_and_replaces_an_earlier_one(tmp_path, capsys):
+def test_the_complete_report_is_written_and_replaces_an_earlier_one(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     runs = [write_run(tmp_path / name, [ppl] * 4, seed=ppl) for name, ppl in (("A", 30), ("B", 31))]
     grows = write_run(tmp_path / "G", learner="gmoe", num_experts=(4, 6, 8, 12))
@@ -56,7 +56,7 @@ def test_a_single_run_is_described_after_its_table(tmp_path, capsys):
     )
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_reported(tmp_path, capsys):
+def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
     good = write_run(tmp_path / "good", [30.0])
     damaged = write_run(tmp_path / "damaged", [30.0, 29.0], seed=2)
     (damaged / "stage-001" / "stage.json").write_text('{"stage": 1, "megabatches": [1]')
@@ -84,13 +84,13 @@ def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
     assert main([str(one), str(images), "--mix"]) == 1
 
 
-def test_an_option_without_effect_says_so(tmp_path, capsys):
+def test_an_option_without_effect_is_reported(tmp_path, capsys):
     run = write_run(tmp_path / "R", stream=image_stream(4))
     assert main([str(run), "--paper", str(run)]) == 0
     assert capsys.readouterr().err.startswith("--paper: no effect")
 
 
-def test_without_matplotlib_everything_but_the_figures_is_written(tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_only_the_figures_are_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "fairseq_alma.report.figures", raising=False)
     assert main([str(write_run(tmp_path / "R")), "--out", str(tmp_path / "out")]) == 0
@@ -98,7 +98,7 @@ def test_without_matplotlib_everything_but_the_figures_is_written(tmp_path, monk
     assert (tmp_path / "out" / "index.html").is_file()
 
 
-def test_names_of_runs_do_not_act_on_a_terminal(tmp_path, monkeypatch, capsys, no_figures):
+def test_names_of_runs_print_no_control_characters(tmp_path, monkeypatch, capsys, no_figures):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "a\x1b[31m\nb", stream={**text_stream(), "path": "s\x1b[2J"})
     assert main(["a\x1b[31m\nb", "--out", "out\x07"]) == 0
@@ -107,7 +107,7 @@ def test_names_of_runs_do_not_act_on_a_terminal(tmp_path, monkeypatch, capsys, n
     assert len(texts) > 5 and not any(mark in text for mark in "\x1b\x07" for text in texts)
 
 
-def test_nothing_is_written_without_a_run_or_where_the_page_cannot_be(tmp_path, no_figures):
+def test_nothing_is_written_without_a_run_or_to_an_invalid_path(tmp_path, no_figures):
     run, damaged = write_run(tmp_path / "A"), write_run(tmp_path / "B")
     (damaged / "run.json").write_text(json.dumps({"learner": "sm"}))
     assert main([str(damaged), "--out", str(tmp_path / "none")]) == 1
@@ -121,5 +121,5 @@ def test_nothing_is_written_without_a_run_or_where_the_page_cannot_be(tmp_path, 
         main([str(run), "--out", str(run / "run.json")])
 
 
-def test_a_report_of_nothing_is_a_usage_error(capsys):
+def test_a_report_needs_a_run(capsys):
     assert "RUN" in usage_error(capsys, main, [])

@@ -33,12 +33,12 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line_and_status_130(monkeypat
     assert capsys.readouterr() == ("", "interrupted before the command started\n")
 
 
-def test_the_installation_begins_each_command_here(checkout):
+def test_setup_declares_each_entry_point(checkout):
     declared = re.findall(r'"alma-([a-z-]+)=fairseq_alma\.cli\.start:([a-z_]+)"', (checkout / "setup.py").read_text())
     assert declared == [(installed(name), name) for name in start.COMMANDS]
 
 
-def test_nothing_slow_is_imported_before_ctrl_c_can_be_answered(checkout):
+def test_the_entry_points_import_nothing_slow(checkout):
     code = "import sys; before = {*sys.modules}; import fairseq_alma.cli.start; print(*sorted({*sys.modules} - before))"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=checkout, stdout=subprocess.PIPE, text=True)
     assert {name.partition(".")[0] for name in done.stdout.split()} <= {

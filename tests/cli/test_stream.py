@@ -34,13 +34,13 @@ def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream,
     assert not (tmp_path / "R").exists()
 
 
-def test_a_dry_run_refuses_a_beginning_that_is_not_there(stream, tmp_path):
+def test_a_dry_run_refuses_a_missing_start_checkpoint(stream, tmp_path):
     with pytest.raises(AlmaError, match=r"--finetune-from-model nowhere.pt: no such checkpoint file"):
         run(stream, tmp_path, "--dry-run", "--finetune-from-model", "nowhere.pt")
 
 
 @pytest.mark.parametrize("option", [["--branch-share", "0.2"], ["--best-checkpoint"]])
-def test_no_average_is_chosen_where_an_option_says_what_is_tested(stream, tmp_path, capsys, option):
+def test_no_average_is_chosen_if_an_option_selects_the_tested_weights(stream, tmp_path, capsys, option):
     run(stream, tmp_path, *option, "--dry-run", train=[])
     assert "--ema-half-life" not in capsys.readouterr().out
     run(stream, tmp_path, "--dry-run", train=[])
@@ -54,7 +54,7 @@ def test_a_dry_run_of_one_stage_prints_that_stage(stream, tmp_path, capsys):
     assert "--megabatch 2" in out
 
 
-def test_a_dry_run_needs_no_stream_when_told_how_many_megabatches_it_will_have(tmp_path, capsys):
+def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
     assert run(tmp_path / "later", tmp_path, "--dry-run", "--megabatches", "3") == 0
     assert capsys.readouterr().out.count("fairseq-train ") == 3
 
@@ -83,7 +83,7 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--megabatches", "0"], "--megabatches 0"),
         (["--learner", "guess"], "invalid choice: 'guess'"),
         (["--learner", "gmoe"], "--learner gmoe needs --grow-schedule"),
-        (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: whole numbers"),
+        (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: positive integers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "shrinks from 6 to 5 experts before stage 2"),
         (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "each of the 4 grows once"),
         (
@@ -131,7 +131,7 @@ def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, 
         ),
     ],
 )
-def test_options_that_something_else_decides_are_usage_errors(stream, tmp_path, capsys, own, train, message):
+def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, capsys, own, train, message):
     assert message in usage_error(capsys, partial(run, train=train), stream, tmp_path, *own)
 
 
@@ -142,7 +142,7 @@ def test_options_that_something_else_decides_are_usage_errors(stream, tmp_path, 
         ("S", ["--megabatches", "5"], "4 mega-batches, --megabatches requires 5"),
     ],
 )
-def test_a_stream_that_is_not_there_or_too_short_is_named(stream, tmp_path, name, options, message):
+def test_a_missing_or_short_stream_is_named(stream, tmp_path, name, options, message):
     with pytest.raises(AlmaError, match=message):
         run(tmp_path / name, tmp_path, *options)
     assert not (tmp_path / "R").exists()
@@ -155,7 +155,7 @@ def complete(root, stage, megabatches):
 
 
 def begin(stream, tmp_path, *options):
-    """Write run.json, and fail at the first command because the stream has no files."""
+    """Write run.json, and fail at the first command: the stream has no files."""
     with pytest.raises(AlmaError, match="fairseq-train"):
         run(stream, tmp_path, *options)
 
@@ -168,7 +168,7 @@ def no_commands(monkeypatch):
     monkeypatch.setattr("fairseq_alma.text.command.Command.run", refuse)
 
 
-def test_a_finished_run_says_so_and_does_nothing(stream, tmp_path, capsys, no_commands):
+def test_a_complete_run_prints_a_line_and_does_nothing(stream, tmp_path, capsys, no_commands):
     begin(stream, tmp_path, "--wait", "3")
     complete(tmp_path / "R", 0, [0, 1, 2])
     complete(tmp_path / "R", 1, [3])
@@ -183,7 +183,7 @@ def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(str
     assert json.loads((tmp_path / "R" / "run.json").read_text())["seed"] == 9
 
 
-def test_a_run_that_another_alma_stream_has_just_begun_is_not_changed(stream, tmp_path, no_commands, no_patience):
+def test_a_run_of_another_alma_stream_is_not_changed(stream, tmp_path, no_commands, no_patience):
     begin(stream, tmp_path)
     with RunFolder(tmp_path / "R").lock_stage(0), pytest.raises(AlmaError, match="another alma-stream"):
         run(stream, tmp_path, "--seed", "9")
@@ -197,7 +197,7 @@ def test_other_options_on_the_same_run_are_refused(stream, tmp_path, no_commands
         run(stream, tmp_path, "--wait", "2")
 
 
-def test_the_run_says_first_what_it_is(stream, tmp_path, no_commands):
+def test_run_json_is_written_first(stream, tmp_path, no_commands):
     begin(stream, tmp_path, "--seed", "7", "--init", "scratch")
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert (record["learner"], record["seed"], record["options"]["init"]) == ("sm", 7, "scratch")
@@ -221,7 +221,7 @@ def test_a_dry_run_of_one_member_prints_its_trainings(stream, tmp_path, capsys):
     assert "fairseq-eval-lm" not in out
 
 
-def test_a_growing_ensemble_begins_afresh_by_default_and_calls_it_so(stream, tmp_path, capsys):
+def test_a_growing_ensemble_starts_from_random_weights_by_default(stream, tmp_path, capsys):
     run(stream, tmp_path, "--learner", "gens", "--dry-run")
     by_default = capsys.readouterr().out
     run(stream, tmp_path, "--learner", "gens", "--init", "fresh", "--dry-run")

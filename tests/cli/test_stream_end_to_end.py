@@ -1,4 +1,4 @@
-"""A stream from raw text to the table, with the real commands: also killed in the middle, which must change nothing."""
+"""A run on raw text with the real commands, killed and resumed."""
 
 import re
 import shlex
@@ -45,9 +45,9 @@ def stage_record(folder, stage):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A stream S of two mega-batches, and a run R whose second stage was killed in training and begun again.
+    """Return a directory with a stream S, a run R whose second stage was killed and resumed, and ``uninterrupted/``.
 
-    Beside it ``uninterrupted/checkpoint_last.pt``: the same stage, trained by the printed command in one go.
+    ``uninterrupted/`` is the same stage, trained by the printed command without a kill.
     """
     folder = tmp_path_factory.mktemp("stream")
     write_text(folder / "text.txt", num_words=40)
@@ -69,7 +69,7 @@ def run(folder, arguments):
 
 
 def printed_training(folder):
-    """Return the printed command that trains stage 1, changed to save elsewhere."""
+    """Return the printed training command of stage 1, with another save directory."""
     dry_run = run_script(alma_stream(folder, "--stage", "1", "--dry-run"))
     training = dry_run.stdout[: dry_run.stdout.index("\nfairseq-eval-lm")]
     training = training.replace(f"{folder}/R/stage-001/member-0", f"{folder}/uninterrupted")
@@ -78,7 +78,7 @@ def printed_training(folder):
 
 
 def kill_in_training(folder):
-    """Kill alma-stream at the third checkpoint of stage 1; before, while another has its lock, it must be refused."""
+    """Check that a locked stage is refused; then kill alma-stream at the third checkpoint of stage 1."""
     stage = folder / "R" / "stage-001"
     with RunFolder(folder / "R").lock_stage(1), pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairseq_alma.files.LOCK_PATIENCE_SECONDS", 0)
@@ -91,7 +91,7 @@ def kill_in_training(folder):
     assert not (stage / "stage.json").exists()
 
 
-def test_a_stream_is_learned_stage_after_stage(folder):
+def test_stages_train_in_order_and_perplexity_falls(folder):
     first, second = stage_record(folder, 0), stage_record(folder, 1)
     assert [first["megabatches"], second["megabatches"]] == [[0], [1]]
     assert second["test"]["ppl"] < first["test"]["ppl"] < 300
@@ -100,7 +100,7 @@ def test_a_stream_is_learned_stage_after_stage(folder):
     assert first["train_flops"] > 3 * first["train_tokens"] * first["num_params"] / 4
 
 
-def test_only_the_last_weights_are_left_without_their_optimizer_state(folder):
+def test_only_the_last_weights_are_kept_without_optimizer_state(folder):
     assert [path.name for path in folder.glob("R/**/*.pt")] == ["checkpoint_last.pt"]
     state = load(folder / "R" / "stage-001" / "member-0")
     assert {"cfg", "model", "optimizer_history"} <= set(state)
@@ -135,14 +135,14 @@ def run_learner(folder, learner, *options):
 
 
 @pytest.mark.slow
-def test_a_learner_from_outside_the_package_goes_through_a_stream_of_text(folder):
+def test_a_learner_from_outside_the_package_runs_on_text(folder):
     run_learner(folder, "reset", "--learners-from", OUTSIDE, "--reset-every", "1")
     assert [stage_records(folder / "reset")[stage]["megabatches"] for stage in range(2)] == [[0], [1]]
     log = (folder / "reset" / "stage-001" / "train-member-0.log").read_text()
     assert "--finetune-from-model" not in log
 
 
-def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(folder):
+def test_an_ensemble_is_one_checkpoint_that_works_after_the_run(folder):
     run_learner(folder, "ens", "--iid", "2")
     record = stage_records(folder / "ens")[0]
     assert (record["num_members"], record["num_experts"], record["megabatches"]) == (2, 4, [0, 1])
@@ -165,7 +165,7 @@ def test_an_ensemble_is_one_checkpoint_that_still_works_when_all_is_tidied_up(fo
         ["grow", "--grow-schedule", "experts=2,4 layers=2,4"],
     ],
 )
-def test_a_model_that_grows_by_splits_and_layers_goes_on_without_a_jump(folder, learner):
+def test_growth_by_splits_and_layers_keeps_the_loss(folder, learner):
     run_learner(folder, *learner)
     first, second = stage_records(folder / learner[0])
     assert (first["num_experts"], second["num_experts"]) == (2, 4)

@@ -1,4 +1,4 @@
-"""``alma-stream --learner firefly`` from the command line to the files: a tiny VGG network grows and goes on."""
+"""``alma-stream --learner firefly``: a tiny VGG network grows and trains on."""
 
 import json
 
@@ -35,7 +35,7 @@ def channels_of(run):
     return [int(number) for number in config["layer_channels"].split(",")]
 
 
-def test_the_second_stage_has_a_quarter_more_parameters_and_says_what_growth_did_to_the_loss(run):
+def test_the_second_stage_has_a_quarter_more_parameters_and_records_the_loss_after_growth(run):
     first, second = record_of(run, 0), record_of(run, 1)
     size = num_chain_parameters(SHAPE[0], FIRST, NUM_CLASSES)
     assert first["num_params"] == size and "after_growth" not in first
@@ -45,7 +45,7 @@ def test_the_second_stage_has_a_quarter_more_parameters_and_says_what_growth_did
     assert after == pytest.approx(before, rel=0.1)
 
 
-def test_the_work_of_a_stage_is_its_training_and_its_growth(run):
+def test_the_flops_of_a_stage_include_training_and_growth(run):
     first, second = record_of(run, 0), record_of(run, 1)
     per_image = [count_flops(VGG(SHAPE, NUM_CLASSES, channels), SHAPE).train for channels in (FIRST, channels_of(run))]
     assert first["train_flops"] == first["train_images"] * per_image[0] and "growth_flops" not in first

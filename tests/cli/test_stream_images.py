@@ -1,4 +1,4 @@
-"""``alma-stream`` on images, from the command line to the files."""
+"""``alma-stream`` on images, with its files."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def run(stream, folder, *options, words=WORDS):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_learner_goes_through_a_stream(options, members, stream, tmp_path):
+def test_a_learner_runs_on_a_stream_of_images(options, members, stream, tmp_path):
     found = run(stream, tmp_path / "R", "--wait", "3", *options, words=(*WORDS, "--max-epoch", "12"))
     assert len(found) == 2 and {record["num_members"] for record in found} == {members}
     for record in found:
@@ -72,7 +72,7 @@ def test_a_growing_ensemble_adds_a_model_per_stage_and_keeps_the_others(stream, 
     assert kept == [f"stage-00{n}/member-{n}/checkpoint_last.pt" for n in range(3)]
 
 
-def test_a_growing_mixture_adds_an_expert_per_layer_without_a_jump(stream, tmp_path):
+def test_a_growing_mixture_adds_an_expert_per_layer_and_keeps_the_loss(stream, tmp_path):
     found = run(stream, tmp_path / "R", "--learner", "gmoe", "--grow-every", "2", words=(*WORDS, "--gate", "hard"))
     assert [record["num_experts"] for record in found] == [1, 1, 2, 2, 3, 3]
     grown = [record for record in found if "after_growth" in record]
@@ -86,7 +86,7 @@ def test_a_growing_mixture_adds_an_expert_per_layer_without_a_jump(stream, tmp_p
     assert (tmp_path / "R" / "stage-005" / "test-experts.npz").is_file()
 
 
-def test_the_papers_preset_changes_no_figure_and_the_released_code_does(stream, tmp_path):
+def test_the_papers_preset_changes_no_result_and_the_released_code_does(stream, tmp_path):
     plain, paper, code = (
         run(
             stream, tmp_path / (preset or "plain"), "--learner", "gens", "--wait", "3", *preset and ("--preset", preset)
@@ -99,7 +99,7 @@ def test_the_papers_preset_changes_no_figure_and_the_released_code_does(stream, 
     assert first == second
 
 
-def test_an_option_wins_over_the_preset_and_run_json_says_so(stream, tmp_path, capsys):
+def test_an_option_takes_precedence_over_the_preset_and_run_json_records_it(stream, tmp_path, capsys):
     options = ("--learner", "umix", "--wait", "6", "--preset", "released-code", "--joint-logits", "mean")
     words = (*WORDS, "--patience", "2")
     run(stream, tmp_path / "R", *options, words=words)
@@ -119,7 +119,7 @@ def test_a_stage_needs_validation_images(stream, tmp_path, monkeypatch):
     assert not (tmp_path / "R").exists()
 
 
-def test_a_mixture_that_keeps_its_checkpoints_keeps_the_map_of_every_stage(stream, tmp_path):
+def test_keep_checkpoints_keeps_the_experts_of_every_stage(stream, tmp_path):
     options = ("--learner", "gmoe", "--wait", "2", "--grow-every", "2", "--grow-method", "copy")
     found = run(stream, tmp_path / "R", *options, "--keep-checkpoints")
     assert [record["num_experts"] for record in found] == [1, 2, 3]
@@ -142,7 +142,7 @@ def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream,
 
 
 @pytest.mark.parametrize(("learner", "words"), [("bagging", WORDS), ("gens", WORDS), ("gens", HARD_GATES)])
-def test_runs_of_several_seeds_side_by_side_end_as_each_alone(learner, words, stream, tmp_path):
+def test_runs_of_several_seeds_equal_single_runs(learner, words, stream, tmp_path):
     options = ("--learner", learner, "--wait", "3")
     run(stream, tmp_path / "R", *options, "--seed", "1", "7", words=words)
     for seed in (1, 7):
@@ -160,7 +160,7 @@ def test_runs_of_several_seeds_side_by_side_end_as_each_alone(learner, words, st
     assert len(records(tmp_path / "R" / "seed-8")) == 2
 
 
-def test_an_unfinished_training_of_other_seeds_is_left_alone_or_begun_anew(stream, tmp_path, monkeypatch):
+def test_an_unfinished_training_of_other_seeds_is_kept_or_restarted(stream, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
         patched.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
         run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "--save-every", "0.000001s")
@@ -174,7 +174,7 @@ def test_an_unfinished_training_of_other_seeds_is_left_alone_or_begun_anew(strea
 
 
 def fork_stream(command, **options):
-    """Begin ``alma-stream`` as `subprocess.Popen` does, but where all is imported already."""
+    """Start ``alma-stream`` like `subprocess.Popen`, as a fork that needs no imports."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -183,7 +183,7 @@ def fork_stream(command, **options):
     return Forked(child)
 
 
-def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(stream, tmp_path, monkeypatch):
+def test_members_trained_by_several_processes_or_calls_give_the_same_files(stream, tmp_path, monkeypatch):
     monkeypatch.setattr(workers.subprocess, "Popen", fork_stream)
     bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")
     run(stream, tmp_path / "one", *bagging, "--jobs", "1")
@@ -198,7 +198,7 @@ def test_members_are_trained_by_several_processes_or_calls_to_the_same_files(str
 
 
 def contents(run):
-    """Return all files of a run, but for what a lock says and the time that a stage took."""
+    """Return the content of all files of a run, without locks and wall times."""
     files = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
     return {
         path: content if path.name != "stage.json" else {**json.loads(content), "wall_seconds": 0}
@@ -207,7 +207,7 @@ def contents(run):
     }
 
 
-def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path, capsys):
+def test_the_commands_of_a_dry_run_give_the_results_of_the_run(stream, tmp_path, capsys):
     options = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "gmoe", "--wait", "3", "--dry-run"]
     for words, number in (([*options, "--stage", "1"], 1), (options, 2)):
         assert main([*words, *WORDS]) == 0
@@ -244,7 +244,7 @@ def test_the_commands_of_a_dry_run_are_what_the_whole_run_does(stream, tmp_path,
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
-def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream, tmp_path, capsys):
+def test_usage_errors_write_nothing(options, words, said, stream, tmp_path, capsys):
     command = ["--stream", str(stream), "--run", str(tmp_path / "R"), *options, "--", *words]
     assert said in usage_error(capsys, main, command)
     assert not (tmp_path / "R").exists()
@@ -259,7 +259,7 @@ def test_a_wrong_use_is_refused_and_leaves_nothing(options, words, said, stream,
         (["--arch", "alma_switch_lm"], "takes no images"),
     ],
 )
-def test_options_that_make_no_model_get_one_line_and_leave_nothing(words, said, stream, tmp_path, capsys):
+def test_options_without_a_valid_model_are_reported_in_one_line(words, said, stream, tmp_path, capsys):
     with pytest.raises((AlmaError, SystemExit)) as stopped:
         main(["--stream", str(stream), "--run", str(tmp_path / "R"), "--", *words])
     assert said in f"{stopped.value}{capsys.readouterr().err}"

@@ -30,7 +30,7 @@ from tests.runs.runs import plan_learner
         ((5, 2), {"replay": True}, [(0, 1), (0, 1, 2, 3), (0, 1, 2, 3, 4)]),
     ],
 )
-def test_a_stage_has_what_has_arrived_since_the_one_before_and_with_replay_all(arguments, options, megabatches):
+def test_a_stage_trains_on_new_mega_batches_or_with_replay_on_all(arguments, options, megabatches):
     assert [stage.megabatches for stage in stages(*arguments, **options)] == megabatches
 
 
@@ -46,7 +46,7 @@ def test_impossible_schedules_are_refused(num_megabatches, wait):
         stages(num_megabatches, wait)
 
 
-def test_the_stage_that_ends_with_a_megabatch_is_found_and_another_refused_with_those_that_do():
+def test_a_stage_is_found_by_its_last_megabatch():
     assert stage_ending_with(3, 4, wait=3).megabatches == (3,)
     assert stage_ending_with(2, 4, wait=3).megabatches == (0, 1, 2)
     assert stage_ending_with(3, 4, wait=2, replay=True).megabatches == (0, 1, 2, 3)
@@ -54,7 +54,7 @@ def test_the_stage_that_ends_with_a_megabatch_is_found_and_another_refused_with_
         stage_ending_with(1, 4, wait=3)
 
 
-def test_the_single_model_goes_on_from_the_stage_before():
+def test_the_single_model_starts_from_the_stage_before():
     plans = plan_learner("sm", stages(3, 1), seed=5)
     assert [plan.trainings for plan in plans] == [
         (Training(ModelId(0, 0), 5, None),),
@@ -69,7 +69,7 @@ def test_from_scratch_no_stage_needs_another():
     assert all(training.start is None for plan in plans for training in plan.trainings)
 
 
-def test_every_learner_trains_something_and_predicts_with_what_is_trained():
+def test_every_learner_trains_a_model_and_predicts_with_trained_models():
     schedules = {("text", "gmoe"): "4,6,8", ("text", "grow"): "layers=1,2,2"}
     for kind, name in [(kind, name) for kind, learners in LEARNERS.items() for name in learners]:
         trained = set()
@@ -88,12 +88,12 @@ def test_member_zero_has_the_seed_of_the_run_and_no_two_updates_share_one():
     assert max(member_seed(9_999_999, member) for member in range(2000)) + updates < 2**32
 
 
-def test_only_the_weights_that_a_later_stage_starts_from_are_needed_and_the_last_ones():
+def test_only_the_newest_weights_of_a_single_model_are_needed():
     plans = plan_learner("sm", stages(3, 1))
     assert [set(NeededModels(plans).after(stage)) for stage in range(3)] == [{ModelId(stage, 0)} for stage in range(3)]
 
 
-def test_models_that_predict_without_being_trained_again_are_needed():
+def test_models_of_earlier_stages_that_predict_are_needed():
     first, second = stages(2, 1)
     old, new = ModelId(0, 0), ModelId(1, 1)
     plans = [
@@ -108,7 +108,7 @@ def ensemble_plans(**options):
     return plan_learner("ens", stages(3, 1), seed=5, num_members=2, **options)
 
 
-def test_each_member_of_an_ensemble_goes_on_from_its_own_weights():
+def test_each_member_of_an_ensemble_starts_from_its_own_weights():
     plans = ensemble_plans()
     assert plans[2].trainings == (
         Training(ModelId(2, 0), 5, ModelId(1, 0)),

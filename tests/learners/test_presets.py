@@ -1,4 +1,4 @@
-"""What the presets set, and who wins."""
+"""Values of presets, and their precedence."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def train_options(learner, words, preset, for_photographs=False):
 
 @pytest.mark.parametrize("learner", IMAGES)
 @pytest.mark.parametrize("for_photographs", [False, True])
-def test_the_papers_preset_sets_what_is_the_default_anyway(learner, for_photographs):
+def test_the_papers_preset_equals_the_defaults(learner, for_photographs):
     found, plain = (train_options(learner, [], preset, for_photographs) for preset in (PAPER, None))
     assert found.as_dict() == plain.as_dict()
     assert filled({}, PAPER.learners.get(learner, {})) == ({}, [])
@@ -37,7 +37,7 @@ def test_the_released_code_selects_by_accuracy_and_stops_some_learners_after_25_
     assert (of_vgg.last("--last-pool"), of_vgg.last("--initial-weights")) == (("max",), ("default",))
 
 
-def test_a_given_option_wins_over_the_preset_and_is_named():
+def test_a_given_option_takes_precedence_over_the_preset():
     found = train_options("sm", ["--patience", "3", "--select", "accuracy"], RELEASED_CODE)
     assert found.last("--patience") == ("3",)
     assert found.overridden == ("--patience",)

@@ -1,4 +1,4 @@
-"""Stand-ins for what takes long: a stream that is only a manifest, a back end that trains nothing."""
+"""Fast fakes: a stream without data files, a back end that trains nothing, a display that records calls."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SHA = "0" * 64
 
 
 def write_manifest(root: Path, num_megabatches: int, seed: int = 1) -> Stream:
-    """Write a stream.json of text whose files are not there."""
+    """Write a stream.json of text without its files."""
     names = [*(megabatch_name(t) for t in range(num_megabatches)), "valid", "test"]
     files = {name: tuple(StreamFile(f"{name}{suffix}", 8, SHA) for suffix in (".bin", ".idx")) for name in names}
     splits = tuple(Split(name, files[name], 2, 40, 100, 400) for name in names)
@@ -25,7 +25,7 @@ def write_manifest(root: Path, num_megabatches: int, seed: int = 1) -> Stream:
 
 
 class FakeBackend:
-    """Remembers what it was asked to do; fails where it is told to."""
+    """Records its calls; raises KeyboardInterrupt in the test of one stage."""
 
     def __init__(self, fail_in_test_of: int = -1) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -58,7 +58,7 @@ class FakeBackend:
 
 
 class FakeStep:
-    """Trains a model, or tests."""
+    """Trains one model, or tests."""
 
     def __init__(self, backend: FakeBackend, *trains: ModelId) -> None:
         self.backend, self.trains = backend, trains
@@ -74,17 +74,15 @@ class FakeStep:
         return self.backend.train(stage, *self.trains) if self.trains else self.backend.test(stage)
 
 
-class FakeReporter:
-    """Remembers what it was told."""
-
+class FakeDisplay:
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.shown: list[tuple[str, int]] = []
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        self.told.append(("skipped", plan.stage.index))
+        self.shown.append(("skipped", plan.stage.index))
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        self.told.append(("completed", plan.stage.index))
+        self.shown.append(("completed", plan.stage.index))
 
     def trained(self, plan: StagePlan, training: Training) -> None:
-        self.told.append((f"trained member {training.model.member}", plan.stage.index))
+        self.shown.append((f"trained member {training.model.member}", plan.stage.index))

@@ -1,4 +1,4 @@
-"""What a run has come to, as far as it must not depend on when and how often it was interrupted."""
+"""Results of a run that must not depend on interruptions."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ import torch
 
 
 def stage_records(run: Path) -> list[dict[str, Any]]:
-    """Return the records of the complete stages, without the time they took."""
+    """Return the records of the complete stages, without the wall time."""
     records = [json.loads(path.read_text()) for path in sorted(run.glob("stage-*/stage.json"))]
     return [{name: value for name, value in record.items() if name != "wall_seconds"} for record in records]
 

@@ -1,4 +1,4 @@
-"""Plans and complete stages of runs that nothing has trained."""
+"""Plans and complete stages of runs without models."""
 
 from typing import Any, Mapping, Sequence
 
@@ -9,7 +9,6 @@ from fairseq_alma.learners.learner import (
     StagePlan,
     Training,
     build_learner,
-    plan_stages,
     stages,
 )
 from fairseq_alma.runs.run_folder import RunFolder
@@ -29,11 +28,13 @@ def plan_learner(
     name: str, planned: Sequence[Stage], kind: str = "text", seed: int = 1, **options: Any
 ) -> list[StagePlan]:
     """Plan stages for the learner of that name."""
-    return plan_stages(build_learner(LEARNERS[kind][name], kind, seed, len(planned[0].arrivals), options), planned)
+    learner = build_learner(LEARNERS[kind][name], kind, seed, len(planned[0].arrivals), options)
+    learner.check_stages(planned)
+    return [learner.plan(stage) for stage in planned]
 
 
 def make_plans(num_stages: int, wait: int = 1, replay: bool = False, num_members: int = 1) -> list[StagePlan]:
-    """Plan a learner that trains some members in each stage."""
+    """Plan to train some members in each stage."""
     planned = []
     for stage in stages(num_stages * wait, wait, replay):
         models = tuple(ModelId(stage.index, member) for member in range(num_members))
@@ -51,7 +52,7 @@ def stage_record(stage: int, megabatches: Sequence[int], **changes: Any) -> dict
 
 
 def complete(run: RunFolder, plan: StagePlan, ppl: float, **changes: Any) -> None:
-    """Declare a stage complete."""
+    """Write the record of a stage, and run.json if it is missing."""
     if run.read_run() is None:
         run.write_run(RUN)
     tested = {"test": {"loss": 2.0, "ppl": ppl}, **changes}

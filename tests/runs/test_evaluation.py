@@ -1,4 +1,4 @@
-"""``alma-stream --then-evaluate``: the figures of a user's command in the record of each stage."""
+"""``alma-stream --then-evaluate``: the numbers that a user's command prints are in the record of each stage."""
 
 import json
 
@@ -24,7 +24,7 @@ def evaluate(stream, folder, command, *options):
     return [json.loads(path.read_text()) for path in sorted(folder.glob("stage-*/stage.json"))]
 
 
-def test_each_stage_is_evaluated_once_and_has_the_figures_of_the_last_line(stream, tmp_path):
+def test_each_stage_is_evaluated_once_and_records_the_numbers_of_the_last_line(stream, tmp_path):
     run = tmp_path / "a run"
     evaluate(stream, run, SIZE, "--wait", "2")
     found = evaluate(stream, run, SIZE, "--wait", "2")
@@ -48,7 +48,7 @@ def test_the_command_receives_the_checkpoints_of_all_members(stream, tmp_path):
         ("""echo '{"a": 1, "b": NaN}'""", "must be a JSON object of finite numbers"),
     ],
 )
-def test_a_command_that_fails_is_one_line_and_the_training_is_kept(command, message, stream, tmp_path):
+def test_a_failed_command_is_reported_in_one_line_and_the_training_is_kept(command, message, stream, tmp_path):
     with pytest.raises(AlmaError, match=f"R/stage-000/evaluation.log: .*{message}"):
         evaluate(stream, tmp_path / "R", command, "--wait", "3")
     before = (tmp_path / "R/stage-000/member-0/checkpoint_last.pt").stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""Which checkpoint stands for what a run has tested."""
+"""The checkpoint of a run, or of one of its arrivals."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def touch(root, *names, stage=1):
 
 
 @pytest.mark.parametrize("predicts_with", FILES)
-def test_the_checkpoint_that_was_tested_is_the_runs_model(predicts_with, tmp_path):
+def test_the_tested_checkpoint_is_the_model_of_the_run(predicts_with, tmp_path):
     extras = [{} if predicts_with == "last" else {"anytime": {"first_update": 0, "predicts_with": predicts_with}}] * 2
     root = write_run(tmp_path / "R", [30.0, 20.0], stream=text_stream(num_megabatches=2), stage_extras=extras)
     touch(root, *FILES.values())
@@ -32,13 +32,13 @@ def test_the_checkpoint_that_was_tested_is_the_runs_model(predicts_with, tmp_pat
 def test_a_member_is_not_the_ensemble(members, tmp_path):
     root = write_run(tmp_path / "R", [30.0, 20.0], "gens", text_stream(num_megabatches=2), num_members=(1, 2))
     touch(root, *(f"{member}/checkpoint_last.pt" for member in members))
-    with pytest.raises(AlmaError, match=r"ensemble.pt: the ensemble of stage 1 is not kept, as its members are"):
+    with pytest.raises(AlmaError, match=r"ensemble.pt: the ensemble of stage 1 is not kept, only its members"):
         lookup.find_model(root, None)
     touch(root, "ensemble.pt")
     assert lookup.find_model(root, None) == root / "stage-001/ensemble.pt"
 
 
-def test_an_arrival_has_the_model_in_force_and_one_after_the_last_update_is_refused(tmp_path):
+def test_an_arrival_has_the_model_of_the_last_update_before_it(tmp_path):
     root = write_run(tmp_path / "R", stream=text_stream(num_megabatches=8), wait=3, drop_rest=True)
     for stage in (0, 1):
         touch(root, FILES["last"], stage=stage)
@@ -52,6 +52,6 @@ def test_an_arrival_has_the_model_in_force_and_one_after_the_last_update_is_refu
         lookup.find_model(begun, 0)
 
 
-def test_weights_that_are_gone_are_named(tmp_path):
+def test_missing_weights_are_named(tmp_path):
     with pytest.raises(AlmaError, match=r"member-0/checkpoint_last.pt: the weights of stage 3 are not kept"):
         stage_predictor(RunFolder(tmp_path), {"stage": 3})

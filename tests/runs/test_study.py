@@ -1,7 +1,6 @@
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.study import describe_run, require_same_run
 from tests.runs.fakes import write_manifest
 
@@ -13,7 +12,7 @@ def describe(stream, learner="sm", seed=1, options=OPTIONS, train=TRAIN):
     return describe_run(learner, seed, options, train, stream)
 
 
-def test_the_record_says_what_a_report_needs(tmp_path):
+def test_run_json_describes_the_stream_and_versions(tmp_path):
     record = describe(write_manifest(tmp_path, 4))
     assert record["stream"]["num_megabatches"] == 4
     assert record["stream"]["vocab_size"] == 50
@@ -34,13 +33,13 @@ def test_the_record_says_what_a_report_needs(tmp_path):
         ({"train": {**TRAIN, "--bf16": ""}}, r"--bf16 not given then, given now"),
     ],
 )
-def test_other_options_are_refused_naming_the_one_that_differs(tmp_path, change, message):
+def test_other_options_are_refused_and_named(tmp_path, change, message):
     stream = write_manifest(tmp_path, 4)
     with pytest.raises(AlmaError, match=message):
         require_same_run("run.json", describe(stream), describe(stream, **change), stream)
 
 
-def test_what_changes_no_result_may_change(tmp_path):
+def test_options_that_change_no_result_may_change(tmp_path):
     stream = write_manifest(tmp_path, 4)
     shown = {"--tensorboard-logdir": "tb", "--wandb-project": "p", "--log-interval": "5"}
     now = describe(stream, options={**OPTIONS, "keep_checkpoints": True}, train={**TRAIN, **shown})
@@ -58,7 +57,7 @@ def test_a_stream_that_was_moved_is_the_same(tmp_path):
     assert require_same_run("run.json", describe(stream), describe(moved), moved) == []
 
 
-def test_a_stream_with_appended_megabatches_goes_on_one_with_fewer_does_not(tmp_path):
+def test_a_run_resumes_on_a_longer_stream_and_not_on_a_shorter_one(tmp_path):
     short, long = write_manifest(tmp_path / "a", 2), write_manifest(tmp_path / "b", 3)
     assert require_same_run("run.json", describe(short), describe(long), long) == []
     with pytest.raises(AlmaError, match="begun on another stream"):
@@ -74,7 +73,7 @@ def test_a_stream_with_appended_megabatches_goes_on_one_with_fewer_does_not(tmp_
         ("layers=1,6 experts=2,4", False),
     ],
 )
-def test_a_schedule_goes_on_where_each_of_its_sizes_does(tmp_path, schedule, goes_on):
+def test_a_growth_schedule_may_be_extended(tmp_path, schedule, goes_on):
     stream = write_manifest(tmp_path, 3)
     before, now = (
         describe(stream, "grow", options={**OPTIONS, "grow_schedule": each})
@@ -87,15 +86,9 @@ def test_a_schedule_goes_on_where_each_of_its_sizes_does(tmp_path, schedule, goe
             require_same_run("run.json", before, now, stream)
 
 
-def test_other_versions_are_told(tmp_path):
+def test_other_versions_are_reported(tmp_path):
     stream = write_manifest(tmp_path, 4)
     before = describe(stream)
     before["versions"] = {**before["versions"], "torch": "1.0"}
     (note,) = require_same_run("run.json", before, describe(stream), stream)
     assert "torch 1.0" in note
-
-
-def test_a_record_with_parts_missing_is_damaged(tmp_path):
-    (tmp_path / "run.json").write_text('{"learner": "sm", "stream": {}}')
-    with pytest.raises(AlmaError, match=r"run.json: damaged, .*Object missing required field \w+; give another --run"):
-        RunFolder(tmp_path).read_run()

@@ -1,4 +1,4 @@
-"""Curves over arrivals: one point for each, drawn anew by each launch."""
+"""Curves have one point for each arrival."""
 
 import sys
 
@@ -16,7 +16,7 @@ def run(tmp_path):
     return RunFolder(tmp_path / "R")
 
 
-def test_while_a_learner_waits_its_last_model_counts_and_nothing_is_spent(run):
+def test_a_waiting_arrival_has_the_results_of_the_last_update_at_no_cost(run):
     plans = make_plans(2, wait=2)
     for plan, ppl in zip(plans, (20.0, 10.0), strict=True):
         complete(run, plan, ppl)
@@ -42,7 +42,7 @@ def test_tensorboard_has_each_arrival_once_after_a_second_launch(run, tmp_path):
     assert [(each.step, each.value) for each in events.Scalars("test/ppl")] == [(0, 30.0), (1, 29.0), (2, 28.0)]
 
 
-def test_a_package_that_is_missing_is_named_before_anything_runs(run, monkeypatch):
+def test_a_missing_package_is_reported_before_the_run(run, monkeypatch):
     curves = ArrivalCurves(run, make_plans(1), {"--wandb-project": "p"})
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -50,7 +50,7 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(run, monkeypatc
         curves.begin()
 
 
-def test_what_goes_wrong_with_a_picture_ends_no_training(run, tmp_path, capsys):
+def test_a_failure_to_write_curves_does_not_end_the_run(run, tmp_path, capsys):
     (tmp_path / "tb").write_text("a file")
     plans = make_plans(1)
     complete(run, plans[0], 3.0)

@@ -1,4 +1,4 @@
-"""The lines of a run: what is shown, when, and how often."""
+"""Lines that show the progress and results of a run."""
 
 import sys
 import time
@@ -44,7 +44,7 @@ def test_progress_is_rare_on_standard_error_and_results_are_on_standard_output(c
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_has_a_bar(is_terminal, monkeypatch, capsys):
+def test_a_terminal_shows_a_progress_bar(is_terminal, monkeypatch, capsys):
     monkeypatch.setattr(run_display, "is_terminal", lambda stream: is_terminal)
     monkeypatch.setenv("FORCE_COLOR", "1") if is_terminal else None
     with RunDisplay(PLANS, "token") as display, display.training(PLANS[0], None, 10) as progress:
