@@ -17,7 +17,7 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "fairseq_alma" / "__init_
 HAS_WHEELS = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 ELSEWHERE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
 FAIRSEQ = [f"ve-fairseq>=0.12.3; {HAS_WHEELS}", f"fairseq-fixed>=0.12.3.1; {ELSEWHERE}"]
-EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1", "protobuf>=4"]
+EXPORT = ["transformers>=5", "safetensors>=0.4", "accelerate>=1.1"]
 EVALUATE = ["lm_eval>=0.4.9"]
 CLUSTER = ["datatrove>=0.10"]
 TEST = [

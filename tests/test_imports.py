@@ -13,15 +13,14 @@ LAYERS = (
     ("metrics", "data", "checkpoints", "growth"),
     ("learners",),  # the schedule of Algorithm 1, which the task asks for, and what a learner decides
     ("moe", "optim", "training", "watch", "runs"),
-    ("exchange",),
     ("text", "images"),
-    ("models", "criterions", "tasks"),
+    ("exchange", "models", "criterions", "tasks"),
     ("report",),
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
 BASE = ("errors", "files", "terminal", "options")
-WITHOUT_FAIRSEQ = (*BASE, "metrics", "data", "checkpoints", "growth", "learners", "runs", "report", "exchange")
+WITHOUT_FAIRSEQ = (*BASE, "metrics", "data", "checkpoints", "growth", "learners", "runs", "report")
 FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*BASE, "data", "cli.entry"))
 OWN = ("fairseq_alma.", "data_prep.", "tests.")
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}

@@ -1,14 +1,15 @@
 """The model card of an exported folder: sizes, data, training and test figures."""
 
+import contextlib
 from pathlib import Path
-from typing import Sequence
+from typing import Optional, Sequence
 
 from fairseq_alma.checkpoints.model_facts import ModelFacts
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
 
-MOST_INPUTS = 12  # that a card names
+MOST_INPUTS = 12  # names of input files on a card
 _PAGE = """\
 ---
 library_name: transformers
@@ -29,25 +30,26 @@ from transformers import pipeline
 print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
 ```
 
-The architecture is {architecture} of transformers 5 or newer; nothing else is needed. The tokenizer puts `{first}`
-in front of a text, as in training, and the model was trained on sequences of {context} tokens.
+The architecture is {architecture} of transformers 5 or newer; no other package is needed. The tokenizer puts `{first}`
+before a text, as in training, and the model was trained on sequences of {context:,} tokens.
 
-Licence: to be stated by whoever publishes the model.
+Licence: to be added by the publisher of the model.
 """
 
 
-def model_card(path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, first: str) -> str:
+def model_card(
+    path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, first: Optional[str]
+) -> str:
     """Return the page, in Markdown.
 
     Args:
-        path: the checkpoint; in a run, its records give the figures.
-        stream: that it was trained on.
+        path: the checkpoint; if it belongs to a run, the records of the run give the figures.
+        stream: stream of its training.
         facts: sizes of the model.
         architecture: class in transformers.
         context: length of a sequence, in tokens.
-        first: the special token that sequences begin with.
+        first: special token at the beginning of a sequence.
     """
-    arrived = [stream.megabatch(number) for number in range(stream.num_megabatches)]
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
     names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
     names[MOST_INPUTS:] = [f"{len(names) - MOST_INPUTS} more"] if names[MOST_INPUTS:] else []
@@ -55,12 +57,12 @@ def model_card(path: Path, stream: Stream, facts: ModelFacts, architecture: str,
         "parameters": f"{facts.num_params:,}",
         "experts per Switch layer": str(facts.num_experts),
         "stream": f"{stream.num_megabatches} mega-batches, fingerprint `{stream.fingerprint[:16]}`",
-        "text": f"{_amount(arrived)}; {', '.join(names)}",
+        "text": f"{_amount([*map(stream.megabatch, range(stream.num_megabatches))])}; {', '.join(names)}",
         "test set": f"{_amount([stream.split('test')])}, held out",
-        **record_rows(path, stream),
+        **_record_rows(path, stream),
     }
     table = "\n".join(["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-    return _PAGE.format(table=table, architecture=architecture, context=f"{context:,}", first=first)
+    return _PAGE.format(table=table, architecture=architecture, context=context, first=first)
 
 
 def _amount(splits: Sequence[Split]) -> str:
@@ -68,31 +70,27 @@ def _amount(splits: Sequence[Split]) -> str:
     return f"{documents:,} documents, {size / 1e6:,.2f} MB"
 
 
-def record_rows(path: Path, stream: Stream) -> dict[str, str]:
+def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     """Return the rows from ``run.json`` and ``stage.json`` for a checkpoint in the folder of a stage."""
     above = list(path.absolute().parents)[:3]  # a branch has a folder of its own
     root = next((each for each in above if (each / STAGE_RECORD).is_file()), None)
-    folder = None if root is None else RunFolder(root.parent)
-    run = None if folder is None else folder.read_run()
-    if root is None or folder is None or run is None:
-        return {"test": "not part of a run of alma-stream: no figures are known"}
+    run = None if root is None else RunFolder(root.parent).read_run()
+    if root is None or run is None:
+        return {"test": "no figures, as the checkpoint is not part of a run of alma-stream"}
+    folder = RunFolder(root.parent)
     number = next(each for each in folder.stages() if folder.stage_folder(each).name == root.name)
     stages = [each for each in map(folder.read_stage, range(number + 1)) if each is not None]
     updates, tokens = (sum(each[name] for each in stages) for name in ("num_updates", "train_tokens"))
-    stage, seen = stages[-1], max(stages[-1]["megabatches"])
-    arrivals = max(stream.num_megabatches, seen + 1)  # run.json has as many as there were when the run began
+    stage = stages[-1]
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
-        "trained by": f"{updates:,} updates on {tokens:,} tokens",
+        "training": f"{updates:,} updates on {tokens:,} tokens",
         "options": f"`{' '.join(f'{name} {value}'.strip() for name, value in run['train_options'].items())}`",
-        "mega-batches seen": f"up to {seen} of 0 to {arrivals - 1} (stage {number})",
+        "mega-batches seen": f"{max(stage['megabatches']) + 1} of {stream.num_megabatches} (stage {number})",
     }
-    try:
-        tested = stage_predictor(folder, stage)
-    except AlmaError:
-        return {**rows, "test": "no figures are known; what was tested is not kept"}
-    if not path.samefile(tested):
-        return {**rows, "test": f"no figures are known; what was tested is {tested.relative_to(folder.root)}"}
-    rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
-    bits = stage["test"].get("bits_per_byte")
-    return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
+    with contextlib.suppress(AlmaError):  # the tested checkpoint is not kept
+        if path.samefile(stage_predictor(folder, stage)):
+            rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
+            bits = stage["test"].get("bits_per_byte")
+            return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
+    return {**rows, "test": "no figures, as this is not the checkpoint that was tested"}

@@ -1,31 +1,29 @@
-"""A stream's tokenizer as the files that transformers reads.
+"""The tokenizer of a stream as the files that transformers reads.
 
-The ids are those of the token files: fairseq's four symbols come first, token u has id u + 4. As users of transformers
-expect, special tokens are found in a text; ``tokenizer(text, split_special_tokens=True)`` takes the text literally, as
-preparing and scoring here do. The tokenizer of an imported model is exported unchanged.
+The ids are those of the token files: fairseq's four symbols come first, token u has id u + 4. transformers finds
+special tokens in a text; ``tokenizer(text, split_special_tokens=True)`` takes the text literally, as alma-prep-text
+and `score` do. The tokenizer of an imported model is exported unchanged.
 """
 
 import json
-from dataclasses import dataclass
-from typing import Any, Collection, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Optional
 
 from fairseq_alma.data.tokens import EOS, FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
-_NEVER, _RARELY = -1e6, -1e5  # scores of pieces that no text becomes, and of bytes
-_SPACE = "\u2581"  # sentencepiece's
+_NEVER = -1e6  # score of a piece that no text contains
+_EXPORTABLE = "give a stream with a tokenizer.json, such as alma-prep-text trains"
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokens of an exported folder.
+class Vocabulary(NamedTuple):
+    """The vocabulary of an exported folder.
 
     Attributes:
-        files: content of the tokenizer's files and of ``generation_config.json``.
+        files: content of the tokenizer's files and of ``generation_config.json``, by name.
         special_ids: ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
-        rows: for each of the folder's tokens its row in the checkpoint; None: as there.
-        context: longest sequence that an imported folder stated, in tokens; 0: not imported.
+        rows: row in the checkpoint of each token of the folder; None: the same order.
+        context: longest sequence of an imported model, in tokens; 0: not imported.
     """
 
     files: Mapping[str, str]
@@ -33,58 +31,62 @@ class Vocabulary:
     rows: Optional[list[int]] = None
     context: int = 0
 
+    @property
+    def first(self) -> Optional[str]:
+        """The special token that texts begin with."""
+        token: Optional[str] = json.loads(self.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
+        return token
+
 
 def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional[str], has_bos: bool) -> Vocabulary:
     """Return the vocabulary of an exported folder.
 
     Args:
-        tokenizer: the stream's.
+        tokenizer: tokenizer of the stream.
         context: longest sequence of the model, in tokens.
-        symbol_ids: of an imported model the ids that fairseq's symbols have in its folder, see `data.tokens`.
+        symbol_ids: ids of fairseq's symbols in the folder of an imported model, see `data.tokens`.
         has_bos: whether sequences begin with ``<s>`` rather than ``</s>``.
 
     Raises:
         AlmaError: the tokenizer cannot be exported.
     """
-    if symbol_ids:
-        return _kept_vocabulary(tokenizer, json.loads(symbol_ids))
-    ids = {"bos_token_id": 0 if has_bos else EOS, "eos_token_id": EOS, "pad_token_id": 1}
-    files = tokenizer_files(tokenizer, context, ids["bos_token_id"])
-    # no training text has fairseq's other symbols
-    generation = {**ids, "suppress_tokens": [0, 1, 3]}
-    return Vocabulary({**files, "generation_config.json": _json(generation)}, ids)
-
-
-def _kept_vocabulary(tokenizer: StreamTokenizer, symbol_ids: list[Optional[int]]) -> Vocabulary:
-    folder = tokenizer.file.parent
-    kept = [tokenizer.file, *(path for path in tokenizer.companions if path.name != CONFIG)]
-    if not (folder / CONFIG).is_file():
+    if not symbol_ids:
+        ids = {"bos_token_id": 0 if has_bos else EOS, "eos_token_id": EOS, "pad_token_id": 1}
+        generation = {**ids, "suppress_tokens": [0, 1, 3]}  # no training text contains them
+        files = tokenizer_files(tokenizer, context, ids["bos_token_id"])
+        return Vocabulary({**files, "generation_config.json": json.dumps(generation, indent=2) + "\n"}, ids)
+    path = tokenizer.file.with_name(CONFIG)
+    if not path.is_file():
         raise AlmaError(
-            f"{folder}: there is no {CONFIG} of the imported model in it; give a stream made with alma-prep-text "
-            "--tokenizer DIR, the folder that was imported"
+            f"{path}: missing, the model was imported with one; give a stream of alma-prep-text --tokenizer DIR, where "
+            "DIR is the imported folder"
         )
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = json.loads(path.read_text(encoding="utf-8"))
     rows = list(range(NUM_FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS + tokenizer.vocab_size))
-    for symbol, token in enumerate(symbol_ids):
+    for symbol, token in enumerate(json.loads(symbol_ids)):
         if token is not None:
             rows[token] = symbol
-    ids = {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    files = {path.name: path.read_text(encoding="utf-8") for path in kept}
-    return Vocabulary(files, ids, rows, config.get("max_position_embeddings", 0))
+    kept = [tokenizer.file, *(each for each in tokenizer.companions if each.name != CONFIG)]
+    return Vocabulary(
+        files={each.name: each.read_text(encoding="utf-8") for each in kept},
+        special_ids={name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        rows=rows,
+        context=config.get("max_position_embeddings", 0),
+    )
 
 
 def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) -> dict[str, str]:
     """Return the content of ``tokenizer.json`` and ``tokenizer_config.json``.
 
     Args:
-        tokenizer: the stream's.
+        tokenizer: tokenizer of the stream.
         context: longest sequence of the model, in tokens.
-        bos: id of the symbol that sequences begin with.
+        bos: id of the symbol that texts begin with.
 
     Raises:
-        AlmaError: it is of a kind that cannot be written so.
+        AlmaError: its kind cannot be exported.
     """
-    for space in ("", " "):  # a special token that literal text becomes gets a space in its name
+    for space in ("", " "):  # a symbol that the tokenizer finds in literal text gets a space in its name
         content, names = _content(tokenizer, space)
         if not _misread(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break
@@ -107,22 +109,20 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
     }
-    return {TOKENIZER: json.dumps(content, ensure_ascii=False), TOKENIZER_CONFIG: _json(config)}
+    return {
+        TOKENIZER: json.dumps(content, ensure_ascii=False),
+        TOKENIZER_CONFIG: json.dumps(config, indent=2) + "\n",
+    }
 
 
 def check_same_ids(content: str, tokenizer: StreamTokenizer, texts: Iterable[str]) -> None:
-    """Raise AlmaError unless a ``tokenizer.json`` gives texts, taken literally, the ids of the stream's tokenizer."""
+    """Raise AlmaError unless a ``tokenizer.json`` gives literal texts the ids of the stream's tokenizer."""
     if (text := _misread(json.loads(content), tokenizer, texts)) is not None:
-        raise AlmaError(
-            f"{tokenizer.file}: as a tokenizer.json it gives other ids, first for {text[:40]!r}; {_OTHER_TOKENIZER}"
-        )
-
-
-_OTHER_TOKENIZER = "tokenizers that alma-prep-text trains, and most tokenizer.json files, can be exported"
+        raise AlmaError(f"{tokenizer.file}: as tokenizer.json it has other ids for {text[:40]!r}; {_EXPORTABLE}")
 
 
 def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:
-    """Return the first text that gets other ids, or None."""
+    """Return the first text with other ids, or None."""
     from tokenizers import Tokenizer
 
     exported = Tokenizer.from_str(json.dumps(content))
@@ -135,22 +135,23 @@ def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iter
 
 
 def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` with all ids moved after fairseq's symbols, and the names of these."""
-    is_json = tokenizer.kind == "tokenizers"
-    content = json.loads(tokenizer.file.read_text(encoding="utf-8")) if is_json else _from_sentencepiece(tokenizer)
+    """Return ``tokenizer.json`` with fairseq's symbols before its tokens, and the names of the symbols."""
+    if tokenizer.kind != "tokenizers":
+        raise AlmaError(f"{tokenizer.file}: a SentencePiece model; {_EXPORTABLE}")
+    content = json.loads(tokenizer.file.read_text(encoding="utf-8"))
     model = content["model"]
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
-        names = _special_names(vocabulary, space)
+        names = _symbol_names(vocabulary, space)
         moved = {piece: token + NUM_FAIRSEQ_SYMBOLS for piece, token in vocabulary.items()}
         model["vocab"] = {**{name: token for token, name in enumerate(names)}, **moved}
     elif isinstance(vocabulary, list):  # Unigram: pieces and their scores, by id
-        names = _special_names([piece for piece, _ in vocabulary], space)
+        names = _symbol_names([piece for piece, _ in vocabulary], space)
         model["vocab"] = [*([name, _NEVER] for name in names), *vocabulary]
         if model.get("unk_id") is not None:
             model["unk_id"] += NUM_FAIRSEQ_SYMBOLS
     else:
-        raise AlmaError(f"{tokenizer.file}: a model of type {model.get('type')} found; {_OTHER_TOKENIZER}")
+        raise AlmaError(f"{tokenizer.file}: a model of type {model.get('type')} found; {_EXPORTABLE}")
     added = content.get("added_tokens") or []
     for each in added:
         each["id"] += NUM_FAIRSEQ_SYMBOLS
@@ -159,48 +160,9 @@ def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], li
     return content, names
 
 
-def _from_sentencepiece(tokenizer: StreamTokenizer) -> dict[str, Any]:
-    """Return a unigram model of sentencepiece in the terms of ``tokenizers``."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
-    model, kinds = proto.FromString(tokenizer.file.read_bytes()), proto.SentencePiece
-    spec, trainer = model.normalizer_spec, model.trainer_spec
-    has_own_rules = spec.precompiled_charsmap or spec.remove_extra_whitespaces or spec.add_dummy_prefix
-    if trainer.model_type != trainer.UNIGRAM or has_own_rules or not spec.escape_whitespaces:
-        raise AlmaError(f"{tokenizer.file}: not a unigram model, or it normalizes text; {_OTHER_TOKENIZER}")
-    if any(piece.type == kinds.USER_DEFINED for piece in model.pieces):
-        raise AlmaError(f"{tokenizer.file}: it has user-defined symbols; {_OTHER_TOKENIZER}")
-    known = {piece.piece for piece in model.pieces}
-    pieces: list[list[Any]] = []
-    unknown = None
-    for number, piece in enumerate(model.pieces):
-        if piece.type in (kinds.UNKNOWN, kinds.CONTROL, kinds.UNUSED):
-            unknown = number if piece.type == kinds.UNKNOWN else unknown
-            pieces.append([f"<unit:{number} >", _NEVER])
-        elif piece.type != kinds.BYTE:
-            pieces.append([piece.piece, piece.score])
-        elif (character := chr(int(piece.piece[1:-1], 16))) < "\x80" and character not in known:
-            pieces.append([character, _RARELY])  # so that no special token is likelier than a text of bytes
-        else:
-            pieces.append([piece.piece, _NEVER])
-    as_space = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    return {
-        "version": "1.0",
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
-        "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": [as_space, {"type": "ByteFallback"}, {"type": "Fuse"}]},
-        "model": {"type": "Unigram", "unk_id": unknown, "vocab": pieces, "byte_fallback": trainer.byte_fallback},
-    }
-
-
-def _special_names(taken: Collection[str], space: str) -> list[str]:
+def _symbol_names(taken: Collection[str], space: str) -> list[str]:
     """Return names for fairseq's symbols that no piece has."""
     names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
     while any(name in taken for name in names):
         names = [f"{name[:-1]} >" for name in names]
     return names
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2) + "\n"

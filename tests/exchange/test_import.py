@@ -153,13 +153,12 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act 'gelu' found; alma_transformer_lm has 'silu'"),
         ("qwen3", {"attention_bias": True}, "attention_bias True found"),
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window True found"),
-        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling {'type': 'yarn'"),
+        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type 'yarn' found"),
         ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear' found"),
         ("qwen3", {"num_attention_heads": 3}, "num_attention_heads modulo num_key_value_heads 1 found"),
         ("qwen3", {"vocab_size": 100}, "tokens, the model 100"),
         ("qwen3", {"hidden_size": "16"}, "hidden_size"),
         ("qwen3", {"rope_parameters": {"rope_theta": "big"}}, "rope_theta"),
-        ("qwen3_moe", {"num_experts": 9_000_000}, "weights for 2 layers, 9,000,000 experts"),
         ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 2 found; alma_transformer_lm has 1"),
         ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob True found"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "4 experts in 0 found (from 0)"),
@@ -178,8 +177,9 @@ def test_what_the_architecture_does_not_compute_is_refused_in_one_line(kind, cha
     [
         (lambda old: old.update(more=torch.ones(2)), "has 1 unexpected tensor(s)"),
         (lambda old: old.pop("model.norm.weight"), "lacks 1 tensor(s)"),
-        (lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "of another shape, the first is lm_head"),
-        (lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "a weight is a floating-point number"),
+        (lambda old: old.pop("lm_head.weight"), "do not fit its config.json ('lm_head.weight')"),
+        (lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "of another shape"),
+        (lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "weights must be floating-point"),
     ],
 )
 def test_weights_that_are_not_those_of_the_configuration_are_refused(alter, named, tmp_path):
@@ -199,18 +199,14 @@ def test_weights_in_several_files_are_the_same_model(tmp_path):
         assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}.pt")]) == 0
     whole, parts = (read_checkpoint(tmp_path / f"{name}.pt")["model"] for name in ("model", "parts"))
     assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
-    index = tmp_path / "parts" / "model.safetensors.index.json"
-    entries = json.loads(index.read_text())["weight_map"]
-    index.write_text(json.dumps({"weight_map": {**entries, next(iter(entries)): "../model/model.safetensors"}}))
-    assert "the name of a file" in refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")
 
 
 def test_other_folders_and_streams_are_refused(stream, tmp_path):
     out = ["--out", tmp_path / "a.pt"]
     write_folder(tmp_path / "model")
-    assert "its tokenizer is not that of" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
+    assert "not made with the tokenizer of" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
     assert "no such folder" in refused(tmp_path, tmp_path / "none", *out)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"x" * 100)
-    assert "no file of safetensors, or damaged" in refused(tmp_path, tmp_path / "model", *out)
+    assert "model.safetensors: missing or damaged" in refused(tmp_path, tmp_path / "model", *out)
     (tmp_path / "model" / "tokenizer.json").unlink()
     assert "tokenizer.json: no such file" in refused(tmp_path, tmp_path / "model", *out)

@@ -45,8 +45,8 @@ def test_a_checkpoint_of_a_run_that_is_not_what_was_tested_has_no_figures(model,
     shutil.copy(model / "run/stage-001/member-0/checkpoint_last.pt", other)
     assert export([str(other), "--out", "out"]) == 0
     card = (tmp_path / "elsewhere/out/README.md").read_text()
-    assert "what was tested is stage-001/member-0/checkpoint_last.pt" in card and "test perplexity" not in card
-    assert "| learner | sm, waiting time 1, seed" in card and "up to 1 of 0 to 1 (stage 1)" in card
+    assert "this is not the checkpoint that was tested" in card and "test perplexity" not in card
+    assert "| learner | sm, waiting time 1, seed" in card and "| 2 of 2 (stage 1)" in card
 
 
 def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(model, tmp_path, sentencepiece_stream):
