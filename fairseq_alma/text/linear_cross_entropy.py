@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ELEMENTS = 2**25
-"""Of the (chunk x V) logits: 128 MiB in fp32. Smaller chunks are slower: each adds to the weights' whole gradient."""
+"""Size of the (chunk x V) logits: 128 MiB in fp32. Each chunk adds to the full gradient of the weights, so smaller
+chunks are slower."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """Sum over tokens of the cross entropy of ``softmax(features @ weight.T + bias)``.
 
-    By hand, as torch 2.13's own ``linear_cross_entropy`` rounds the sum of a batch to bf16 under autocast.
+    Written here because torch 2.13's ``linear_cross_entropy`` rounds the sum of a batch to bf16 under autocast.
     """
 
     @staticmethod
@@ -32,9 +33,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         for rows in _chunks(features, weight):
             logits = F.linear(features[rows], weight, bias)
             log_probs = logits.float()
-            torch.log_softmax(log_probs, dim=1, out=log_probs)  # in place: fresh memory costs as much
+            torch.log_softmax(log_probs, dim=1, out=log_probs)  # in place: new memory costs as much as the log-softmax
             losses.append(log_probs.gather(1, index[rows]).squeeze(1).masked_fill(ignored[rows], 0.0).sum())
-            # d loss / d logits = softmax - one-hot; ignored tokens are left out of the short side of both products
+            # d loss / d logits = softmax - one-hot; the smaller factor of both products masks ignored tokens
             log_probs.exp_().scatter_add_(1, index[rows], torch.full_like(log_probs[:, :1], -1.0))
             grad_logits, mask = log_probs.to(logits.dtype), ignored[rows].unsqueeze(1)
             grad_features[rows] = (grad_logits @ weight).masked_fill_(mask, 0.0)
@@ -45,7 +46,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
-        """Scale the gradients that forward has computed."""
+        """Scale the gradients of `forward`."""
         grad_features, grad_weight = ctx.saved_tensors
         return grad_features * grads[0], grad_weight * grads[0], None, None, None
 
@@ -59,8 +60,8 @@ def linear_cross_entropy(
         features: (S, M).
         weight: (V, M).
         target: (S,) int64.
-        ignore_index: target value of tokens that do not count.
-        bias: (V,), which gets no gradient.
+        ignore_index: target value of ignored tokens.
+        bias: (V,) without a gradient.
 
     Returns:
         Scalar fp32, in nats.
@@ -72,7 +73,7 @@ def linear_cross_entropy(
 
 @torch.no_grad()
 def token_losses(features: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Return the cross entropy of every token, (S,) fp32 in nats; arguments as in `linear_cross_entropy`."""
+    """Return the cross entropy of each token, (S,) fp32 in nats; arguments as in `linear_cross_entropy`."""
     losses = torch.empty(len(features), dtype=torch.float32, device=features.device)
     for rows in _chunks(features, weight):
         losses[rows] = F.cross_entropy(F.linear(features[rows], weight, bias).float(), target[rows], reduction="none")

@@ -1,13 +1,13 @@
-"""The batches of a training on text: cut, one after the other, from one order of sequences for each epoch.
+"""Batches of a training on text: cut one after the other from one order of sequences for each epoch.
 
-The order depends on seed, stage and epoch alone, and the position within an epoch counts sequences. So ``--batch-size
-4 --update-freq 2`` reads what ``--batch-size 8`` reads, and a training may be resumed with other batches, workers or
-processes: each sequence is read once an epoch, whatever its position. fairseq counts batches, shuffles batches that it
-composes once per process, and drops the last one of an epoch unless its size is a multiple of 8.
+The order depends on seed, stage and epoch only, and the position within an epoch counts sequences. So ``--batch-size 4
+--update-freq 2`` reads the same as ``--batch-size 8``, and a training may resume with other batches, workers or
+processes: each sequence is read once an epoch. fairseq counts batches instead, shuffles batches that it composes once
+per process, and drops the last one of an epoch unless its size is a multiple of 8.
 
 Example, 10 sequences in the order o, batches of 2, W = 2 processes: process 0 reads o[0:2], o[4:6], o[8:10], process 1
-reads o[2:4], o[6:8] and padding. Where fairseq has no batch for a process it drops what the process had for this update
-from loss, tokens and divisor, but not from the gradient; so the process gets a batch without tokens.
+reads o[2:4], o[6:8] and padding. Where fairseq has no batch for a process it drops the process's earlier batches of the
+update from loss, tokens and divisor, but not from the gradient; so the process gets a batch without tokens.
 """
 
 from typing import Any, Optional, Sequence
@@ -20,15 +20,15 @@ from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatc
 from fairseq_alma.errors import AlmaError
 
 POSITION_VERSION = 3
-"""Of the iterator's state: ``iterations_in_epoch`` counts sequences; fairseq's version 2 counts batches."""
+"""Version of the iterator's state; ``iterations_in_epoch`` counts sequences. Version 2 is fairseq's and counts batches."""
 
 
 class StageDataset(ConcatDataset):
-    """What a stage trains on.
+    """The sequences of a stage.
 
     Args:
         datasets: mega-batches, each a data set of sequences.
-        indices: (N,) the sequences of the stage, counted through all of them; one may come several times.
+        indices: (N,) sequences of the stage, numbered through all mega-batches; repetitions are allowed.
     """
 
     def __init__(self, datasets: Sequence[FairseqDataset], indices: Optional[np.ndarray] = None) -> None:
@@ -36,28 +36,26 @@ class StageDataset(ConcatDataset):
         self.indices = np.arange(len(self)) if indices is None else indices
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the sequences of the stage, mega-batch by mega-batch."""
         return self.indices
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Return the (N,) lengths of sequences, in tokens."""
         return self.sizes[indices]
 
 
 class SequenceBatches(EpochBatchIterating):
-    """Iterates over the batches of one process, as fairseq's trainer wants it.
+    """Iterator over the batches of one process for fairseq's trainer.
 
     Args:
-        dataset: the sequences.
-        indices: (N,) of those that an epoch has.
-        limits: ``max_tokens`` and ``max_sentences`` of a batch, either may be None.
-        seed: of the orders.
-        shard: this process and the number of processes.
+        dataset: sequences.
+        indices: (N,) sequences of an epoch.
+        limits: ``max_tokens`` and ``max_sentences`` of a batch; either may be None.
+        seed: random seed of the orders.
+        shard: rank of this process, and the number of processes.
         pad: index of the padding symbol.
-        epoch: that the iterator begins with, from 1.
+        epoch: first epoch, from 1.
         num_workers: processes that load data.
         buffer_size: batches that are loaded ahead.
-        save_dir: of the training, for messages.
+        save_dir: checkpoint directory, for messages.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class SequenceBatches(EpochBatchIterating):
         self._cur_epoch_itr: Optional[CountingIterator] = None
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the (N,) sequences of an epoch in their order."""
+        """Return the (N,) sequences of an epoch in order."""
         return np.random.default_rng((*self.seed, epoch)).permutation(self.indices)
 
     def _cut(self, order: np.ndarray) -> Sequence[np.ndarray]:
@@ -96,7 +94,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def first_batch(self) -> Any:
-        """A batch of one sequence, for fairseq to try."""
+        """A batch of one sequence, for fairseq's trial step."""
         return self.collate([self.dataset[self.indices[0]]])
 
     @property
@@ -106,7 +104,7 @@ class SequenceBatches(EpochBatchIterating):
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
-        """Return the batches of the next epoch, or of what is left of the epoch at hand after `load_state_dict`."""
+        """Return the batches of the next epoch; after `load_state_dict` the remaining batches of the current epoch."""
         if self.next_epoch_idx > self.epoch:
             self.epoch, self.position = self.next_epoch_idx, 0
         order = self.order(self.epoch) if shuffle else self.indices
@@ -126,7 +124,7 @@ class SequenceBatches(EpochBatchIterating):
         return self._cur_epoch_itr
 
     def collate(self, samples: list[Any]) -> dict[str, Any]:
-        """Collate samples; without any, make a batch that has no token and no target."""
+        """Collate samples; of no samples, make a batch without tokens and targets."""
         if samples:
             return self.dataset.collater(samples)
         batch = self.dataset.collater([self.dataset[self.indices[0]]])
@@ -140,7 +138,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def iterations_in_epoch(self) -> int:
-        """Sequences of the epoch that all processes have read."""
+        """Number of sequences of the epoch that all processes have read."""
         read = 0 if self._cur_epoch_itr is None else self._cur_epoch_itr.n * self.num_shards
         return self.position + sum(map(len, self._batches[:read]))
 
@@ -150,16 +148,12 @@ class SequenceBatches(EpochBatchIterating):
         return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a position.
-
-        Raises:
-            AlmaError: it counts batches, or is beyond the end of the epoch.
-        """
+        """Move to a saved position; raise AlmaError if it counts batches, or is beyond the end of the epoch."""
         position = state_dict.get("iterations_in_epoch", 0)
         if position and (state_dict.get("version") != POSITION_VERSION or position > len(self.indices)):
             raise AlmaError(
-                f"{self.save_dir}: its checkpoint is at {position} of an epoch that has {len(self.indices)} sequences "
-                "here; give the data that it was trained on, or --reset-dataloader to begin with the first sequence"
+                f"{self.save_dir}: its checkpoint is at position {position}, and the epoch has {len(self.indices)} "
+                "sequences; give the data that it was trained on, or --reset-dataloader to begin the epoch again"
             )
         self.epoch, self.position = state_dict["epoch"], position
         self._cur_epoch_itr, self._batches = None, ()

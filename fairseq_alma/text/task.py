@@ -1,4 +1,4 @@
-"""Language modeling on a stream of mega-batches: fairseq's own task, fed one stage of Algorithm 1."""
+"""``--task alma_lm``: fairseq's language modeling on one stage of a stream of mega-batches."""
 
 import argparse
 import contextlib
@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Iterator, Optional
 
 import numpy as np
 import torch
@@ -55,18 +55,18 @@ from fairseq_alma.training.stage_task import CommandConfig, FullSplit, StageTask
 
 @dataclass
 class AlmaBPEConfig(FairseqDataclass):
-    """Where the stream is: the task knows."""
+    """Options of ``--bpe alma``: the stream's folder, from the task."""
 
     data: Optional[str] = II("task.data")
 
 
 @register_bpe("alma", dataclass=AlmaBPEConfig)
 class AlmaBPE:
-    """Encode text to a line of dictionary symbols and back, as fairseq's encoders do."""
+    """The tokenizer of a stream as a fairseq encoder."""
 
     def __init__(self, cfg: AlmaBPEConfig) -> None:
         if cfg.data is None:
-            raise AlmaError("--bpe alma: needs a stream to take the tokenizer from; give the stream's folder")
+            raise AlmaError("--bpe alma: no stream is given; give the folder of the stream that has the tokenizer")
         self.tokenizer = StreamTokenizer.open(cfg.data)
 
     def encode(self, x: str) -> str:
@@ -80,20 +80,18 @@ class AlmaBPE:
 
 @dataclass
 class TextTaskConfig(CommandConfig, LanguageModelingConfig):
-    """Options of ``language_modeling``, and options of the command that the task looks at."""
+    """Options of ``language_modeling``, and options of the command that the task reads."""
 
     tokens_per_sample: int = field(
         default=512,
-        metadata={
-            "help": "length of a training or test sequence, in tokens (fairseq-eval-lm: default that of the training)"
-        },
+        metadata={"help": "length of a sequence, in tokens (default: 512; fairseq-eval-lm: as in training)"},
     )
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
 
 
 register_feature(TimedSaves)
 AlmaLMConfig = fairseq_config("AlmaLMConfig", TextTaskConfig, [StageOptions, *FEATURES], "text")
-"""Options of ``--task alma_lm``: these, and those of the features of a training."""
+"""Options of ``--task alma_lm``, including those of the features of a training."""
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -101,9 +99,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
 
     Attributes:
-        stream: what it learns from.
-        has_balance_loss: whether the model to train has experts whose loads are to be balanced.
-        is_compiled: whether it is to be compiled.
+        stream: the data.
+        has_balance_loss: whether the model to train has a load-balancing loss.
+        is_compiled: whether the training step is compiled.
     """
 
     kind, stream_config = "text", TextTaskConfig
@@ -113,11 +111,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the task's options to those of a stock command, and refuse or preset some of the latter."""
-        if isinstance(parser, argparse.ArgumentParser):  # not so when fairseq lists the options of all tasks
+        """Add the task's options to those of a stock command, and refuse or preset some of the command's options."""
+        is_command = isinstance(parser, argparse.ArgumentParser)  # false when fairseq lists the options of all tasks
+        if is_command:
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
         super().add_args(parser)
-        if isinstance(parser, argparse.ArgumentParser) and (length := _length_of_tested(parser)) is not None:
+        if is_command and (length := _length_of_tested(parser)) is not None:
             parser.set_defaults(tokens_per_sample=length)
 
     @classmethod
@@ -126,8 +125,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Open the stream.
 
         Raises:
-            AlmaError: an option is out of range, the folder is no stream of text, its dictionary or tokenizer is not
-                the manifest's, or ``--path`` is no checkpoint.
+            AlmaError: an option is out of range, the folder is no stream of text, its dictionary or tokenizer differs
+                from the manifest, or ``--path`` is no checkpoint.
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has subtracted the window
@@ -139,8 +138,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         if cfg.path is not None:
             if os.pathsep in cfg.path and not os.path.exists(cfg.path):
                 raise AlmaError(
-                    f"--path {cfg.path}: names several checkpoints, and fairseq-eval-lm takes one; make one file of "
-                    "them with alma-ensemble"
+                    f"--path {cfg.path}: names several checkpoints, and fairseq-eval-lm takes one; join them with "
+                    "alma-ensemble"
                 )
             read_checkpoint(cfg.path)
         features = features_of(cfg)
@@ -152,122 +151,88 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` is the union of the stage's mega-batches, and what features draw from earlier ones.
+        """Load a split; ``train`` is the union of the stage's mega-batches and of sequences that features replay.
 
         Raises:
-            AlmaError: there is no such mega-batch, or files are not those of the manifest.
+            AlmaError: there is no such mega-batch, or a file differs from the manifest.
         """
         if split != "train":
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
-        new = self._megabatches()
+        last, wait = self.args.megabatch, self.args.wait
+        if last is None:
+            raise AlmaError("--megabatch is missing: --task alma_lm trains on the stage that ends with this mega-batch")
+        self.stream.megabatch(last)  # names the range if there is no such mega-batch
+        new = stage_ending_with(last, self.stream.num_megabatches, wait, self.args.replay).megabatches
         first = new[0] if self.features.draws_earlier else 0
-        before = [range(start, start + self.args.wait) for start in range(0, first, self.args.wait)]
-        stages = [self._load_megabatches(stage, epoch, combine, **kwargs) for stage in (*before, new)]
+        stages = []
+        for stage in (*(range(start, start + wait) for start in range(0, first, wait)), new):
+            names = [self.stream.megabatch(t).name for t in stage]
+            self.stream.verify(names)
+            for name in names:
+                super().load_dataset(name, epoch, combine, **kwargs)
+            stages.append([self.datasets.pop(name) for name in names])
         sizes = [[len(megabatch) for megabatch in stage] for stage in stages]
-        drawn = self.features.draw_earlier(sizes, self.args.seed)
-        num_before, num_new = sum(map(sum, sizes[:-1])), sum(sizes[-1])
-        indices = np.arange(num_before, num_before + num_new)
-        indices = indices if drawn is None else np.concatenate([indices, drawn])
+        num_before = sum(map(sum, sizes[:-1]))
+        indices = np.arange(num_before, num_before + sum(sizes[-1]))
+        if (drawn := self.features.draw_earlier(sizes, self.args.seed)) is not None:
+            indices = np.concatenate([indices, drawn])
         self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices)
 
-    def _load_megabatches(
-        self, megabatches: Iterable[int], epoch: int, combine: bool, **kwargs: Any
-    ) -> list[FairseqDataset]:
-        names = [self.stream.megabatch(t).name for t in megabatches]
-        self.stream.verify(names)
-        for name in names:
-            super().load_dataset(name, epoch, combine, **kwargs)
-        return [self.datasets.pop(name) for name in names]
-
-    def _megabatches(self) -> tuple[int, ...]:
-        if self.args.megabatch is None:
-            raise AlmaError("--megabatch is missing: --task alma_lm trains on the stage that ends with this mega-batch")
-        self.stream.megabatch(self.args.megabatch)  # names the range if there is no such mega-batch
-        return stage_ending_with(
-            self.args.megabatch, self.stream.num_megabatches, self.args.wait, self.args.replay
-        ).megabatches
-
-    def get_batch_iterator(
-        self,
-        dataset: FairseqDataset,
-        max_tokens: Optional[int] = None,
-        max_sentences: Optional[int] = None,
-        max_positions: Optional[int] = None,
-        ignore_invalid_inputs: bool = False,
-        seed: int = 1,
-        num_shards: int = 1,
-        shard_id: int = 0,
-        num_workers: int = 0,
-        epoch: int = 1,
-        data_buffer_size: int = 0,
-        **further: Any,
-    ) -> EpochBatchIterating:
-        """Return the batches of a split, those of this process where there are several; see `SequenceBatches`.
+    def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
+        """Return the batches of a split for this process; see `SequenceBatches`.
 
         ``--required-batch-size-multiple`` is ignored: with it fairseq drops batches.
 
         Raises:
-            AlmaError: an option does not let all sequences into a batch.
+            AlmaError: an option excludes sequences from all batches.
         """
+        max_tokens, max_positions = given.get("max_tokens"), given.get("max_positions")
+        max_sentences, length = given.get("max_sentences"), self.args.tokens_per_sample
         if max_tokens is None and max_sentences is None:
             raise AlmaError("--batch-size: no batch size is given; give it in sequences, or --max-tokens")
         if isinstance(dataset, NestedDictionaryDataset):  # prompts: one that is too long is skipped
-            ignore_invalid_inputs = True
-        else:
-            self._check_length(max_tokens, max_positions)
-        shards = {"num_shards": num_shards, "shard_id": shard_id}
-        if not isinstance(dataset, StageDataset):
-            further |= {"required_batch_size_multiple": 1, "max_tokens": max_tokens, "max_sentences": max_sentences}
-            further |= {"num_workers": num_workers, "epoch": epoch, "data_buffer_size": data_buffer_size, **shards}
-            return super().get_batch_iterator(
-                dataset,
-                max_positions=max_positions,
-                ignore_invalid_inputs=ignore_invalid_inputs,
-                seed=seed,
-                **further,
-            )
-        if further.get("skip_remainder_batch"):
-            raise AlmaError("--skip-remainder-batch: every sequence is trained on in each epoch; omit it")
-        indices = dataset.ordered_indices()
-        if max_positions is not None:
-            indices = self.filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
-        return SequenceBatches(
-            dataset,
-            indices,
-            {"max_tokens": max_tokens, "max_sentences": max_sentences},
-            (seed, self.args.megabatch or 0),
-            (shard_id, num_shards),
-            self.source_dictionary.pad(),
-            epoch,
-            num_workers,
-            data_buffer_size,
-            self.args.save_dir,
-        )
-
-    def _check_length(self, max_tokens: Optional[int], max_positions: Optional[int]) -> None:
-        """Raise AlmaError unless batches and model take sequences of ``--tokens-per-sample``."""
-        length = self.args.tokens_per_sample
-        if max_tokens is not None and max_tokens < length:
+            given["ignore_invalid_inputs"] = True
+        elif max_tokens is not None and max_tokens < length:
             raise AlmaError(
                 f"--max-tokens {max_tokens}: smaller than a sequence of --tokens-per-sample {length}; give "
                 f"--max-tokens {length} or more, or --tokens-per-sample {max_tokens} or less"
             )
-        if max_positions is not None and max_positions < length:
+        elif max_positions is not None and max_positions < length:
             raise AlmaError(
                 f"--max-target-positions {max_positions}: the model takes no longer sequences, and --tokens-per-sample "
                 f"is {length}; give --tokens-per-sample {max_positions} or less, or train with a larger "
                 "--max-target-positions"
             )
+        if not isinstance(dataset, StageDataset):
+            return super().get_batch_iterator(dataset, **{**given, "required_batch_size_multiple": 1})
+        if given.get("skip_remainder_batch"):
+            raise AlmaError("--skip-remainder-batch: every sequence is trained on in each epoch; omit it")
+        indices = dataset.ordered_indices()
+        if max_positions is not None:
+            ignores = given.get("ignore_invalid_inputs", False)
+            indices = self.filter_indices_by_size(indices, dataset, max_positions, ignores)
+        return SequenceBatches(
+            dataset,
+            indices,
+            limits={"max_tokens": max_tokens, "max_sentences": max_sentences},
+            seed=(given.get("seed", 1), self.args.megabatch or 0),
+            shard=(given.get("shard_id", 0), given.get("num_shards", 1)),
+            pad=self.source_dictionary.pad(),
+            epoch=given.get("epoch", 1),
+            num_workers=given.get("num_workers", 0),
+            buffer_size=given.get("data_buffer_size", 0),
+            save_dir=self.args.save_dir,
+        )
 
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
     ) -> np.ndarray:
-        """Skip sequences that the model cannot take, as fairseq does, and print each skipped prompt.
+        """Skip sequences that are too long for the model, as fairseq does, and print each skipped prompt.
 
         Raises:
-            AlmaError: none would be left of a split.
+            AlmaError: all sequences of a split are too long.
         """
         kept = super().filter_indices_by_size(indices, dataset, *args, **kwargs)
         if isinstance(dataset, NestedDictionaryDataset):
@@ -281,52 +246,42 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return kept
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
-        """Build the model, after a check that the checkpoint to start from fits it."""
-        with in_one_line():  # no decorator: fairseq looks at the names of the arguments
-            model = self._build_checked(cfg, from_checkpoint)
+        """Build the model; check first that the checkpoint to start from has the same architecture."""
+        with in_one_line():  # no decorator: fairseq reads the names of the arguments
+            if from_checkpoint:
+                model = super().build_model(cfg, from_checkpoint)
+                refuse_other_weights(model, str(self.args.path))
+                model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls it directly
+                return model
+            model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
+            if hasattr(model_class, "complete_options"):
+                # Here too: a model without a named architecture gets a copy of cfg, which fairseq does not save.
+                model_class.complete_options(cfg, self.args.continue_once)
+            start, resumes = self.find_start(self.args)
+            checkpoint = None if start is None else read_checkpoint(start)
+            if start is not None and checkpoint is not None:
+                trained = (checkpoint["cfg"].get("task") or {}).get("megabatch")
+                checks = resumes and not self.args.reset_dataloader and trained is not None
+                if checks and self.args.megabatch not in (None, trained):  # fairseq would skip data
+                    raise AlmaError(
+                        f"{start}: trained on mega-batch {trained}, not on --megabatch {self.args.megabatch}; give "
+                        f"another --save-dir, and {' '.join(from_weights(start))} to begin with its weights"
+                    )
+                check_dictionary(checkpoint, start, self.stream)
+                check_architecture(checkpoint, start, cfg)
+            model = super().build_model(cfg, from_checkpoint)
+            if start is not None and checkpoint is not None:
+                check_weights(checkpoint, start, model)
         gates = [weight for name, weight in model.named_parameters() if name.endswith(".gate.weight")]
-        self.is_compiled = not from_checkpoint and getattr(model, "is_compiled", False)
-        if self.is_compiled:
-            require_compiler(self.features.setting.device)
+        self.is_compiled = getattr(model, "is_compiled", False)
         self.has_balance_loss = getattr(model, "balance_loss_weight", 0.0) > 0 and any(len(gate) > 1 for gate in gates)
         return model
 
-    def _build_checked(self, cfg: Any, from_checkpoint: bool) -> torch.nn.Module:
-        model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
-        if not from_checkpoint and hasattr(model_class, "complete_options"):
-            # here too: fairseq hands models without a named architecture a copy, which is not saved
-            model_class.complete_options(cfg, self.args.continue_once)
-        if from_checkpoint:
-            model = super().build_model(cfg, from_checkpoint)
-            refuse_other_weights(model, str(self.args.path))
-            model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls it without a step here
-            return model
-        start, resumes = self.find_start(self.args)
-        if start is None:
-            return super().build_model(cfg, from_checkpoint)
-        checkpoint = read_checkpoint(start)
-        if resumes and not self.args.reset_dataloader:
-            self._refuse_other_stage(checkpoint["cfg"].get("task") or {}, start)
-        check_dictionary(checkpoint, start, self.stream)
-        check_architecture(checkpoint, start, cfg)
-        model = super().build_model(cfg, from_checkpoint)
-        check_weights(checkpoint, start, model)
-        return model
-
-    def _refuse_other_stage(self, trained: Mapping[str, Any], last: str) -> None:
-        """Raise AlmaError if a checkpoint that would be resumed is of another mega-batch: fairseq would skip data."""
-        megabatch = trained.get("megabatch")
-        if megabatch is not None and self.args.megabatch not in (None, megabatch):
-            raise AlmaError(
-                f"{last}: trained on mega-batch {megabatch}, not on --megabatch {self.args.megabatch}; give another "
-                f"--save-dir, and {' '.join(from_weights(last))} to begin with its weights"
-            )
-
     def build_criterion(self, cfg: Any) -> Any:
-        """Build the criterion, and warn where experts are trained without their balance loss."""
+        """Build the criterion; warn if it omits the balance loss of the experts."""
         criterion = super().build_criterion(cfg)
-        if self.is_compiled and cfg._name != BALANCING:
-            raise AlmaError(f"--compile: requires --criterion {BALANCING}; give it, or omit --compile")
+        if self.is_compiled:
+            require_compiler(cfg._name, self.features.setting.device)
         if self.has_balance_loss and cfg._name != BALANCING:
             logging.getLogger(__name__).warning(
                 f"training without the balance loss of the experts, as --criterion is not {BALANCING}; "
@@ -336,16 +291,16 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @property
     def checkpoint_path(self) -> Optional[str]:
-        """The file that ``--path`` names; an ensemble's members are in the same folder."""
+        """The value of ``--path``; an ensemble's members are in the same folder."""
         return self.args.path
 
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: Any, **kwargs: Any
     ) -> NestedDictionaryDataset:
-        """Return prompts as fairseq's generators take them: eos (or bos) in front, padded on the right.
+        """Return prompts for fairseq's generators: eos (or bos) first, padded on the right.
 
-        fairseq's own version goes through ``TokenBlockDataset``, which does not run with NumPy 2 here. Each prompt
-        ends with eos; ``src_lengths`` and fairseq-interactive's ``constraints`` are ignored.
+        fairseq's own version uses ``TokenBlockDataset``, which fails with NumPy 2 here. Each prompt ends with eos;
+        ``src_lengths`` and fairseq-interactive's ``constraints`` are ignored.
         """
         pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
         first = self.source_dictionary.bos() if self.args.add_bos_token else eos
@@ -363,10 +318,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def eval_lm_dataloader(
         self, *args: Any, max_positions: Optional[int] = None, context_window: int = 0, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
-        """Return fairseq's iterator, over all batches in each of several processes.
+        """Return fairseq's iterator over all batches, in each of several processes.
 
-        ``fairseq-eval-lm`` prints its result through a logger, and sets that up only if no library did so before. And
-        it skips what is longer than the model takes, which might be all but the end of the test set.
+        ``fairseq-eval-lm`` prints its result through a logger, which it configures only if no library did so before.
+        It skips sequences that are too long for the model, which could be almost all of the test set.
 
         Raises:
             AlmaError: test sequences are longer than the model takes.
@@ -384,25 +339,27 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the task: which vocabulary the model knows."""
+        """Return the task's state in a checkpoint, with the vocabulary of the model."""
         return {**super().state_dict(), DICTIONARY_KEY: self.stream.dictionary_sha256}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a checkpoint's model knows this stream's vocabulary; fairseq-eval-lm calls this.
+        """Check that a checkpoint was trained with this stream's vocabulary; fairseq-eval-lm calls this.
 
         Raises:
-            AlmaError: it was trained with another.
+            AlmaError: it was trained with another vocabulary.
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)
 
 
-def require_compiler(device: str) -> None:
-    """Raise AlmaError if what torch.compile needs to make code for a device is not there."""
+def require_compiler(criterion: str, device: str) -> None:
+    """Raise AlmaError if torch.compile has no compiler for a device, or the criterion does not compile."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
     from torch.utils._triton import has_triton
 
+    if criterion != BALANCING:
+        raise AlmaError(f"--compile: requires --criterion {BALANCING}; give it, or omit --compile")
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
@@ -412,26 +369,22 @@ def require_compiler(device: str) -> None:
 
 
 def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length that the checkpoint of ``fairseq-eval-lm --path`` was trained with, if recorded."""
+    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``, unless another one is given."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     command.add_argument("--path", default="")
     command.add_argument("--tokens-per-sample")
-    try:
+    with contextlib.suppress(argparse.ArgumentError, AlmaError):  # the full parser or `setup_task` reports them
         given = command.parse_known_args()[0]
-    except argparse.ArgumentError:  # which the whole parser reports
-        return None
-    if given.tokens_per_sample is not None or not os.path.isfile(given.path):
-        return None
-    with contextlib.suppress(AlmaError):  # which `setup_task` raises again
-        length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
-        return length if isinstance(length, int) and length > 0 else None
+        if given.tokens_per_sample is None and os.path.isfile(given.path):
+            length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
+            return length if isinstance(length, int) and length > 0 else None
     return None
 
 
 def ensure_printed(logger: logging.Logger) -> None:
-    """Make sure that a logger's messages of level INFO reach the terminal, whatever set up logging before."""
+    """Print a logger's messages of level INFO to the terminal, even if other code has configured logging."""
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     handlers = [*logger.handlers, *(logging.root.handlers if logger.propagate else ())]

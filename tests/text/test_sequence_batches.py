@@ -24,9 +24,8 @@ def task(trained):
 
 
 def iterator_of(task, batch, shard=(0, 1), max_tokens=None, **options):
-    return task.get_batch_iterator(
-        task.dataset("train"), max_tokens, batch, shard_id=shard[0], num_shards=shard[1], num_workers=0, **options
-    )
+    limits = {"max_tokens": max_tokens, "max_sentences": batch}
+    return task.get_batch_iterator(task.dataset("train"), **limits, shard_id=shard[0], num_shards=shard[1], **options)
 
 
 def ids(batch):
