@@ -249,7 +249,7 @@ class GrowOptions(Options):
     path: str = opt(MISSING, "run or checkpoint of alma_transformer_lm or alma_switch_lm to grow", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: Optional[str] = opt(
-        None, "copy experts with gate rows, split them (same loss), or add new ones", choices=EXPERT_METHODS
+        None, "copy experts, split them (which keeps the loss), or add new ones", choices=EXPERT_METHODS
     )
     experts: Optional[int] = opt(
         None, "experts to add to each Switch layer", range=integer(1, MAX_EXPERTS), metavar="K"
@@ -272,7 +272,7 @@ class GrowOptions(Options):
     )
     optimizer: str = opt(
         "reset",
-        "optimizer state: drop, copy, or halve for split experts",
+        "optimizer state: drop, copy, or halve (split)",
         choices=("reset", "copy", "share"),
     )
     batch_size: int = opt(16, "sequences per batch of the held-out pass", range=integer())

@@ -34,7 +34,7 @@ class Ensemble(Learner):
     num_members: int = opt(None, MEMBERS_HELP, range=MEMBERS_RANGE, defaults=NUM_MEMBERS)
     combine: str = opt(
         "probabilities",
-        "rule for the joint prediction",
+        "joint prediction",
         choices=("probabilities", "vote", "logits"),
         kinds=("images",),
     )

@@ -15,7 +15,7 @@ from fairseq_alma.options import integer, opt, real
 
 SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}
 """Sizes in a schedule of ``--learner grow`` -> the option of fairseq-train."""
-METHOD_HELP = "growth of experts, see alma-grow (default: split; gmoe on text: copy)"
+METHOD_HELP = "growth of experts (default: split; gmoe on text: copy)"
 
 
 def read_schedule(word: str, what: str = "experts") -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class ScheduledGrowth(GrowingModel):
         metavar="SIZES",
     )
     grow_method: str = opt("split", METHOD_HELP, choices=EXPERT_METHODS)
-    grow_select: str = opt("loss", "experts that grow, see alma-grow", choices=SELECTIONS)
+    grow_select: str = opt("loss", "experts that grow, as alma-grow --select", choices=SELECTIONS)
     grow_noise: float = opt(
         0.0, "standard deviation of noise on the gate rows of copies", range=real(0, 1_000_000), metavar="X"
     )

@@ -30,7 +30,7 @@ class StageOptions(Options):
 class ScheduleOptions(Options):
     """Options of alma-stream that define the stages of a run."""
 
-    wait: int = opt(1, "waiting time: new mega-batches of a stage", range=integer(1), metavar="W")
+    wait: int = opt(1, "waiting time: number of new mega-batches of a stage", range=integer(1), metavar="W")
     replay: bool = opt(False, "train on all mega-batches so far (default: on the new ones)")
     drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(

@@ -190,13 +190,6 @@ def test_a_run_of_another_alma_stream_is_not_changed(stream, tmp_path, no_comman
     assert json.loads((tmp_path / "R" / "run.json").read_text())["seed"] == 1
 
 
-def test_other_options_on_the_same_run_are_refused(stream, tmp_path, no_commands):
-    begin(stream, tmp_path)
-    complete(tmp_path / "R", 0, [0])
-    with pytest.raises(AlmaError, match=r"R/run.json: .*--wait 1 then, 2 now"):
-        run(stream, tmp_path, "--wait", "2")
-
-
 def test_run_json_is_written_first(stream, tmp_path, no_commands):
     begin(stream, tmp_path, "--seed", "7", "--init", "scratch")
     record = json.loads((tmp_path / "R" / "run.json").read_text())
@@ -227,17 +220,6 @@ def test_a_growing_ensemble_starts_from_random_weights_by_default(stream, tmp_pa
     run(stream, tmp_path, "--learner", "gens", "--init", "fresh", "--dry-run")
     assert capsys.readouterr().out == by_default
     assert "--finetune-from-model" not in by_default
-
-
-def test_a_schedule_may_be_continued_when_the_stream_has_grown(stream, tmp_path, no_commands):
-    growing = ["--learner", "gmoe", "--grow-schedule"]
-    begin(stream, tmp_path, *growing, "4,6,8,12")
-    complete(tmp_path / "R", 0, [0])
-    write_manifest(stream, 5)
-    with pytest.raises(AlmaError, match=r"--grow-schedule 4,6,8,12 then, 4,6,8,16,16 now"):
-        run(stream, tmp_path, *growing, "4,6,8,16,16")
-    with pytest.raises(AlmaError, match="fairseq-train was called"):  # the weights of stage 0, which are not there
-        run(stream, tmp_path, *growing, "4,6,8,12,12")
 
 
 @pytest.mark.slow

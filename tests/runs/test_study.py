@@ -46,26 +46,22 @@ def test_options_that_change_no_result_may_change(tmp_path):
     assert require_same_run("run.json", describe(stream), now, stream) == []
 
 
-def test_another_stream_is_refused(tmp_path):
-    stream, other = write_manifest(tmp_path / "a", 4), write_manifest(tmp_path / "b", 4, seed=2)
-    with pytest.raises(AlmaError, match="begun on another stream"):
-        require_same_run("run.json", describe(stream), describe(other), other)
-
-
-def test_a_stream_that_was_moved_is_the_same(tmp_path):
-    stream, moved = write_manifest(tmp_path / "a", 4), write_manifest(tmp_path / "b", 4)
-    assert require_same_run("run.json", describe(stream), describe(moved), moved) == []
-
-
-def test_a_run_resumes_on_a_longer_stream_and_not_on_a_shorter_one(tmp_path):
-    short, long = write_manifest(tmp_path / "a", 2), write_manifest(tmp_path / "b", 3)
-    assert require_same_run("run.json", describe(short), describe(long), long) == []
-    with pytest.raises(AlmaError, match="begun on another stream"):
-        require_same_run("run.json", describe(long), describe(short), short)
+@pytest.mark.parametrize(
+    ("before", "now", "resumes"),
+    [((4, 1), (4, 1), True), ((2, 1), (3, 1), True), ((3, 1), (2, 1), False), ((4, 1), (4, 2), False)],
+    ids=["moved", "longer", "shorter", "another seed"],
+)
+def test_a_run_resumes_on_a_moved_or_longer_stream_only(tmp_path, before, now, resumes):
+    first, second = write_manifest(tmp_path / "a", *before), write_manifest(tmp_path / "b", *now)
+    if resumes:
+        assert require_same_run("run.json", describe(first), describe(second), second) == []
+    else:
+        with pytest.raises(AlmaError, match="begun on another stream"):
+            require_same_run("run.json", describe(first), describe(second), second)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "goes_on"),
+    ("schedule", "resumes"),
     [
         ("layers=1,6,6 experts=2,3,3", True),
         ("layers=1,2,2 experts=2,3,3", False),
@@ -73,13 +69,13 @@ def test_a_run_resumes_on_a_longer_stream_and_not_on_a_shorter_one(tmp_path):
         ("layers=1,6 experts=2,4", False),
     ],
 )
-def test_a_growth_schedule_may_be_extended(tmp_path, schedule, goes_on):
+def test_a_growth_schedule_may_be_extended(tmp_path, schedule, resumes):
     stream = write_manifest(tmp_path, 3)
     before, now = (
         describe(stream, "grow", options={**OPTIONS, "grow_schedule": each})
         for each in ("layers=1,6 experts=2,3", schedule)
     )
-    if goes_on:
+    if resumes:
         assert require_same_run("run.json", before, now, stream) == []
     else:
         with pytest.raises(AlmaError, match="--grow-schedule layers=1,6 experts=2,3 then, layers="):
