@@ -20,7 +20,7 @@ _LONGEST_MESSAGE = 2000  # characters; a message repeats words of the command li
 
 
 class _Terminated(SystemExit):
-    """SIGTERM arrived."""
+    """Raised when SIGTERM arrives."""
 
 
 def command(main: Main) -> Main:
@@ -92,7 +92,7 @@ def _is_stdout_closed() -> bool:
 
 
 class OneLineHelp(argparse.RawDescriptionHelpFormatter):
-    """Print one line of at most 120 columns for each option; choices that are too wide move into the help text."""
+    """Print one line of at most 120 columns for each option; wide choices follow the help text."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=120)

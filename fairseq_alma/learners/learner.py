@@ -235,7 +235,7 @@ Last = Callable[[str], Optional[tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class Learner(Options):
-    """Decides what each stage trains and what predicts after it.
+    """Decides which models each stage trains, and which models predict after it.
 
     Attributes:
         name: value of ``--learner``.
@@ -341,7 +341,7 @@ class GrowingModel(Learner):
 
 
 def combined(models: Sequence[ModelId], combine: str) -> str:
-    """Return how some models predict, see `StagePlan`."""
+    """Return the rule by which some models predict, see `StagePlan`."""
     return "single" if len(models) == 1 else combine
 
 
@@ -363,7 +363,7 @@ def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, giv
 @register_learner("sm")
 @dataclass(frozen=True)
 class SingleModel(Learner):
-    """One model, trained in stage after stage."""
+    """One model, trained in every stage."""
 
     label: ClassVar[Optional[str]] = "SM"
     stacks_seeds: ClassVar[bool] = True

@@ -117,7 +117,7 @@ class Run:
 
 
 class NeededModels:
-    """Which models' weights later stages, the report or the user need.
+    """The models whose weights later stages, the report or the user need.
 
     Args:
         plans: of all stages.

@@ -126,7 +126,7 @@ class Growth(Struct, Generic[AnyResult], frozen=True):
 
 
 class Anytime(Struct, frozen=True):
-    """First update of a stage of anytime training (text), and the weights that were tested; see `training.feature`."""
+    """Tested weights of a stage of anytime training, and its first update (text); see `training.feature`."""
 
     predicts_with: Name
     first_update: Count = 0

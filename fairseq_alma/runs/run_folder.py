@@ -72,7 +72,7 @@ class StageClock:
 
 
 def read_clock(path: Path) -> ClockRecord:
-    """Read a clock; one that is missing or damaged has counted nothing, as only wall time depends on it."""
+    """Read a clock; a missing or damaged one counts from zero, as only the wall time depends on it."""
     with contextlib.suppress(AlmaError, FileNotFoundError):
         return as_record(read_json_object(path, ""), ClockRecord, path, "")
     return ClockRecord(spent=0.0, started=None)
@@ -179,7 +179,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
-        """Lock one member of a stage, and the stage against `lock_stage`; yield the descriptors."""
+        """Lock one member of a stage; `lock_stage` then fails for this stage. Yields the descriptors."""
         folder = self.stage_folder(model.stage)
         with (
             locked(folder / ".lock", f"{folder}", shared=True) as stage,

@@ -117,7 +117,7 @@ class RunDisplay:
                 self.progress = None
 
     def show_activity(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
-        """Show another activity than training, such as ``testing``."""
+        """Show an activity other than training, such as ``testing``."""
         if self.is_terminal or time.monotonic() >= self.next:
             self.next = time.monotonic() + LOG_EVERY_SECONDS
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
