@@ -154,8 +154,8 @@ def test_what_is_wrong_in_a_record_is_named_with_its_place_and_what_to_do(place,
     [
         (lambda manifest: manifest["images"].update(files=[]), "the files of images are none, images.npy, labels.npy"),
         (lambda manifest: manifest["splits"].pop(-2), "no valid"),
-        (lambda manifest: manifest["splits"].reverse(), "splits out of order"),
-        (lambda manifest: manifest["splits"][0]["files"][0].update(path="../t.npy"), "path '../t.npy' found, one "),
+        (lambda manifest: manifest["splits"].reverse(), "splits in another order"),
+        (lambda manifest: manifest["splits"][0]["files"][0].update(path="../t.npy"), "path '../t.npy' found, a path "),
         (lambda manifest: manifest["images"].update(num_classes=0), "$.images.num_classes: Expected int >= 1"),
     ],
 )

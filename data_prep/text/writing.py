@@ -7,7 +7,16 @@ from typing import Any, Iterable, Mapping
 import numpy as np
 
 from data_prep.text.steps import Encoded, Work
-from fairseq_alma.data.stream import DICTIONARY, TOKEN_SUFFIXES, Split, Stream, StreamFile, TokenizerEntry, in_order
+from fairseq_alma.data.stream import (
+    DICTIONARY,
+    TOKEN_SUFFIXES,
+    Split,
+    Stream,
+    StreamFile,
+    TokenizerEntry,
+    holdout_name,
+    split_names,
+)
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TOKENIZER_FOLDER, TokenFileWriter, id_dtype
 
 MAX_LISTED = 1000
@@ -59,10 +68,13 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         history |= {"num_contaminated": num_dropped, "contaminated_bytes": bytes_dropped, "contaminated": listed}
     hashes = Path(work.folder, "document-hashes").read_bytes()
     known = _write(root, f"document-hashes/{0 if there is None else len(there.history):03d}.u64", hashes)
+    by_name = {split.name: split for split in [*(there.splits if there else ()), *splits]}
+    num_megabatches = assignment.num_megabatches + (there.num_megabatches if there else 0)
+    ordered = tuple(by_name[name] for name in split_names("text", num_megabatches, holdout_name(0) in by_name))
     if there is not None:
         return replace(
             there,
-            splits=tuple(in_order([*there.splits, *splits])),
+            splits=ordered,
             other_files=(*there.other_files, known),
             history=(*there.history, history),
         )
@@ -73,7 +85,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         root=plan.options.out,
         kind="text",
         seed=plan.options.seed,
-        splits=tuple(in_order(splits)),
+        splits=ordered,
         tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files),
         dictionary=_write(root, DICTIONARY, "".join(f"{symbol} {count}\n" for symbol, count in lines).encode()),
         other_files=(known,),

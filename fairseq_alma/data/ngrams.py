@@ -1,8 +1,8 @@
-"""What documents share: equal texts, and n-grams of words, by which training text is kept clear of the text that tests.
+"""Find equal documents, and n-grams of words that training text shares with held-out text.
 
 Texts are compared by their letters and digits of any script (Unicode NFKC, case folded), so that neither capitals,
-punctuation, kinds of white space and quotes, invisible characters nor decomposed accents hide a copy. What has fewer
-words than an n-gram is compared whole. Source of the rule, with 13 words: Brown et al. 2020, appendix C.
+punctuation, kinds of white space and quotes, invisible characters nor decomposed accents hide a copy. A text with fewer
+words than an n-gram is one n-gram. Source of the rule, with 13 words: Brown et al. 2020, appendix C.
 """
 
 import functools
@@ -10,7 +10,7 @@ import hashlib
 import unicodedata
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Iterator, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, Token
 DEFAULT_NGRAM = 13
 _SEPARATOR, _LETTER, _IGNORED = range(3)
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
-_ASSIGNED = 0x32400  # beyond this, Unicode has only tags and variation selectors
-_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that no word's bits are lost
-_WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))  # by a letter's place in its word
+_ASSIGNED = 0x32400  # Unicode has only tags and variation selectors after this code point
+_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplying loses no bits
+_WEIGHTS = np.multiply.accumulate(
+    np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64)
+)  # by the position of a letter in its word
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
 _MAX_TABLE_BITS = 27
@@ -30,7 +32,7 @@ _MAX_TABLE_BITS = 27
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Return for each code point whether it belongs to a word, separates words, or is invisible: uint8."""
+    """Return for each code point whether it is in a word, separates words, or is ignored: uint8."""
     kinds = np.zeros(0x110000, np.uint8)
     categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
     kinds[:_ASSIGNED] = [
@@ -41,7 +43,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return code points of letters and digits, 0 between words and after each document, and where documents end."""
+    """Return the code points of letters and digits, with 0 after words and documents, and the ends of the documents."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -55,7 +57,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return 64 bits of each document by which equal texts are found, uint64; text without letters counts as it is."""
+    """Return a hash of the letters of each document, or of all characters if it has no letters, uint64."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
@@ -75,7 +77,7 @@ class Ngrams:
 
     Attributes:
         hashes: ``(n-grams,)``, uint64.
-        documents: ``(n-grams,)``: number of the document of each, ascending.
+        documents: ``(n-grams,)``: number of each n-gram's document, ascending.
         starts: ``(n-grams,)``: number of its first word in the document.
     """
 
@@ -85,7 +87,7 @@ class Ngrams:
 
 
 class NgramHasher:
-    """Give each n-gram of words a number of 64 bits, the same on every machine.
+    """Hash n-grams of words to 64 bits, equal on every machine.
 
     Args:
         size: words of an n-gram.
@@ -95,11 +97,11 @@ class NgramHasher:
         self.size = size
 
     def __call__(self, documents: Sequence[str]) -> Ngrams:
-        """Return the n-grams of documents; a document without a word has none."""
+        """Return the n-grams of documents; a document without words has none."""
         letters, ends = letters_of(documents)
         codes, word_starts = _code_words(letters)
         lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
-        # A shorter document is filled up with the code 0.
+        # A shorter document is padded with the code 0.
         padded = np.where((lengths > 0) & (lengths < self.size), self.size, lengths)
         owners = np.repeat(np.arange(len(documents)), padded)
         starts = np.arange(len(owners)) - (np.cumsum(padded) - padded)[owners]
@@ -113,14 +115,14 @@ class NgramHasher:
         return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
     def words(self, document: str, start: int) -> str:
-        """Return the words of the n-gram that begins at a word of a document."""
+        """Return the n-gram that begins with this word of a document."""
         codes, _ = letters_of([document])
         text = "".join(map(chr, codes.tolist())).replace("\0", " ")
         return " ".join(text.split()[start : start + self.size])
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a number for each word of what `letters_of` returns, equal for equal words, and where each begins."""
+    """Return a hash of each word in the result of `letters_of`, and the position of its first letter."""
     codes, starts, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while start < len(letters):
         gaps = np.flatnonzero(letters[start + _LETTERS_AT_ONCE :][:_LETTERS_AT_ONCE] == 0)
@@ -138,7 +140,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class NgramSet:
-    """Find which n-grams are among some.
+    """A set of n-grams.
 
     Args:
         hashes: uint64, ascending and distinct, as `distinct` returns them.
@@ -148,12 +150,12 @@ class NgramSet:
         self._hashes = hashes
         bits = min(max(len(hashes), 1).bit_length() + 3, _MAX_TABLE_BITS)
         self._shift = np.uint64(64 - bits)
-        # Nearly all others are ruled out by their leading bits, at a tenth of what a search costs.
+        # The leading bits exclude nearly all other hashes, at a tenth of the cost of a search.
         self._table = np.zeros(1 << bits, bool)
         self._table[hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return which of ``hashes`` are in the set: their places, ascending."""
+        """Return the positions, ascending, of the ``hashes`` that are in the set."""
         candidates = np.flatnonzero(self._table[hashes >> self._shift])
         if not len(candidates):
             return candidates
@@ -162,26 +164,26 @@ class NgramSet:
 
 
 def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
-    """Join arrays of hashes to one, ascending, each hash once."""
+    """Return the distinct hashes of several arrays, ascending."""
     return np.unique(np.concatenate([np.empty(0, np.uint64), *hashes]))
 
 
 def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
-    """Return the n-grams of a stream's validation, test and held-out text, see `NgramSet`."""
-    hasher = NgramHasher(size)
-    names = [split.name for split in stream.splits if not split.name.endswith("/train")]
-    return distinct([hasher(documents).hashes for name in names for documents in read_split(stream, name)])
-
-
-def read_split(stream: Stream, name: str) -> Iterator[list[str]]:
-    """Yield the documents of a split, some hundreds at a time, decoded from its tokens."""
-    tokenizer, file = StreamTokenizer.open(stream.root), TokenFile(stream.prefix(stream.split(name)))
-    ends = np.cumsum(file.sizes, dtype=np.int64)
-    for first in range(0, len(file), _DOCUMENTS_AT_ONCE):
-        some = slice(first, first + _DOCUMENTS_AT_ONCE)
-        spans = zip((ends[some] - file.sizes[some]).tolist(), ends[some].tolist(), strict=True)
-        tokens = [file.ids[begin : end - 1] for begin, end in spans]  # without the eos that each ends with
-        yield tokenizer.decode_batch([(each.astype(np.int64) - NUM_FAIRSEQ_SYMBOLS).tolist() for each in tokens])
+    """Return the n-grams of a stream's validation, test and held-out text, for `NgramSet`."""
+    hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), []
+    for split in stream.splits:
+        if split.name.endswith("/train"):
+            continue
+        file = TokenFile(stream.prefix(split))
+        ends = np.cumsum(file.sizes, dtype=np.int64)
+        for first in range(0, len(file), _DOCUMENTS_AT_ONCE):
+            some = slice(first, first + _DOCUMENTS_AT_ONCE)
+            spans = zip((ends[some] - file.sizes[some]).tolist(), ends[some].tolist(), strict=True)
+            tokens = [
+                file.ids[begin : end - 1].astype(np.int64) - NUM_FAIRSEQ_SYMBOLS for begin, end in spans
+            ]  # no eos
+            found.append(hasher(tokenizer.decode_batch([each.tolist() for each in tokens])).hashes)
+    return distinct(found)
 
 
 def scrambled(numbers: np.ndarray) -> np.ndarray:

@@ -1,12 +1,12 @@
-"""A stream on disk, as its manifest ``stream.json`` describes it: files, splits, the tokenizer, the images.
+"""A stream on disk, as its manifest ``stream.json`` describes it: files, splits, tokenizer, images.
 
-The manifest has the size and sha256 of every file, so that a reader can check that a stream is complete and the one
-that a run began with. It is plain JSON, validated by the types below. Neither fairseq nor torch.
+The manifest has size and sha256 of every file, so that a reader can check that a stream is complete and unchanged. The
+types below validate it. This module imports neither fairseq nor torch.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Iterable, Mapping, Optional, Sequence, Union
@@ -29,9 +29,14 @@ from fairseq_alma.files import (
 )
 
 MANIFEST = "stream.json"
+FORMAT_VERSION = 2
+DICTIONARY = "dict.txt"
 IMAGES = "images.npy"
 LABELS = "labels.npy"
 TOKEN_SUFFIXES = (".bin", ".idx")
+DECONTAMINATE = "--decontaminate-ngram"
+"""Option of alma-prep-text in the history: words of an n-gram, or null."""
+_REMEDY = "prepare the stream again"
 
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
 
@@ -41,6 +46,11 @@ def file_sha256(path: Path) -> str:
     """Return the sha256 of a file's content in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_sha256(content: Any) -> str:
+    """Return the sha256 of a JSON value, its keys sorted and without white space."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class StreamFile:
     def __post_init__(self) -> None:
         path = PurePosixPath(self.path)
         if not path.name or path.is_absolute() or ".." in path.parts or str(path) != self.path or "\0" in self.path:
-            raise ValueError(f"path {self.path!r} found, one within the stream's folder is needed")
+            raise ValueError(f"path {self.path!r} found, a path within the stream's folder is needed")
 
     @classmethod
     def describe(cls, root: Path, path: str) -> "StreamFile":
@@ -62,31 +72,31 @@ class StreamFile:
         return cls(path, (root / path).stat().st_size, file_sha256(root / path))
 
     def verify(self, root: Path) -> None:
-        """Raise AlmaError unless the file under ``root`` has this size and this content, which is read once."""
+        """Raise AlmaError unless the file under ``root`` has this size and this content."""
         path = root / self.path
-        remedy = "prepare the stream again, or copy this file again from where it is whole"
+        remedy = "prepare the stream again, or copy this file again"
         if not path.is_file():
             raise AlmaError(f"{path}: no such file, but {MANIFEST} lists it with {self.size} bytes; {remedy}")
         size = path.stat().st_size
         if size != self.size:
-            raise AlmaError(f"{path}: {size} bytes found, {MANIFEST} says {self.size}; {remedy}")
+            raise AlmaError(f"{path}: {size} bytes found, {MANIFEST} lists {self.size}; {remedy}")
         sha256 = file_sha256(path)
         if sha256 != self.sha256:
-            raise AlmaError(f"{path}: sha256 {sha256} found, {MANIFEST} says {self.sha256}; {remedy}")
+            raise AlmaError(f"{path}: sha256 {sha256} found, {MANIFEST} lists {self.sha256}; {remedy}")
 
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a stream: a mega-batch, the validation set or the test set.
+    """One part of a stream: a mega-batch, a part of one, the validation set or the test set.
 
     Attributes:
         name: ``megabatch-000/train``, ``megabatch-000/holdout`` (text), ``megabatch-000/valid`` (images), ``valid`` or
             ``test``.
         files: ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images.
-        num_documents: sequences in the token file, each ending with eos.
-        num_words: white-space separated words of the text.
-        num_tokens: ids in the token file, one eos per document included.
-        num_bytes: bytes of the documents in UTF-8, over which bits per byte are counted.
+        num_documents: sequences in the token file, each of which ends with eos.
+        num_words: words of the text, separated by white space.
+        num_tokens: ids in the token file, with one eos for each document.
+        num_bytes: bytes of the documents in UTF-8.
         num_images: images, in a stream of images.
     """
 
@@ -105,9 +115,9 @@ class TokenizerEntry:
 
     Attributes:
         kind: ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``).
-        vocab_size: number of tokens, that is lines of ``dict.txt``; fairseq adds four symbols of its own.
-        sha256: over its files' paths and content.
-        files: in ``tokenizer/``.
+        vocab_size: number of tokens, one for each line of ``dict.txt``; fairseq adds four symbols of its own.
+        sha256: sha256 of paths and content of the files.
+        files: files in ``tokenizer/``.
     """
 
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
@@ -116,10 +126,9 @@ class TokenizerEntry:
     files: tuple[StreamFile, ...]
 
     @classmethod
-    def describe(cls, kind: str, vocab_size: int, files: Iterable[StreamFile]) -> "TokenizerEntry":
-        """Build the entry of the tokenizer that consists of these files."""
-        files = tuple(files)
-        return cls(kind, vocab_size, canonical_sha256([[file.path, file.sha256] for file in files]), files)
+    def describe(cls, kind: str, vocab_size: int, files: Sequence[StreamFile]) -> "TokenizerEntry":
+        """Return the entry of the tokenizer in these files."""
+        return cls(kind, vocab_size, canonical_sha256([[file.path, file.sha256] for file in files]), tuple(files))
 
 
 @dataclass(frozen=True)
@@ -127,11 +136,11 @@ class ImagesEntry:
     """The images of a stream; the splits are indices into them.
 
     Attributes:
-        dataset: what they are, such as ``mnist``.
+        dataset: name of the data set, such as ``mnist``.
         shape: ``(C, H, W)`` of one image.
         num_classes: labels are from 0 to ``num_classes - 1``.
-        mean: per channel, of the published training images, in units 0 to 1.
-        std: per channel, as ``mean``; 1 where all pixels of the channel are equal, so that it can be divided by.
+        mean: mean of each channel of the published training images, in units from 0 to 1.
+        std: standard deviation of each channel, in the same unit; 1 if all pixels of the channel are equal.
         augment: whether training crops (after padding by 4) and flips at random, as is usual for natural images.
         files: ``images.npy``, uint8 ``(num_images, C, H, W)``, and ``labels.npy``, int64 ``(num_images,)``; the
             published training images come first, then the test images.
@@ -147,7 +156,7 @@ class ImagesEntry:
 
     def __post_init__(self) -> None:
         if {len(self.mean), len(self.std)} != {self.shape[0]}:
-            raise ValueError(f"{len(self.mean)} mean and {len(self.std)} std found, {self.shape[0]} channels need each")
+            raise ValueError(f"{len(self.mean)} mean and {len(self.std)} std found, {self.shape[0]} of each are needed")
         if not all(-1e6 < each < 1e6 for each in self.mean) or min(self.std) <= 0:
             raise ValueError("numbers for mean and numbers above 0 for std are needed")
 
@@ -158,18 +167,6 @@ class CommandRecord(Struct, frozen=True):
     command: Name
     options: dict[str, Any]
     inputs: tuple[Mapping[str, Any], ...]
-
-
-def canonical_sha256(content: Any) -> str:
-    """Return the sha256 of a JSON value, its keys sorted and without white space."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-FORMAT_VERSION = 2
-DICTIONARY = "dict.txt"
-DECONTAMINATE = "--decontaminate-ngram"
-"""Option of alma-prep-text in the history: words of an n-gram, or null."""
-_REMEDY = "prepare the stream again"
 
 
 def megabatch_name(megabatch: int) -> str:
@@ -187,28 +184,27 @@ def holdout_name(megabatch: int) -> str:
     return f"megabatch-{megabatch:03d}/holdout"
 
 
-def in_order(splits: Sequence[Split]) -> list[Split]:
-    """Return the splits of a stream of text in the order of the manifest."""
-    by_name = {split.name: split for split in splits}
-    num_megabatches = sum(name.endswith("/train") for name in by_name)
-    return [by_name[name] for name in _split_names("text", num_megabatches, holdout_name(0) in by_name)]
+def split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[str]:
+    """Return the names of a stream's splits in the order of the manifest."""
+    of_one = (megabatch_name,) if kind == "text" else (megabatch_name, megabatch_valid_name)
+    held_out = map(holdout_name, range(num_megabatches)) if has_holdouts else ()
+    return [*(name(t) for t in range(num_megabatches) for name in of_one), *held_out, "valid", "test"]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream: B mega-batches, a validation set and a test set under one folder.
+    """A stream: B mega-batches, a validation set and a test set in one folder.
 
     Attributes:
-        root: the stream's folder.
+        root: folder of the stream.
         kind: ``text`` or ``images``.
         seed: random seed of the assignment to the splits.
-        splits: the mega-batches in order of arrival (of images each with its validation part), their held-out parts
-            if there are any (text), then ``valid`` and ``test``.
-        tokenizer: in a stream of text.
-        dictionary: the file ``dict.txt``, in a stream of text.
-        images: in a stream of images.
+        splits: all splits, in the order of `split_names`.
+        tokenizer: tokenizer of a stream of text.
+        dictionary: file ``dict.txt`` of a stream of text.
+        images: images of a stream of images.
         other_files: further files of the stream.
-        history: the commands that made it, each with its options and a digest of every input file.
+        history: commands that made it, each with its options and the sha256 of every input file.
     """
 
     root: Path
@@ -219,21 +215,21 @@ class Stream:
     dictionary: Optional[StreamFile] = None
     images: Optional[ImagesEntry] = None
     other_files: tuple[StreamFile, ...] = ()
-    history: tuple[Mapping[str, Any], ...] = field(default=())
+    history: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "Stream":
         """Read and check ``path/stream.json``.
 
         Raises:
-            AlmaError: there is no manifest, or it is damaged, of another format version, or leaves out a file.
+            AlmaError: there is no manifest, or it is damaged, incomplete or of another format version.
         """
         root = Path(path)
         manifest = root / MANIFEST
         if not manifest.is_file():
             raise AlmaError(
-                f"{root}: there is no {MANIFEST}, so this is not a stream; "
-                "give a folder that alma-prep-text or alma-prep-images has written (its --out)"
+                f"{root}: no {MANIFEST} found, so this is not a stream; give the --out of alma-prep-text or "
+                "alma-prep-images"
             )
         content = read_json_object(manifest, _REMEDY)
         if content.get("format_version") == 1:
@@ -252,27 +248,30 @@ class Stream:
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
-        """Return what is wrong with the lists of a manifest whose parts are valid; ``announced``: B in the manifest."""
+        """Return the first contradiction in a manifest of valid records; ``announced``: its number of mega-batches."""
         if announced != self.num_megabatches:
             return f"{announced!r:.60} mega-batches announced, {self.num_megabatches} listed"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
             return f"{self.num_megabatches} mega-batches found, 1 to {MAX_MEGABATCHES} are needed"
-        found = [split.name for split in self.splits]
-        names = _split_names(self.kind, self.num_megabatches, self.has_holdouts)
+        names, found = (
+            split_names(self.kind, self.num_megabatches, self.has_holdouts),
+            [each.name for each in self.splits],
+        )
         if found != names:
             missing = [name for name in names if name not in {*found}]
-            return f"no {', '.join(missing[:3])}" if missing else "splits out of order, or more of them than needed"
-        for split in self.splits:
-            suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
-            if fault := _missing(split.name, [f"{split.name}{suffix}" for suffix in suffixes], split.files):
-                return fault
+            return f"no {', '.join(missing[:3])}" if missing else "splits in another order, or too many splits"
+        suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
+        lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
-            if self.images is None:
-                return "a stream of images without images"
-            return _missing("images", [IMAGES, LABELS], self.images.files)
-        if self.tokenizer is None or not self.tokenizer.files:
+            lists += [("images", [IMAGES, LABELS], self.images.files if self.images else ())]
+        elif self.tokenizer is None or not self.tokenizer.files:
             return "a stream of text without a tokenizer"
-        return _missing("dictionary", [DICTIONARY], [self.dictionary] if self.dictionary else [])
+        else:
+            lists += [("dictionary", [DICTIONARY], (self.dictionary,) if self.dictionary else ())]
+        for what, needed, files in lists:
+            if (paths := [file.path for file in files]) != needed:
+                return f"the files of {what} are {', '.join(paths)[:200] or 'none'}, {', '.join(needed)} is needed"
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's content."""
@@ -287,35 +286,27 @@ class Stream:
 
     @cached_property
     def has_holdouts(self) -> bool:
-        """Whether each mega-batch of text has a part that is never trained on."""
+        """Whether each mega-batch of text has a held-out part."""
         return self.kind == "text" and any(split.name == holdout_name(0) for split in self.splits)
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Words in a row that no mega-batch of text shares with held-out text; None: that was not checked."""
+        """Words in a row that training text does not share with held-out text; None: not checked."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
     @property
     def fingerprint(self) -> str:
-        """Identify the stream: the same input, options and seed give the same fingerprint on any machine."""
+        """Identifier of the stream: equal for equal input, options and seed on any machine."""
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
-        """Return the fingerprint of the stream when it consisted of its first mega-batches, before ``--append``."""
+        """Return the fingerprint that the stream had with its first mega-batches only, before ``--append``."""
         own_names = (megabatch_name, megabatch_valid_name, holdout_name)
-        of_megabatches = {name(t) for t in range(num_megabatches) for name in own_names}
-        names = of_megabatches | {"valid", "test"}
+        names = {"valid", "test", *(name(t) for t in range(num_megabatches) for name in own_names)}
         content = self.to_json()
-        covered = {
-            "format_version": FORMAT_VERSION,
-            "kind": self.kind,
-            "seed": self.seed,
-            "tokenizer": content["tokenizer"],
-            "dictionary": content["dictionary"],
-            "images": content["images"],
-            "splits": [split for split in content["splits"] if split["name"] in names],
-        }
+        covered = {key: content[key] for key in ("format_version", "kind", "seed", "tokenizer", "dictionary", "images")}
+        covered["splits"] = [split for split in content["splits"] if split["name"] in names]
         return canonical_sha256(covered)
 
     @property
@@ -334,16 +325,6 @@ class Stream:
             )
         return self.split(megabatch_name(megabatch))
 
-    def holdout(self, megabatch: int) -> Split:
-        """Return the held-out part of a mega-batch of text. Raises AlmaError if there is none."""
-        self.megabatch(megabatch)
-        if not self.has_holdouts:
-            raise AlmaError(
-                f"{self.root}: nothing is held out of its mega-batches; prepare a stream with alma-prep-text "
-                "--holdout-bytes N"
-            )
-        return self.split(holdout_name(megabatch))
-
     def split(self, name: str) -> Split:
         """Return a split by its name. Raises AlmaError if there is none."""
         for split in self.splits:
@@ -356,10 +337,10 @@ class Stream:
         return self.root / split.name
 
     def verify(self, names: Iterable[str]) -> None:
-        """Check size and sha256 of what all splits need (``dict.txt``, tokenizer, arrays), and of some splits.
+        """Check size and sha256 of the files that all splits need (dictionary, tokenizer, images), and of some splits.
 
         Raises:
-            AlmaError: a file is missing, too short, too long or altered.
+            AlmaError: a file is missing, has another size, or was altered.
         """
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
@@ -369,21 +350,7 @@ class Stream:
 
 
 def write_manifest(stream: Stream, path: Path) -> None:
-    """Write a stream's manifest atomically, without its ``root``."""
+    """Write a stream's manifest atomically."""
     with open_atomically(path, "w") as file:
         json.dump(stream.to_json(), file, indent=1, ensure_ascii=False)
         file.write("\n")
-
-
-def _split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[str]:
-    """Return the names of a stream's splits in the order of the manifest."""
-    of_one = (megabatch_name,) if kind == "text" else (megabatch_name, megabatch_valid_name)
-    held_out = map(holdout_name, range(num_megabatches)) if has_holdouts else ()
-    return [*(name(t) for t in range(num_megabatches) for name in of_one), *held_out, "valid", "test"]
-
-
-def _missing(what: str, needed: Sequence[str], files: Sequence[StreamFile]) -> Optional[str]:
-    found = [file.path for file in files]
-    if found == [*needed]:
-        return None
-    return f"the files of {what} are {', '.join(found[:3])[:200] or 'none'}, {', '.join(needed)} is needed"

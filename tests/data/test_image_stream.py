@@ -106,7 +106,7 @@ def test_what_numpy_takes_for_a_pickle_is_not_recommended_for_trust(stream):
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "megabatch-002/valid.npy", "test.npy"])
-@pytest.mark.parametrize("damage", ["no such file", r"bytes found, stream\.json says", "sha256 .* found"])
+@pytest.mark.parametrize("damage", ["no such file", r"bytes found, stream\.json lists", "sha256 .* found"])
 def test_damaged_file_is_named(stream, name, damage):
     path = stream.stream.root / name
     content = path.read_bytes()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data_prep.text.command import main
-from fairseq_alma.data.stream import Stream, file_sha256
+from fairseq_alma.data.stream import Stream, file_sha256, holdout_name
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from tests.forked import wait_until
@@ -294,7 +294,7 @@ def test_what_is_left_out_depends_neither_on_pieces_nor_on_the_number_of_workers
 
 def test_append_keeps_out_what_is_held_out_of_any_arrival_and_holds_out_as_much(text, tmp_path):
     stream = create(text, tmp_path / "stream", "--holdout-bytes", 3600)
-    assert all(3600 <= stream.holdout(t).num_bytes < 4400 for t in range(3))
+    assert all(3600 <= stream.split(holdout_name(t)).num_bytes < 4400 for t in range(3))
     held_out = [text for name in ("test", "megabatch-001/holdout") for text in texts_of(stream, name)]
     copies = near_copies([text for text in held_out if len(text.split()) > 20])
     later = make_documents(100, seed=9)
@@ -302,7 +302,7 @@ def test_append_keeps_out_what_is_held_out_of_any_arrival_and_holds_out_as_much(
     assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
     longer = Stream.open(stream.root)
     assert longer.fingerprint_of_first(3) == stream.fingerprint != longer.fingerprint
-    assert longer.num_megabatches == 4 and 3600 <= longer.holdout(3).num_bytes < 4400
+    assert longer.num_megabatches == 4 and 3600 <= longer.split(holdout_name(3)).num_bytes < 4400
     assert not {*copies} & {*texts_of(longer, "megabatch-003/train")}
     of_month = texts_of(longer, "megabatch-003/holdout")
     (tmp_path / "again.txt").write_text("\n\n".join(near_copies(of_month) + make_documents(50, seed=11)))
