@@ -1,4 +1,4 @@
-"""Batches of a stage's training images: generators, rows, the order of each member, crops and flips.
+"""Batches of the training images of a stage: generators, rows, the order of each member, crops and flips.
 
 Letters: N members, B images of a batch, S images of an epoch, C channels, H and W height and width.
 """
@@ -18,7 +18,7 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a generator on the CPU, seeded by its purpose, so that nothing depends on what ran before."""
+    """Return a generator on the CPU; the numbers include its purpose, so that generators are independent."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -26,9 +26,14 @@ def seeded(*numbers: int) -> torch.Generator:
 def rows_to_train_on(
     stream: ImageStream, megabatches: Sequence[int], wait: int, features: Features, seed: int
 ) -> np.ndarray:
-    """Return the indices of a stage's training images, after those of earlier stages that a feature draws.
+    """Return the indices of the training images of a stage, after images of earlier stages that a feature draws.
 
-    ``wait`` is the number of mega-batches of each earlier stage.
+    Args:
+        stream: the stream.
+        megabatches: of the stage.
+        wait: mega-batches of each earlier stage.
+        features: of the training.
+        seed: random seed of the draw.
     """
     new = stream.train_indices(megabatches)
     if not features.draws_earlier:
@@ -42,12 +47,12 @@ def rows_to_train_on(
 
 
 class ImageInput:
-    """Turns bytes into the input of networks.
+    """Convert bytes to the input of networks.
 
     Args:
-        mean: of each channel over the training images of the data set, in units 0 to 1.
-        std: of each channel, as mean.
-        augment: in training, crop at random after padding by 4 black pixels, and flip every second image sideways.
+        mean: of each channel over the training images of the data set, from 0 to 1.
+        std: standard deviation of each channel, in the unit of ``mean``.
+        augment: in training, pad by 4 black pixels, crop at random, and flip horizontally with probability 0.5.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool) -> None:
@@ -60,32 +65,31 @@ class ImageInput:
         return self
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return (..., C, H, W) bytes as floats of mean 0 and deviation 1 for each channel."""
+        """Return (..., C, H, W) bytes as floats with mean 0 and standard deviation 1 in each channel."""
         return (images.float() - self.mean) / self.std
 
     def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Crop and flip (B, C, H, W) bytes at random, then normalise; the generator of the choices is on the CPU."""
+        """Crop and flip (B, C, H, W) bytes at random, and normalize; the generator is on the CPU."""
         batch, _, height, width = images.shape
         device = images.device
         drawn = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
         flip = torch.rand(batch, 1, generator=generator) < 0.5
         rows = drawn[0] + torch.arange(height)  # (B, H)
         columns = drawn[1] + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))  # (B, W)
-        padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C), so that C stays together
+        padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C), for contiguous reads
         each = torch.arange(batch, device=device)[:, None, None]
         crops = padded[each, rows.to(device)[:, :, None], columns.to(device)[:, None]]
         return self.normalised(crops.permute(0, 3, 1, 2).contiguous())
 
 
 class TrainingImages:
-    """Training images of a stage, and what each member sees of them.
+    """Training images of a stage, and the rows of each member.
 
     Args:
-        images: (n, C, H, W) bytes; they are normalised once unless they are cropped at random.
+        images: (n, C, H, W) bytes; normalized once, unless they are cropped at random.
         labels: (n) int64.
-        rows: for each member its (S) rows of ``images``, some of them several times in a bootstrap sample; None: each
-            image once.
-        source: crops, flips and normalises.
+        rows: for each member its (S) rows of ``images``, repeated in a bootstrap sample; None: each image once.
+        source: crops, flips and normalizes.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
@@ -101,12 +105,12 @@ class TrainingImages:
         return len(self.rows[0])
 
     def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Draw the batches of one epoch, in an order of its own for each member.
+        """Draw the batches of one epoch, in the order of each member's generator.
 
         Yields:
-            (N, B, C, H, W) images, or (B, C, H, W) that all members share, and (N, B) labels.
+            (N, B, C, H, W) images, or (B, C, H, W) for all members, and (N, B) labels.
         """
-        if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # no order to draw
+        if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # one batch
             yield self.images, self.labels.expand(len(self.rows), -1)
             return
         orders = [
@@ -127,7 +131,7 @@ class TrainingImages:
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:
-    """Cut images into batches. A last image alone joins the batch before: batch norm needs more than one number."""
+    """Split images into batches; a single last image joins the previous batch, as batch norm needs two values."""
     full, rest = divmod(num_images, batch_size)
     sizes = [batch_size] * full + [rest] * (rest > 0)
     if rest == 1 and full:
@@ -136,5 +140,5 @@ def batch_sizes(num_images: int, batch_size: int) -> list[int]:
 
 
 def bootstrap(num_images: int, generator: Generator) -> Tensor:
-    """Draw (S) rows of S images with replacement (Breiman 1996, bagging)."""
+    """Draw S of S rows with replacement (Breiman 1996, bagging)."""
     return torch.randint(num_images, (num_images,), generator=generator)

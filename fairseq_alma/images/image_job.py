@@ -1,4 +1,4 @@
-"""``alma-stream`` on streams of images: its stages are trained and tested in this process, one step after the other."""
+"""``alma-stream`` on streams of images: this process trains and tests the stages, one step after the other."""
 
 import copy
 import os
@@ -27,16 +27,16 @@ class ImageJob:
     """The job of alma-stream on images, and the back end of its runs; see `loop.Backend`.
 
     Args:
-        request: the options before ``--``.
-        own_words: the same as typed.
-        words: the options after ``--``.
+        request: the parsed options before ``--``.
+        own_words: the words before ``--``.
+        words: the words after ``--``.
         stream: the data.
 
     Attributes:
         trainer: trains and tests; None in a dry run.
 
     Raises:
-        ValueError: an option after ``--`` is wrong.
+        ValueError: an option after ``--`` is invalid.
     """
 
     unit = "image"
@@ -45,7 +45,7 @@ class ImageJob:
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]
     ) -> None:
-        assert stream is not None  # only a job of text may have none
+        assert stream is not None  # only a text job may have no stream
         self.request, self.own_words = request, own_words
         self.images = ImageStream.open(stream.root)
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
@@ -53,10 +53,10 @@ class ImageJob:
         self.features = request.features.with_options(self.options.values_of(feature_options().values()))
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
-        return self.options.last(name)
+        return self.options.values.get(name)
 
     def train_options(self) -> dict[str, str]:
-        return self.options.as_dict()
+        return {name: " ".join(values) for name, values in self.options.values.items()}
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
         """Check that the options make a network; return a function that returns the back end of some runs."""
@@ -69,7 +69,7 @@ class ImageJob:
         # Before torch is imported: on a busy machine networks this small are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        import fairseq  # noqa: F401  first: it registers the models, whose modules must not be partly imported
+        import fairseq  # noqa: F401  first, as it registers the models, whose modules must not be partly imported
 
         from fairseq_alma.images.image_settings import ImageSettings
         from fairseq_alma.images.stage_trainer import StageTrainer
@@ -78,7 +78,7 @@ class ImageJob:
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
-            settings.check_growth(growth)
+            settings.model_class.check_growth(settings.cfg.model, settings.images, growth)
         features = Features(self.features.each, Setting(settings.device.type, str(settings.cfg.optimizer._name)))
         features.prepare()
 
@@ -93,17 +93,25 @@ class ImageJob:
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
         """Print one command for each stage, with every option of the training."""
-        print("# all stages run in one process; each of these commands runs one of them, in this order")
+        print("# all stages run in one process; each of these commands runs one stage, in this order")
+        own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):
-            print(f"# {describe_stage(plan, len(plans))}: {_describe_trainings(plan)}")
-            for step in self.steps(folder, plan):
-                for command in step.commands():
-                    print(command)
+            first, num_models = plan.trainings[0], len(plan.trainings) * plan.trainings[0].num_joint
+            text = "train" if first.start is None else f"resume from stage {first.start.stage} with"
+            text += f" {num_models} models" if num_models > 1 else " a model"
+            if first.growth is not None:
+                text += f", after growth ({first.growth.method})"
+            if len(plan.predictors) > 1:
+                text += f"; {len(plan.predictors)} predict"
+            print(f"# {describe_stage(plan, len(plans))}: {text}")
+            command = ["alma-stream", *own, "--stage", str(plan.stage.index)]
+            print(f"{shlex.join(command)} -- {shlex.join(self.options.words())}")
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        apart = self.request.trains_members_separately
-        groups = [(training,) for training in plan.trainings] if apart else [plan.trainings]
-        return [*(TrainImages(self, folder, plan, tuple(group)) for group in groups), TestImages(self, folder, plan)]
+        groups = [tuple(plan.trainings)]
+        if self.request.trains_members_separately:
+            groups = [(training,) for training in plan.trainings]
+        return [*(ImageStep(self, folder, plan, group) for group in groups), ImageStep(self, folder, plan, ())]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
         """Return the checkpoints that predict after a stage."""
@@ -111,27 +119,16 @@ class ImageJob:
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         assert self.trainer is not None
-        self.trainer.store(folder).remove(gone)
+        self.trainer.stores[folder.root].remove(gone)
 
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """A step of a stage of a run; see `loop.Step`."""
+    """Train models of a stage in one network; without ``trainings``, test the models that predict after the stage."""
 
     job: ImageJob
     folder: RunFolder
     plan: StagePlan
-
-    @property
-    def trainer(self) -> "StageTrainer":
-        assert self.job.trainer is not None
-        return self.job.trainer
-
-
-@dataclass(frozen=True)
-class TrainImages(ImageStep):
-    """Trains models of a stage in one network; the command of `TestImages` includes it."""
-
     trainings: tuple[Training, ...]
 
     @property
@@ -139,32 +136,11 @@ class TrainImages(ImageStep):
         return tuple(training.model for training in self.trainings)
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        store = self.trainer.store(self.folder)
-        return all(store.is_complete(each) for each in self.trains if model in (None, each))
+        assert self.job.trainer is not None
+        store = self.job.trainer.stores[self.folder.root]
+        models = [each for each in self.trains if model in (None, each)]
+        return bool(self.trainings) and all(store.is_complete(each) for each in models)
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        return self.trainer.train(work, self.trainings)
-
-
-class TestImages(ImageStep):
-    """Tests the models that predict after the stage; its command trains those that are not trained yet."""
-
-    def commands(self) -> Sequence[str]:
-        own = without(self.job.own_words, {"--dry-run": 0, "--stage": 1})
-        stage = str(self.plan.stage.index)
-        words = shlex.join(self.job.options.all_words())
-        return [f"{shlex.join(['alma-stream', *own, '--stage', stage])} -- {words}"]
-
-    def run(self, work: StageWork) -> Mapping[str, Any]:
-        return self.trainer.test(work)
-
-
-def _describe_trainings(plan: StagePlan) -> str:
-    """Describe the trainings, their start and growth."""
-    first = plan.trainings[0]
-    text = "train" if first.start is None else f"resume from stage {first.start.stage} with"
-    number = len(plan.trainings) * first.num_joint
-    text += f" {number} models" if number > 1 else " a model"
-    if first.growth is not None:
-        text += f", after growth ({first.growth.method})"
-    return text + (f"; {len(plan.predictors)} predict" if len(plan.predictors) > 1 else "")
+        assert self.job.trainer is not None
+        return self.job.trainer.train(work, self.trainings) if self.trainings else self.job.trainer.test(work)

@@ -1,18 +1,18 @@
-"""Image models under their registered names (paper v5, section 5 and Appendices B.1.1 and B.1.2).
+"""Image models with their registered names (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
 - ``alma_mlp``: fully connected, two hidden layers with ReLU
-- ``alma_vgg``: VGG19 with the same number of channels in every layer and batch norm
+- ``alma_vgg``: VGG19 with batch norm and the same number of channels in every layer
 - ``alma_moe_mlp``, ``alma_moe_vgg``: the same with mixtures of experts as hidden layers or convolutions
-- ``alma_firefly_vgg``: the VGG network that Firefly makes wider where its gradients ask for it
+- ``alma_firefly_vgg``: the VGG network that Firefly grows
 
-A new architecture is a network, and a class here with its options, how to build the network and what growth changes.
+A new architecture needs a network, and a class here that builds it from its options.
 """
 
-from typing import Any, ClassVar
+from typing import Any, Callable, ClassVar, Optional, Sequence
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
-from torch import Generator
+from torch import Generator, nn
 
 from fairseq_alma.checkpoints.model_options import (
     GrownVGGOptions,
@@ -23,23 +23,21 @@ from fairseq_alma.checkpoints.model_options import (
 )
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
-from fairseq_alma.images.firefly import amount_to_add, grow_on_images
-from fairseq_alma.images.image_classifier import GrownLayers, GrowthData, ImageClassifier
-from fairseq_alma.images.mixtures import MixtureMLP, MixtureVGG, grow_losing_experts, mixture_layers
-from fairseq_alma.images.networks import (
-    MLP,
-    NUM_CONVOLUTIONS,
-    SMALLEST_IMAGE,
-    VGG,
-    ConvBlock,
-    ImageKind,
-    ImageNetwork,
-    Variant,
-)
+from fairseq_alma.images.firefly import amount_to_add, grow_firefly, growth_flops
+from fairseq_alma.images.image_batches import batch_sizes
+from fairseq_alma.images.image_classifier import Examples, GrownLayers, ImageClassifier
+from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, grow_losing_experts, mixture_layers
+from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, SMALLEST_IMAGE, VGG, ImageKind, ImageNetwork
 from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 AlmaMLPConfig = fairseq_config("AlmaMLPConfig", FairseqDataclass, [MLPOptions])
+AlmaVGGConfig = fairseq_config("AlmaVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions])
+AlmaMoEMLPConfig = fairseq_config("AlmaMoEMLPConfig", FairseqDataclass, [MixtureOptions, MLPOptions])
+AlmaMoEVGGConfig = fairseq_config("AlmaMoEVGGConfig", FairseqDataclass, [VGGVariantOptions, MixtureOptions, VGGOptions])
+AlmaFireflyVGGConfig = fairseq_config(
+    "AlmaFireflyVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions, GrownVGGOptions]
+)
 
 
 @register_model("alma_mlp", dataclass=AlmaMLPConfig)
@@ -51,27 +49,23 @@ class AlmaMLP(ImageClassifier):
         return MLP(*images, cfg.width, cfg.hidden_layers, num_members)
 
 
-AlmaVGGConfig = fairseq_config("AlmaVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions])
-
-
 @register_model("alma_vgg", dataclass=AlmaVGGConfig)
 class AlmaVGG(ImageClassifier):
     """A VGG network."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
-        variant = _variant("alma_vgg", images, cfg)
-        return VGG(*images, [cfg.channels] * NUM_CONVOLUTIONS, num_members, variant=variant)
+        return _build_vgg("alma_vgg", images, cfg, [cfg.channels] * NUM_CONVOLUTIONS, num_members)
 
 
 class MixtureClassifier(ImageClassifier):
-    """Base of the models with mixtures: growth changes the gate trees, which members do not share."""
+    """Base class of the models with mixtures, which grow by experts."""
 
     stacks_members: ClassVar[bool] = False
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
-        """Return the number of mixtures that the options ask for."""
+        """Return the number of mixture layers."""
         raise NotImplementedError
 
     @classmethod
@@ -85,14 +79,18 @@ class MixtureClassifier(ImageClassifier):
 
     @classmethod
     def grow(
-        cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
+        cls,
+        network: ImageNetwork,
+        growth: Growth,
+        cfg: Any,
+        examples: Callable[[], Examples],
+        valid: Examples,
+        batch_size: int,
+        generator: Generator,
     ) -> tuple[ImageNetwork, int]:
         for _ in range(growth.num_new):
-            grow_losing_experts(network, *data.valid, generator, growth.method)
+            grow_losing_experts(network, *valid, generator, growth.method)
         return network, 0
-
-
-AlmaMoEMLPConfig = fairseq_config("AlmaMoEMLPConfig", FairseqDataclass, [MixtureOptions, MLPOptions])
 
 
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
@@ -108,46 +106,52 @@ class AlmaMoEMLP(MixtureClassifier):
         return cfg.hidden_layers
 
 
-AlmaMoEVGGConfig = fairseq_config("AlmaMoEVGGConfig", FairseqDataclass, [VGGVariantOptions, MixtureOptions, VGGOptions])
-
-
 @register_model("alma_moe_vgg", dataclass=AlmaMoEVGGConfig)
 class AlmaMoEVGG(MixtureClassifier):
     """A VGG network of mixtures."""
 
     @classmethod
-    def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureVGG:
-        variant = _variant("alma_moe_vgg", images, cfg)
-        return MixtureVGG(*images, cfg.channels, grown.trees, str(cfg.gate), variant=variant)
+    def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
+        def make_block(layer: int, before: int, after: int) -> MixtureConv:
+            return MixtureConv(before, after, grown.trees[layer], str(cfg.gate))
+
+        return _build_vgg("alma_moe_vgg", images, cfg, [cfg.channels] * NUM_CONVOLUTIONS, 1, make_block)
 
     @classmethod
     def num_mixtures(cls, cfg: Any) -> int:
         return NUM_CONVOLUTIONS
 
 
-AlmaFireflyVGGConfig = fairseq_config(
-    "AlmaFireflyVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions, GrownVGGOptions]
-)
-
-
 @register_model("alma_firefly_vgg", dataclass=AlmaFireflyVGGConfig)
 class AlmaFireflyVGG(ImageClassifier):
-    """A VGG network that grows."""
+    """A VGG network that grows by channels."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
-        variant = _variant("alma_firefly_vgg", images, cfg)
-        return VGG(*images, grown.channels, num_members, variant=variant)
+        return _build_vgg("alma_firefly_vgg", images, cfg, grown.channels, num_members)
 
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
-        return GrownLayers(channels=tuple(_channels_of(cfg)))
+        if not cfg.layer_channels:
+            return GrownLayers(channels=(cfg.channels,) * NUM_CONVOLUTIONS)
+        words = [word.strip() for word in cfg.layer_channels.split(",")]
+        if len(words) != NUM_CONVOLUTIONS or not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise AlmaError(
+                f"--layer-channels {cfg.layer_channels}: {NUM_CONVOLUTIONS} comma-separated numbers of at least 1 are "
+                "needed, one for each convolution; omit the option for --channels in every layer"
+            )
+        channels = tuple(map(int, words))
+        if min(channels) < cfg.channels:
+            raise AlmaError(
+                f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, fewer than --channels "
+                f"{cfg.channels}; layers only grow, so give the --channels before any growth"
+            )
+        return GrownLayers(channels=channels)
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         assert isinstance(network, VGG)
-        channels = tuple(b.conv.weight.size(1) for b in network.blocks if isinstance(b, ConvBlock))
-        return GrownLayers(channels=channels)
+        return GrownLayers(channels=network.channels)
 
     @classmethod
     def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
@@ -155,42 +159,39 @@ class AlmaFireflyVGG(ImageClassifier):
 
     @classmethod
     def grow(
-        cls, network: ImageNetwork, growth: Growth, cfg: Any, data: GrowthData, generator: Generator
+        cls,
+        network: ImageNetwork,
+        growth: Growth,
+        cfg: Any,
+        examples: Callable[[], Examples],
+        valid: Examples,
+        batch_size: int,
+        generator: Generator,
     ) -> tuple[ImageNetwork, int]:
         assert isinstance(network, VGG)
-        images, labels = data.examples()
-        how = data.batch_size, cfg.channels, growth.share, generator, growth.share_of
-        return grow_on_images(network, images, labels, *how)
+        images, labels = examples()
+        sizes = batch_sizes(len(images), batch_size)
+        batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
+        grown = grow_firefly(network, batches, cfg.channels, growth.share, generator, growth.share_of)
+        return grown, growth_flops(network, cfg.channels, growth.share, len(images), images.shape[1:])
 
 
-def _channels_of(cfg: Any) -> list[int]:
-    """Return the channels of each layer. Raises AlmaError if ``layer_channels`` is not a list of them."""
-    if not cfg.layer_channels:
-        return [cfg.channels] * NUM_CONVOLUTIONS
-    words = [word.strip() for word in cfg.layer_channels.split(",")]
-    if len(words) != NUM_CONVOLUTIONS or not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise AlmaError(
-            f"--layer-channels {cfg.layer_channels}: {NUM_CONVOLUTIONS} numbers of at least 1 with commas are needed, "
-            "one for each convolution; leave it out for --channels in every layer"
-        )
-    channels = [int(word) for word in words]
-    if min(channels) < cfg.channels:
-        raise AlmaError(
-            f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, fewer than --channels "
-            f"{cfg.channels}; layers only grow, so give --channels as it was before any growth"
-        )
-    return channels
-
-
-def _variant(arch: str, images: ImageKind, cfg: VGGVariantOptions) -> Variant:
-    """Return the variant of the options. Raises AlmaError if images are too small for all poolings."""
+def _build_vgg(
+    arch: str,
+    images: ImageKind,
+    cfg: VGGVariantOptions,
+    channels: Sequence[int],
+    num_members: int,
+    make_block: Optional[Callable[[int, int, int], nn.Module]] = None,
+) -> VGG:
+    """Build a VGG network. Raises AlmaError if the images are too small for all max poolings."""
     _, height, width = images.shape
-    has_fifth = str(cfg.last_pool) == "max"
-    smallest = 2 * SMALLEST_IMAGE if has_fifth else SMALLEST_IMAGE
+    last_pool = str(cfg.last_pool)
+    smallest = 2 * SMALLEST_IMAGE if last_pool == "max" else SMALLEST_IMAGE
     if min(height, width) < smallest:
-        option = " --last-pool max" if has_fifth else ""
+        option, remedy = (" --last-pool max", "--last-pool mean or ") if last_pool == "max" else ("", "")
         raise AlmaError(
-            f"--arch {arch}{option}: images of {height} by {width} pixels, at least {smallest} by {smallest} are "
-            f"needed; give {'--last-pool mean, or ' if has_fifth else ''}--arch alma_mlp"
+            f"--arch {arch}{option}: the images have {height} by {width} pixels, at least {smallest} by {smallest} are "
+            f"needed; give {remedy}--arch alma_mlp"
         )
-    return Variant(str(cfg.last_pool), str(cfg.initial_weights))
+    return VGG(*images, channels, num_members, last_pool, str(cfg.initial_weights), make_block)

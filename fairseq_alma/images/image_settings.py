@@ -1,9 +1,10 @@
 """Settings of a run on images: architecture, training, and the configuration in its checkpoints.
 
-The options are read by fairseq's own parser, so that fairseq's commands train and test the same models.
+The parser of fairseq reads the options, so that the commands of fairseq train and test the same models.
 """
 
 import argparse
+import json
 import shlex
 import warnings
 from typing import Any, Mapping, NoReturn, Optional
@@ -19,18 +20,23 @@ from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.image_train_options import MODEL_OPTIONS, ImageTrainOptions
 from fairseq_alma.images.networks import ImageKind, ImageNetwork
 from fairseq_alma.images.stage_training import TrainingSettings
-from fairseq_alma.learners.learner import Growth
 
 
 class ImageSettings:
-    """Settings of a run; ``num_joint`` members are trained as one, on the ``mean`` or ``sum`` of their logits.
+    """Settings of a run; ``num_joint`` members are trained as one model, on the ``mean`` or ``sum`` of their logits.
 
     Attributes:
-        device: the GPU, if there is one and --cpu was not given.
-        is_joint: whether members are trained as one.
+        images: shape and number of classes of the images.
+        model_class: class of the architecture.
+        cfg: the parsed options, as fairseq's commands have them.
+        device: the GPU if there is one, unless --cpu is given.
+        is_joint: whether several members are trained as one model.
+
+    Raises:
+        AlmaError: fairseq refuses the options, or the model does not fit into memory.
     """
 
     def __init__(
@@ -39,41 +45,42 @@ class ImageSettings:
         self.stream, self.options = stream, options
         self.images = ImageKind(stream.shape, stream.num_classes)
         self.num_joint, self.is_joint, self.joint_logits = num_joint, num_joint > 1, joint_logits
-        self.model_class = image_model(options.arch)
+        possible = image_architectures()
+        if options.arch not in possible:
+            raise AlmaError(f"--arch {options.arch}: not an image model; choose from {', '.join(possible)}")
+        self.model_class: type[ImageClassifier] = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[options.arch]]
         words = [str(stream.stream.root), "--task", "alma_image_classification"]
-        words += ["--criterion", "alma_image_cross_entropy", *options.words()]
+        words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fairseq uses parts of hydra that hydra would have it replace
+            warnings.simplefilter("ignore")  # hydra's warnings about fairseq's use of deprecated parts
             self.cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, words))
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")
-        content = OmegaConf.to_container(self.cfg, resolve=True)
-        assert isinstance(content, dict)
-        self._plain = _without_objects(
-            {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
-        )
+        content: Any = OmegaConf.to_container(self.cfg, resolve=True)
+        content = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
+        self._plain = json.loads(json.dumps(content, default=str))  # enumeration values become strings
         try:
             self._optimizer = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
-            optimizer = " ".join(self.options.last("--optimizer") or ())
             raise AlmaError(
-                f"options after the --: --optimizer {optimizer} refuses its options ({error}); correct them, or leave "
-                "them out"
+                f"options after the --: --optimizer {self.cfg.optimizer._name} refuses its options ({error}); correct "
+                "them, or omit them"
             ) from error
         try:  # before anything is written
             self.build(1)
         except RuntimeError as error:
             if not any(word in str(error) for word in ("memory", "overflow")):
                 raise
-            sizes = " ".join(self.options.model_words())
             raise AlmaError(
-                f"options after the --: {self.options.arch} {sizes} does not fit into memory; give smaller sizes"
+                f"options after the --: {options.arch} {' '.join(self._model_words())} does not fit into memory; give "
+                "smaller sizes"
             ) from error
 
     def training(self) -> TrainingSettings:
-        first = self._optimizer  # copied: fairseq reads the options anew for each optimizer that it builds
+        """Return the settings of the training loop."""
+        first = self._optimizer  # copied, as fairseq parses the options for each optimizer that it builds
         return TrainingSettings(
             **vars(self.options.loop),
             build_optimizer=lambda parameters: type(first)(parameters, **first.defaults),
@@ -82,54 +89,32 @@ class ImageSettings:
         )
 
     def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
-        """Build members side by side, without initial weights, on the CPU; see `ImageClassifier.build_members`."""
+        """Build a network without initial weights, on the CPU; see `ImageClassifier.build_members`."""
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
-    def check_growth(self, growth: Growth) -> None:
-        self.model_class.check_growth(self.cfg.model, self.images, growth)
-
-    def grown_layers(self, network: ImageNetwork) -> GrownLayers:
-        return self.model_class.grown_layers(network)
-
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
-        """Read what growth has changed from a checkpoint's options of it; see `GrownLayers.options`.
+        """Return the sizes after growth from options in a checkpoint; see `GrownLayers.options`.
 
         Raises:
-            AlmaError: or an error of OmegaConf, if the run's architecture knows no such options.
+            AlmaError: or an error of OmegaConf, if the architecture does not have such options.
         """
         return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
 
     def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
+        """Return the ``cfg`` of a checkpoint."""
+        model = {**self._plain["model"], **grown.options()}
         if self.is_joint:
-            model: dict[str, Any] = {
+            model = {
                 "_name": JOINT_MODEL,
                 "num_members": self.num_joint,
                 "member_arch": self.options.arch,
-                "member_options": shlex.join(self.options.model_words()),
+                "member_options": shlex.join(self._model_words()),
                 "joint_logits": self.joint_logits,
             }
-        else:
-            model = {**self._plain["model"], **grown.options()}
         return {**self._plain, "model": model}
 
-
-def image_model(arch: str) -> type[ImageClassifier]:
-    """Return the model class of an architecture. Raises AlmaError if it takes no images."""
-    possible = image_architectures()
-    if arch not in possible:
-        raise AlmaError(f"--arch {arch}: takes no images; choose from {', '.join(possible)}")
-    return MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[arch]]
-
-
-def _without_objects(content: Any) -> Any:
-    """Return plain data, in which other objects, such as enumeration values, are strings."""
-    if isinstance(content, dict):
-        return {name: _without_objects(value) for name, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_without_objects(value) for value in content]
-    if content is None or type(content) in (bool, int, float, str):
-        return content
-    return str(content)
+    def _model_words(self) -> list[str]:
+        return self.options.words(name for name in self.options.values if name in MODEL_OPTIONS[1:])
 
 
 def _refuse(message: str) -> NoReturn:

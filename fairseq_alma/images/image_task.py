@@ -1,4 +1,4 @@
-"""``alma_image_classification``: a stage of a stream of images, for fairseq's own commands.
+"""``alma_image_classification``: train on a stage of a stream of images, or test, with the commands of fairseq.
 
     fairseq-train STREAM --user-dir fairseq_alma --task alma_image_classification --megabatch 3 \\
         --criterion alma_image_cross_entropy --arch alma_mlp --optimizer adadelta --lr 1.0 --max-epoch 100 \\
@@ -41,9 +41,9 @@ from fairseq_alma.training.stage_task import CommandConfig, FullSplit, StageTask
 
 
 class ImageDataset(FairseqDataset):
-    """Images of a stream at (n) indices, normalised.
+    """The normalized images of a stream at (n) indices.
 
-    In training each epoch has another order and, where the data set says so, other crops and flips, all from ``seed``.
+    In training each epoch has its own order and, with ``source.augment``, its own crops and flips, drawn by ``seed``.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ImageDataset(FairseqDataset):
         return np.ones(len(indices), dtype=np.int64)
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the order of an epoch, another one for each in training."""
+        """Return the order of the current epoch; random in training."""
         if not self.is_training:
             return np.arange(len(self))
         with data_utils.numpy_seed(self.seed, self.epoch):
@@ -82,29 +82,26 @@ class ImageDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Cut an epoch into batches of ``max_tokens`` or ``max_sentences`` images.
+        """Split an epoch into batches of ``max_tokens`` or ``max_sentences`` images.
 
-        ``required_batch_size_multiple`` is ignored: fairseq's own version drops a last batch that is not a multiple of
-        it (8 by default), and its images would not be trained on or tested.
-
-        Raises:
-            AlmaError: a batch would have no image.
+        Ignores ``required_batch_size_multiple``: fairseq drops a last batch that is not a multiple of it (8 by
+        default), so its images would not be trained on or tested. Raises AlmaError if the size is below 1.
         """
         size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
         if size < 1:
-            raise AlmaError(f"--batch-size {size}: images of a batch, a number of at least 1 is needed")
+            raise AlmaError(f"--batch-size {size}: a number of images of at least 1 is needed")
         batches = np.split(indices, range(size, len(indices), size))
         if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs more than one number
             batches[-2:] = [np.concatenate(batches[-2:])]
         return batches
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch: (B, C, H, W) normalised images and (B) labels."""
+        """Return a batch: (B, C, H, W) normalized images and (B) labels."""
         if not samples:
             return {}
         images = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
         if self.is_training and self.source.augment:
-            # Seeded by the batch, so that a worker process that starts in the middle of an epoch draws the same.
+            # Seeded by the batch, so that a worker process that starts within an epoch draws the same crops.
             images = self.source.augmented(images, seeded(self.seed, self.epoch, samples[0]["id"]))
         else:
             images = self.source.normalised(images)
@@ -127,7 +124,7 @@ class ImageDataset(FairseqDataset):
 
 @dataclass
 class ImageTaskConfig(CommandConfig):
-    """The stream, and options of the command that the task needs."""
+    """The stream, and the options of the command that the task uses."""
 
     data: str = field(default=MISSING, metadata={"help": "stream folder written by alma-prep-images"})
     seed: int = II("common.seed")
@@ -136,7 +133,7 @@ class ImageTaskConfig(CommandConfig):
 AlmaImageClassificationConfig = fairseq_config(
     "AlmaImageClassificationConfig", ImageTaskConfig, [StageOptions, *FEATURES], "images"
 )
-"""Options of the task, and those of the features of a training."""
+"""Options of the task and of the training features."""
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
@@ -161,7 +158,7 @@ class AlmaImageClassificationTask(StageTask):
     @classmethod
     @in_one_line()
     def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
-        """Open the stream, once no option of the command is out of range."""
+        """Check the ranges of all options, and open the stream."""
         check_options(cfg)
         stream = ImageStream.open(cfg.data)
         task = cls(cfg, stream)
@@ -171,15 +168,34 @@ class AlmaImageClassificationTask(StageTask):
 
     @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
-        """Load ``train``, ``valid`` (both of the stage) or ``test``; without --megabatch ``valid`` is that of all."""
-        self.datasets[split] = ImageDataset(
-            self.stream, self._indices(split), self.source, self.cfg.seed, is_training=split == "train"
-        )
+        """Load ``train`` or ``valid`` of the stage, or ``test``; without --megabatch ``valid`` of all mega-batches."""
+        stream, cfg = self.stream, self.cfg
+        if split not in ("train", "valid", "test"):
+            raise AlmaError(f"split {split!r}: not in a stream of images; choose from train, valid, test")
+        if split == "test":
+            indices = stream.test_indices()
+        elif cfg.megabatch is not None:
+            megabatches = stage_ending_with(cfg.megabatch, stream.num_megabatches, cfg.wait, cfg.replay).megabatches
+            if split == "train":
+                indices = rows_to_train_on(stream, megabatches, cfg.wait, self.features, cfg.seed)
+            else:
+                indices = stream.valid_indices(megabatches)
+        elif split == "valid":
+            indices = stream.valid_indices(range(stream.num_megabatches))
+        else:
+            raise AlmaError("--megabatch: missing; give the number of the last mega-batch of the stage, from 0")
+        self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model, after checking that it takes images and that the checkpoint to start from fits it."""
-        with in_one_line():  # no decorator: fairseq looks at the names of the arguments
-            _require_image_model(cfg)
+        """Build the model; check that it takes images and fits the checkpoint that training starts from."""
+        with in_one_line():  # not as a decorator, because fairseq reads the names of the arguments
+            option, arch = "--member-arch", cfg.get("member_arch")
+            possible = [ENSEMBLE_ARCH, *image_architectures()]
+            if arch is None:
+                option, arch = "--arch", cfg._name
+                possible.append(JOINT_MODEL)
+            if arch not in possible:
+                raise AlmaError(f"{option} {arch}: not an image model; choose from {', '.join(sorted(possible[1:]))}")
             if from_checkpoint:
                 model = super().build_model(cfg, from_checkpoint)
                 refuse_other_weights(model, str(self.cfg.path))
@@ -208,39 +224,13 @@ class AlmaImageClassificationTask(StageTask):
     def target_dictionary(self) -> None:
         return None
 
-    def _indices(self, split: str) -> np.ndarray:
-        cfg = self.cfg
-        if split == "test":
-            return self.stream.test_indices()
-        if split not in ("train", "valid"):
-            raise AlmaError(f"split {split!r}: a stream of images has train, valid and test")
-        if cfg.megabatch is None:
-            if split == "train":
-                raise AlmaError("--megabatch: give the mega-batch that the stage ends with, from 0")
-            return self.stream.valid_indices(range(self.stream.num_megabatches))
-        stage = stage_ending_with(cfg.megabatch, self.stream.num_megabatches, cfg.wait, cfg.replay)
-        if split == "train":
-            return rows_to_train_on(self.stream, stage.megabatches, cfg.wait, self.features, cfg.seed)
-        return self.stream.valid_indices(stage.megabatches)
-
-
-def _require_image_model(cfg: Any) -> None:
-    """Raise AlmaError if an architecture, or that of a model's members, takes no images."""
-    possible = image_architectures()
-    option, arch = "--member-arch", cfg.get("member_arch")
-    if arch is None:
-        option, arch = "--arch", cfg._name
-        possible.append(JOINT_MODEL)
-    if arch not in (ENSEMBLE_ARCH, *possible):
-        raise AlmaError(f"{option} {arch}: takes no images; choose from {', '.join(sorted(possible))}")
-
 
 @register_criterion("alma_image_cross_entropy", dataclass=FairseqDataclass)
 class AlmaImageCrossEntropy(FairseqCriterion):
-    """Cross entropy; logged are ``loss`` (nats per image) and ``error`` (share of wrong images, 0 to 1)."""
+    """Cross entropy; logs ``loss`` (nats per image) and ``error`` (share of wrong images, 0 to 1)."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss of one batch in nats, summed or of each image, with the number of images and what to log."""
+        """Return the loss of one batch in nats, summed or of each image, the number of images, and the log."""
         logits, target = model(**sample["net_input"]), sample["target"]
         loss = F.cross_entropy(logits, target, reduction="sum" if reduce else "none")
         num_images = target.size(0)

@@ -1,15 +1,16 @@
-"""The networks of the image study with mixtures of experts in their layers, and how these grow (paper v5, section 5).
+"""Image networks with mixtures of experts, and their growth (paper v5, section 5).
 
-The two hidden layers of the fully connected network, or all sixteen convolutions of the VGG network, are mixtures. The
-networks have one member: the trees of several members differ, so they cannot be stacked.
+The hidden layers of the fully connected network, or the sixteen convolutions of the VGG network, are mixtures. Such a
+network has one member: the gate trees of members may differ, so members cannot be stacked.
 
-The growth step (Appendix A, Algorithm 2): in each layer the expert with the largest part of the validation loss is
-split into two equal ones under a new random choice, and the loss is unchanged. Or it is copied with its row of a flat
-gate (v1, section 5.2, ablations), and the loss changes.
+A growth step (Appendix A, Algorithm 2) selects the expert with the largest part of the validation loss in each layer.
+``split`` replaces it by two equal experts under a new random choice, and the loss is unchanged; ``copy`` also copies
+its row of a flat gate (v1, section 5.2, ablations), and the loss changes.
 
 Letters: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
 """
 
+import itertools
 import math
 from typing import Sequence
 
@@ -20,14 +21,10 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.networks import (
     BATCH_NORM_EPS,
-    NUM_CONVOLUTIONS,
-    USUAL,
-    VGG,
     ImageNetwork,
     MemberBatchNorm2d,
     MemberConv2d,
     MemberLinear,
-    Variant,
     in_chunks,
 )
 from fairseq_alma.moe.dispatch import ExpertLosses
@@ -61,7 +58,7 @@ class MixtureLinear(MixtureLayer):
 class MixtureConv(MixtureLayer):
     """Experts are convolution, batch norm and ReLU; maps (B, I, H, W) to (B, O, H, W).
 
-    The gate sees the mean of each channel over the image.
+    The input of the gate is the mean of each channel over the image.
     """
 
     def __init__(self, in_channels: int, out_channels: int, tree: GateTree, gate: str) -> None:
@@ -79,7 +76,6 @@ class MixtureConv(MixtureLayer):
         return F.relu(self.norm(self.conv(x))).unflatten(1, (self.num_experts, -1))
 
     def one_expert(self, x: Tensor, expert: int) -> Tensor:
-        """Return (B, O, H, W), at test."""
         norm = self.norm
         out = F.conv2d(x, self.conv.weight[expert], padding=1)
         scale = norm.weight[expert] * (norm.running_var[expert] + BATCH_NORM_EPS).rsqrt()
@@ -91,13 +87,13 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """A fully connected network whose hidden layers are mixtures.
+    """A fully connected network with mixtures as hidden layers.
 
     Args:
         image_shape: (C, H, W).
         num_classes: K.
         width: neurons of each expert.
-        trees: of each hidden layer.
+        trees: gate tree of each hidden layer.
         gate: ``soft`` or ``hard``.
     """
 
@@ -105,58 +101,29 @@ class MixtureMLP(ImageNetwork):
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str
     ) -> None:
         super().__init__(num_members=1)
-        sizes = [math.prod(image_shape)] + [width] * len(trees)
+        sizes = itertools.pairwise([math.prod(image_shape)] + [width] * len(trees))
         self.blocks = nn.ModuleList(
-            MixtureLinear(before, after, tree, gate)
-            for before, after, tree in zip(sizes[:-1], sizes[1:], trees, strict=True)
+            MixtureLinear(before, after, tree, gate) for (before, after), tree in zip(sizes, trees, strict=True)
         )
         self.classifier = MemberLinear(1, width, num_classes)
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        x = _only_member(images).flatten(1)
+        x = images.flatten(-3).flatten(0, -2)  # (B, I) from (B, C, H, W) or (1, B, C, H, W)
         for block in self.blocks:
             x = block(x, generators)
         return self.classifier(x)
 
 
-class MixtureVGG(VGG):
-    """A VGG network whose convolutions are mixtures, each with a tree and as many channels an expert; see `VGG`."""
-
-    def __init__(
-        self,
-        image_shape: Sequence[int],
-        num_classes: int,
-        channels: int,
-        trees: Sequence[GateTree],
-        gate: str,
-        variant: Variant = USUAL,
-    ) -> None:
-        super().__init__(
-            image_shape,
-            num_classes,
-            [channels] * NUM_CONVOLUTIONS,
-            make_block=lambda layer, before, after: MixtureConv(before, after, trees[layer], gate),
-            variant=variant,
-        )
-
-    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        return super().forward(_only_member(images), generators)
-
-
 def mixture_layers(network: nn.Module) -> list[MixtureLayer]:
-    """Return the mixtures of a network, in order."""
+    """Return the mixtures of a network in their order."""
     return [module for module in network.modules() if isinstance(module, MixtureLayer)]
-
-
-def _only_member(images: Tensor) -> Tensor:
-    return images[0] if images.dim() == 5 else images
 
 
 @torch.no_grad()
 def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
-    """Sum the losses of the images of each expert, layer by layer, in evaluation mode.
+    """Return the summed loss of each expert's images in each layer, in evaluation mode.
 
-    With soft gates an image's loss is divided among the experts by their probabilities.
+    With soft gates the loss of an image is divided among the experts by their probabilities.
     """
     network.eval()
     sums = ExpertLosses()
@@ -173,7 +140,7 @@ def grow_losing_experts(
     """Split or copy the expert with the largest validation loss of each layer, in place; see `MixtureLayer.grow`.
 
     Returns:
-        That expert of each layer; of several with the same loss the first.
+        The number of that expert in each layer; for equal losses the smallest number.
     """
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):

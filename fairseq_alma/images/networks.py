@@ -1,14 +1,12 @@
 """The networks of the image study: fully connected, and VGG19 (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
-A network has N members, models side by side: each has weights of its own, all are computed in one operation. What a
-member computes here is what it computes alone, to rounding; members never exchange anything. A single model is the case
-N = 1, so that models and stacks of models are the same code.
+A network has N members: models with their own weights, computed together in one operation. To rounding, each member
+computes the same as alone. A single model is the case N = 1.
 
-Of VGG the paper says that it is the reduced one of Wu et al. 2020 (Firefly), and no more. Here: sixteen 3 by 3
-convolutions in five groups, all of the same number of channels, with batch norm, a max pooling after each of the first
-four groups, the mean over what is left of the image, one linear layer, and VGG's own initial weights (fan-out, He et
-al. 2015). The paper's released code has a fifth max pooling instead of the mean, and torch's default initial weights: a
-`Variant`.
+The paper uses the reduced VGG of Wu et al. 2020 (Firefly) and gives no details. Here: sixteen 3 by 3 convolutions in
+five groups, all of the same number of channels, with batch norm, a max pooling after each of the first four groups,
+global average pooling, one linear layer, and the initial weights of VGG (fan-out, He et al. 2015). The paper's released
+code has a fifth max pooling and the default initial weights of torch.
 
 Letters: N members, B images, I input and O output features or channels, C channels of an image, H and W height and
 width, K classes.
@@ -27,7 +25,7 @@ from fairseq_alma.moe.gate import draw_as_linear
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
-CHUNK_VALUES = 1 << 21  # pixels, of all channels, that are predicted at a time: bounds the memory, not the result
+CHUNK_VALUES = 1 << 21  # pixels times channels of a prediction batch; limits memory
 
 
 class ImageKind(NamedTuple):
@@ -38,7 +36,7 @@ class ImageKind(NamedTuple):
 
 
 class ImageNetwork(nn.Module):
-    """A network of N members; every parameter and buffer has the members as its first dimension."""
+    """A network of N members; the members are the first dimension of every parameter and buffer."""
 
     def __init__(self, num_members: int) -> None:
         super().__init__()
@@ -48,9 +46,9 @@ class ImageNetwork(nn.Module):
         """Classify images.
 
         Args:
-            images: (N, B, C, H, W), other images for each member, or (B, C, H, W), the same for all; normalised.
-            generators: of each member's random choices, which only training with hard gates makes, on the CPU; one: of
-                all members' choices; none: torch's global one.
+            images: normalized, (N, B, C, H, W), or (B, C, H, W) for all members.
+            generators: on the CPU, one for each member or one for all members; drawn from by hard gates in training.
+                Empty: the global generator of torch.
 
         Returns:
             (N, B, K) logits.
@@ -58,25 +56,22 @@ class ImageNetwork(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw the initial weights of each member from a generator of its own."""
+        """Draw the initial weights of each member from its own generator."""
         reset_children(self, generators)
 
-    def member_state(self, member: int) -> dict[str, Tensor]:
-        """Return the state of one member, as the state of a network with this member alone; its memory is shared."""
-        return self.part_of(self.state_dict(), member)
-
     def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
-        """Return the part of a state, or of some of its names, that belongs to one member; as `member_state`."""
+        """Return the part of a state dictionary for one member, named as in a network of one member; shares memory."""
         if self.num_members == 1:
             return dict(state)
         return {name: tensor[member : member + 1] for name, tensor in state.items()}
 
-    def load_member_state(self, member: int, state: Mapping[str, Tensor]) -> None:
-        """Load the state of one member. Raises KeyError or RuntimeError if it does not fit."""
-        load_exactly(self.member_state(member), state)
+    def member_states(self) -> list[dict[str, Tensor]]:
+        """Return the state of each member; shares memory with the network."""
+        state = self.state_dict()
+        return [self.part_of(state, member) for member in range(self.num_members)]
 
 
-class SideBySide(ImageNetwork):
+class NetworkList(ImageNetwork):
     """N networks of one member each, computed one after the other: for architectures that cannot be stacked."""
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
@@ -98,36 +93,36 @@ class SideBySide(ImageNetwork):
 
 
 def join_logits(logits: Tensor, how: str) -> Tensor:
-    """Join the (N, B, K) logits of members that are one model to (B, K): their ``mean`` or their ``sum``."""
+    """Return the ``mean`` or ``sum`` over the members of (N, B, K) logits."""
     return logits.mean(dim=0) if how == "mean" else logits.sum(dim=0)
 
 
 def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
-    """Draw the initial weights of a module's children in order; a child with ``reset_parameters`` draws its own."""
+    """Draw the initial weights of all submodules that have ``reset_parameters``, in their order."""
     for child in module.children():
-        reset: Any = child  # its own method, which mypy takes for a tensor
-        if hasattr(child, "reset_parameters"):
-            reset.reset_parameters(generators)
-        else:
+        reset: Any = getattr(child, "reset_parameters", None)
+        if reset is None:
             reset_children(child, generators)
+        else:
+            reset(generators)
 
 
 def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy tensors in place; both sides must have the same names and shapes."""
+    """Copy tensors in place. Raises KeyError or RuntimeError unless names and shapes are the same."""
     if into.keys() != state.keys():
-        raise KeyError(f"state with {', '.join(sorted(set(into) ^ set(state)))} missing or left over")
+        raise KeyError(f"missing or unexpected tensors: {', '.join(sorted(set(into) ^ set(state)))}")
     for name, tensor in into.items():
         if tensor.shape != state[name].shape:
-            raise RuntimeError(f"{name}: shape {tuple(state[name].shape)} where {tuple(tensor.shape)} is needed")
+            raise RuntimeError(f"{name}: shape {tuple(state[name].shape)} found, {tuple(tensor.shape)} required")
         tensor.copy_(state[name])
 
 
 class NetworkFlops(NamedTuple):
-    """Operations per image, over all members.
+    """FLOPs for one image, over all members.
 
     Attributes:
-        train: of a forward and a backward pass; with hard gates all experts are computed in training.
-        test: of a forward pass; with hard gates one expert of each layer.
+        train: of a forward and a backward pass; with hard gates training computes all experts.
+        test: of a forward pass; with hard gates it computes one expert in each layer.
     """
 
     train: int
@@ -135,14 +130,13 @@ class NetworkFlops(NamedTuple):
 
 
 def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlops:
-    """Count the operations for one (C, H, W) image while it runs; see `metrics` for what counts.
+    """Count the FLOPs of one (C, H, W) image by running the network; buffers stay unchanged.
 
-    Leaves buffers as they were, and evaluation mode.
+    `metrics` defines which operations count. The network is in evaluation mode afterwards.
     """
-    device = next(network.parameters()).device
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
-    # Two images and half the operations, as batch norm refuses to train on a single number.
-    images = torch.zeros(2, *image_shape, device=device)
+    # Batch norm cannot train on a single value, so two images run and their FLOPs are halved.
+    images = torch.zeros(2, *image_shape, device=next(network.parameters()).device)
     counts = []
     for is_training in (True, False):
         network.train(is_training)
@@ -155,7 +149,7 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
 
 
 def in_chunks(images: Tensor) -> Sequence[Tensor]:
-    """Split (B, C, H, W) images into batches that are predicted at a time."""
+    """Split (B, C, H, W) images into prediction batches."""
     return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
 
 
@@ -168,13 +162,8 @@ def member_logits(network: nn.Module, images: Tensor) -> Tensor:
     return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
 
-def member_states(network: ImageNetwork) -> list[dict[str, Tensor]]:
-    """Return the state of each member; their memory is the network's."""
-    return [network.member_state(member) for member in range(network.num_members)]
-
-
 class MemberLinear(nn.Module):
-    """A linear map of I to O features for each member."""
+    """A linear layer from I to O features for each member."""
 
     def __init__(self, num_members: int, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -182,12 +171,12 @@ class MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_members, out_features))
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights as ``torch.nn.Linear`` does, those of each member from a generator of its own."""
+        """Draw the initial weights of each member from its own generator, as ``torch.nn.Linear``."""
         for weight, bias, generator in zip(self.weight, self.bias, generators, strict=True):
             draw_as_linear(weight, bias, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, B, I), or (B, I) that all members share, to (N, B, O)."""
+        """Map (N, B, I), or (B, I) for all members, to (N, B, O)."""
         num_members, out_features, _ = self.weight.shape
         if num_members == 1:
             return F.linear(x if x.dim() == 2 else x.squeeze(0), self.weight.squeeze(0), self.bias.squeeze(0))[None]
@@ -198,20 +187,22 @@ class MemberLinear(nn.Module):
 
 
 class MemberConv2d(nn.Module):
-    """A 3 by 3 convolution with padding 1 and no bias for each member; members' channels lie behind each other."""
+    """A 3 by 3 convolution with padding 1 and no bias for each member; the channels of members are concatenated.
+
+    Attributes:
+        initial_weights: ``he``: normal with variance 2 / (9 O), as VGG (He et al. 2015); ``default``: uniform in
+            ±1 / sqrt(9 I), as ``torch.nn.Conv2d``.
+    """
+
+    initial_weights = "he"
 
     def __init__(self, num_members: int, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.initial_weights = "he"
         self.weight = nn.Parameter(torch.empty(num_members, out_channels, in_channels, 3, 3))
 
     @torch.no_grad()
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights as ``initial_weights`` says.
-
-        ``he``: from a normal distribution of variance 2 / (9 O), as VGG does (He et al. 2015); ``default``: as
-        ``torch.nn.Conv2d`` does, uniform in ±1 / sqrt(9 I).
-        """
+        """Draw the initial weights of each member from its own generator."""
         for weight, generator in zip(self.weight, generators, strict=True):
             if self.initial_weights == "he":
                 nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu", generator=generator)
@@ -220,7 +211,7 @@ class MemberConv2d(nn.Module):
                 nn.init.uniform_(weight, -bound, bound, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, N I, H, W), or (B, I, H, W) that all members share, to (B, N O, H, W)."""
+        """Map (B, N I, H, W), or (B, I, H, W) for all members, to (B, N O, H, W)."""
         num_members, _, in_channels = self.weight.shape[:3]
         groups = x.size(1) // in_channels
         assert groups in (1, num_members)
@@ -228,7 +219,7 @@ class MemberConv2d(nn.Module):
 
 
 class MemberBatchNorm2d(nn.Module):
-    """Batch normalisation of each member's O channels, as ``torch.nn.BatchNorm2d``."""
+    """``torch.nn.BatchNorm2d`` over the O channels of each member."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -242,17 +233,10 @@ class MemberBatchNorm2d(nn.Module):
         self.momentum = BATCH_NORM_MOMENTUM
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (B, N O, H, W)."""
-        return F.batch_norm(
-            x,
-            self.running_mean.view(-1),
-            self.running_var.view(-1),
-            self.weight.view(-1),
-            self.bias.view(-1),
-            training=self.training,
-            momentum=self.momentum,
-            eps=BATCH_NORM_EPS,
-        )
+        """Normalize (B, N O, H, W)."""
+        statistics = self.running_mean.view(-1), self.running_var.view(-1)
+        affine = self.weight.view(-1), self.bias.view(-1)
+        return F.batch_norm(x, *statistics, *affine, self.training, self.momentum, BATCH_NORM_EPS)
 
 
 class MLP(ImageNetwork):
@@ -275,26 +259,9 @@ class MLP(ImageNetwork):
         return last(x)
 
 
-VGG19 = (2, 2, 4, 4, 4)  # convolutions of each group, before any growth
+VGG19 = (2, 2, 4, 4, 4)  # convolutions of each group
 NUM_CONVOLUTIONS = sum(VGG19)
 SMALLEST_IMAGE = 2 ** (len(VGG19) - 1)
-MakeBlock = Callable[[int, int, int], nn.Module]
-
-
-class Variant(NamedTuple):
-    """Which VGG network.
-
-    Attributes:
-        last_pool: what follows the last convolution: the ``mean`` over the image; ``max``: a fifth max pooling, then
-            the mean over what is left, which of 32 by 32 pixels is one.
-        initial_weights: of convolutions, see `MemberConv2d`.
-    """
-
-    last_pool: str = "mean"
-    initial_weights: str = "he"
-
-
-USUAL = Variant()
 
 
 class ConvBlock(nn.Module):
@@ -311,15 +278,17 @@ class ConvBlock(nn.Module):
 
 
 class VGG(ImageNetwork):
-    """Convolutional blocks, pooling between them, one linear layer.
+    """Convolutional blocks with pooling between the groups, and one linear layer.
 
     Args:
-        image_shape: (C, H, W); height and width of at least 16, with five max poolings of 32.
+        image_shape: (C, H, W); height and width of at least 16, or 32 with five max poolings.
         num_classes: K.
         channels: O of each convolution.
         num_members: N.
-        make_block: builds the block of a convolution from its number and its I and O; None: a `ConvBlock`.
-        variant: which VGG network.
+        last_pool: pooling after the last convolution: ``mean``: global average; ``max``: a fifth max pooling, then
+            global average.
+        initial_weights: of the convolutions; see `MemberConv2d`.
+        make_block: builds a block from its number, I and O; None: a `ConvBlock`.
     """
 
     def __init__(
@@ -328,22 +297,24 @@ class VGG(ImageNetwork):
         num_classes: int,
         channels: Sequence[int],
         num_members: int = 1,
-        make_block: Optional[MakeBlock] = None,
-        variant: Variant = USUAL,
+        last_pool: str = "mean",
+        initial_weights: str = "he",
+        make_block: Optional[Callable[[int, int, int], nn.Module]] = None,
     ) -> None:
         super().__init__(num_members)
-        self.variant = variant
         assert len(channels) == NUM_CONVOLUTIONS
+        self.image_shape, self.num_classes, self.channels = image_shape, num_classes, tuple(channels)
+        self.last_pool = last_pool
         self._pool_after = {end - 1 for end in itertools.accumulate(VGG19[:-1])}
         make_block = make_block or (lambda layer, before, after: ConvBlock(num_members, before, after))
         self.blocks = nn.ModuleList(
             make_block(layer, before, after)
-            for layer, (before, after) in enumerate(zip([image_shape[0], *channels[:-1]], channels, strict=True))
+            for layer, (before, after) in enumerate(itertools.pairwise([image_shape[0], *channels]))
         )
         self.classifier = MemberLinear(num_members, channels[-1], num_classes)
         for module in self.modules():
             if isinstance(module, MemberConv2d):
-                module.initial_weights = variant.initial_weights
+                module.initial_weights = initial_weights
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         x = images.transpose(0, 1).flatten(1, 2) if images.dim() == 5 else images  # (B, N C, H, W) or (B, C, H, W)
@@ -351,7 +322,7 @@ class VGG(ImageNetwork):
             x = block(x, generators)
             if layer in self._pool_after:
                 x = F.max_pool2d(x, 2)
-        if self.variant.last_pool == "max":
+        if self.last_pool == "max":
             x = F.max_pool2d(x, 2)
         features = x.mean(dim=(2, 3)).unflatten(1, (self.num_members, -1))  # (B, N, O)
         return self.classifier(features.transpose(0, 1))
@@ -359,7 +330,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the statistics of each batch norm to their mean over batches of (B, C, H, W) normalised images."""
+    """Set the statistics of each batch norm to their mean over batches of normalized images, (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

@@ -1,12 +1,12 @@
-"""Predictions of a stage's models: by the mean of their probabilities or logits, or by their vote.
+"""Predictions of the models of a stage: by the mean of their probabilities or logits, or by their vote.
 
-A growing ensemble has as many models as stages; what its frozen models predict on the test set is computed once.
+A growing ensemble has as many models as stages; each of its frozen models predicts the test set once.
 
 Letters: N models, B images, K classes.
 """
 
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_alma.files import open_atomically
+from fairseq_alma.images.image_classifier import Examples
 from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.model_store import ModelStore
 from fairseq_alma.images.networks import ImageNetwork, in_chunks, join_logits
@@ -22,60 +23,53 @@ from fairseq_alma.learners.learner import ModelId, StagePlan
 EXPERTS_FILE = "test-experts.npz"
 NUM_SHOWN = 2000
 Metrics = dict[str, float]
-Examples = tuple[Tensor, Tensor]
-"""(B, C, H, W) normalised images and (B) labels."""
 
 
 class Tally:
-    """Predictions of several models for the same images.
+    """Combined predictions of several models for the same images.
 
-    Models are added in their order, so that a sum that is built again after a restart is the same to the last bit.
+    Models are added in their order, so that sums after a restart are equal to the last bit.
 
     Args:
         combine: ``single`` or ``probabilities``: predict the class of the largest mean probability; ``logits``: of the
-            largest mean logit; ``vote``: the class that most models find most likely, of several such classes the one
-            of the largest mean probability.
+            largest mean logit; ``vote``: of most votes, and for equal votes of the largest mean probability.
     """
 
     def __init__(self, combine: str) -> None:
         self.combine = combine
         self.num_models = 0
-        self.log_sum: Optional[Tensor] = None  # of logits: their sum itself
+        self.log_sum: Optional[Tensor] = None  # with ``logits`` their plain sum
         self.votes: Optional[Tensor] = None
 
     def add(self, logits: Tensor) -> None:
         """Add the (N, B, K) logits of N more models."""
         self.num_models += len(logits)
-        if self.combine == "logits":
-            for each in logits:
-                self.log_sum = each if self.log_sum is None else self.log_sum + each
-            return
-        log_probs = F.log_softmax(logits, dim=-1)
-        for each in log_probs:
-            self.log_sum = each if self.log_sum is None else torch.logaddexp(self.log_sum, each)
+        for each in logits if self.combine == "logits" else F.log_softmax(logits, dim=-1):
+            add = torch.add if self.combine == "logits" else torch.logaddexp
+            self.log_sum = each if self.log_sum is None else add(self.log_sum, each)
             if self.combine == "vote":
                 vote = F.one_hot(each.argmax(dim=-1), logits.size(-1))
                 self.votes = vote if self.votes is None else self.votes + vote
 
-    def result(self, labels: Tensor) -> dict[str, float]:
-        """Return ``loss``, of the mean of probabilities or logits, in nats, and ``error``, 0 to 1, for (B) labels."""
-        assert self.log_sum is not None  # a model was added
+    def result(self, labels: Tensor) -> Metrics:
+        """Return ``loss`` of the mean of probabilities or logits, in nats, and ``error``, 0 to 1, for (B) labels."""
+        assert self.log_sum is not None  # at least one model was added
         if self.combine == "logits":
             log_probs = F.log_softmax(self.log_sum / self.num_models, dim=-1)
         else:
             log_probs = self.log_sum - torch.log(torch.tensor(float(self.num_models)))
-        # The mean of probabilities, at most 1, decides between equal votes and no others.
+        # Half of a mean probability is less than one vote, so it only decides between equal votes.
         scores = log_probs if self.votes is None else self.votes + log_probs.exp() / 2
         wrong = (scores.argmax(dim=-1) != labels).sum().item()
         return {"loss": F.nll_loss(log_probs, labels).item(), "error": wrong / len(labels)}
 
 
 class Predicted(NamedTuple):
-    """Logits, and for each mixture the share of the images that each expert got.
+    """Predictions of a network.
 
     Attributes:
-        logits: (N, B, K), of a joint network (1, B, K).
-        usage: (mixtures, experts); empty without mixtures.
+        logits: (N, B, K); (1, B, K) of a joint model.
+        usage: (mixtures, experts): share of the images for each expert; empty without mixtures.
     """
 
     logits: Tensor
@@ -84,7 +78,7 @@ class Predicted(NamedTuple):
 
 @torch.no_grad()
 def predict(network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None) -> Predicted:
-    """Predict (B, C, H, W) normalised images; a joint network by the ``mean`` or ``sum`` of its members' logits."""
+    """Predict (B, C, H, W) normalized images; a joint model by the ``mean`` or ``sum`` of logits."""
     network.eval()
     layers = mixture_layers(network)
     totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
@@ -106,7 +100,7 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 @torch.no_grad()
 def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
-    """Write the expert of each of the first test images, for a figure; nothing without mixtures.
+    """Write the experts of the first test images to a file for figures; do nothing without mixtures.
 
     The file has ``features`` (n, d), the input of the first gate, ``labels`` (n) and ``expert`` (layers, n).
     """
@@ -119,17 +113,14 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
     features = layers[0].gate_input
     assert features is not None
     experts = torch.stack([layer.shares().argmax(dim=-1) for layer in layers])
+    arrays: dict[str, Any] = {"features": features, "labels": labels[:NUM_SHOWN], "expert": experts}
+    arrays = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
     with open_atomically(folder / EXPERTS_FILE) as file:
-        np.savez_compressed(
-            file,
-            features=features.cpu().numpy(),
-            labels=labels[:NUM_SHOWN].cpu().numpy(),
-            expert=experts.cpu().numpy(),
-        )
+        np.savez_compressed(file, **arrays)
 
 
 class Predictions:
-    """Predictions of one run's models on the ``test`` set and on validation sets."""
+    """Predictions of the models of one run on the ``test`` set and on validation sets."""
 
     def __init__(self, store: ModelStore, test: Examples) -> None:
         self.network_of, self.test = store.network_of, test
@@ -139,35 +130,31 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return loss and error on the test set, and the use of experts in the last network; see `Predicted`."""
-        images, labels = self.test
-        is_longer = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
-        if not is_longer or plan.combine == "single":
+        """Return loss and error on the test set, and the usage of experts in the last network; see `Predicted`."""
+        can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
+        if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []
         for models in _groups(plan, plan.predictors[len(self._counted) :]):
-            logits, usage = predict(self.network_of(models), images, self.joint_logits)
+            logits, usage = predict(self.network_of(models), self.test[0], self.joint_logits)
             self._tally.add(logits)
             self._counted += models
-        return self._tally.result(labels), usage
+        return self._tally.result(self.test[1]), usage
 
     def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
-        """Return loss and error on the stage's validation set."""
+        """Return loss and error on the validation set of the stage."""
         tally = Tally(plan.combine)
-        known = set(plan.predictors)
-        self._frozen = {model: network for model, network in self._frozen.items() if model in known}
+        self._frozen = {model: network for model, network in self._frozen.items() if model in plan.predictors}
         for models in _groups(plan, plan.predictors):
-            if plan.stage.index == models[0].stage:
-                network = self.network_of(models)
-            else:
-                network = self._frozen.get(models[0]) or self.network_of(models)
+            network = self._frozen.get(models[0]) or self.network_of(models)
+            if plan.stage.index != models[0].stage:
                 self._frozen[models[0]] = network
             tally.add(predict(network, valid[0], self.joint_logits).logits)
         return tally.result(valid[1])
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Return a group for each frozen model, then one of the models that the stage trained, computed together."""
+    """Return each frozen model alone, then the models of this stage, which share a network."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

@@ -1,10 +1,10 @@
-"""Trains one network on the images of one stage: all epochs, best epoch by validation (paper v1, section 5).
+"""Train one network on the images of one stage, and select its best epoch by validation (paper v1, section 5).
 
-Unless members are trained jointly, each has its own order of the images, its own best epoch and its own early stop, and
-ends with the weights that it would have if trained alone.
+Members that are not trained jointly have their own order of the images, best epoch and early stop, and get the same
+weights as if trained alone.
 
-Letters: N members, U units (each with a best epoch of its own: a member, or all members together if they are joint),
-B images of a batch, C channels, H and W height and width, K classes.
+Letters: N members, U units (a unit has its own best epoch: one member, or all members of a joint model), B images of a
+batch, C channels, H and W height and width, K classes.
 """
 
 import math
@@ -19,36 +19,36 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_batches import TrainingImages
 from fairseq_alma.images.image_train_options import LoopOptions
-from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly, member_logits, member_states
+from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly, member_logits
 from fairseq_alma.training.feature import Features
 
-PART = 65_536  # numbers: an optimizer's five tensors of 256 KiB stay in the cache of a core
+PART = 65_536  # numbers: the five tensors of an optimizer take 256 KiB each and stay in the cache of a core
+COUNTS = ("ntokens", "nsentences", "sample_size")
+"""Counts in the logs of fairseq's criterions: here the images of an update, over all members."""
+ROUNDING = 1e-9  # of a difference between two accuracies
 
 
 class FlatParameters:
-    """The parameters of a network and their gradients as parts of one tensor, so that an update is a few operations.
+    """The parameters of a network and their gradients as parts of one tensor, so that an update has few operations.
 
-    With ten small tensors an optimizer spends most of its time on starting operations; parts that fit into a core's
-    cache do not wait for memory. Optimizers that treat each number by itself (AdaDelta, SGD, Adam) give the same result
-    for any parts. The network's own parameters become views: updating the parts updates the network.
+    For a network of ten small tensors most time of an update is the overhead of its operations; large tensors are cut
+    into parts that stay in the cache. AdaDelta, SGD and Adam are elementwise, so the parts do not change the result.
+    The parameters of the network become views of the parts.
 
     Args:
-        network: on its device already; its parameters must not be replaced afterwards.
+        network: on its device; its parameters must not be replaced afterwards.
 
     Attributes:
-        parts: the optimizer's parameters, of at most `PART` numbers each on a CPU; one on a GPU.
+        parts: parameters of the optimizer, of at most `PART` numbers each on a CPU; one on a GPU.
     """
 
     def __init__(self, network: nn.Module) -> None:
         parameters = list(network.parameters())
         flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
         self._grad = torch.zeros_like(flat)
-        start = 0
-        for parameter in parameters:
-            end = start + parameter.numel()
-            parameter.data = flat[start:end].view_as(parameter)
-            parameter.grad = self._grad[start:end].view_as(parameter)
-            start = end
+        sizes = [parameter.numel() for parameter in parameters]
+        for parameter, data, grad in zip(parameters, flat.split(sizes), self._grad.split(sizes), strict=True):
+            parameter.data, parameter.grad = data.view_as(parameter), grad.view_as(parameter)
         size = PART if flat.device.type == "cpu" else flat.numel()
         self.parts = [nn.Parameter(part) for part in flat.split(size)]
         for part, grad in zip(self.parts, self._grad.split(size), strict=True):
@@ -58,21 +58,16 @@ class FlatParameters:
         self._grad.zero_()
 
 
-COUNTS = ("ntokens", "nsentences", "sample_size")
-"""Counts that fairseq's criterions log with the loss: here the images of an update, of all members."""
-ROUNDING = 1e-9  # of a difference between two shares
-BuildOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(LoopOptions):
-    """How a stage is trained; joint members are trained as one, on the ``mean`` or ``sum`` of their logits."""
+    """Settings of the training loop; joint members are trained as one model on the ``mean`` or ``sum`` of logits."""
 
-    build_optimizer: BuildOptimizer
+    build_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     is_joint: bool = False
     joint_logits: str = "mean"
 
     def is_better(self, score: float, best: float) -> bool:
+        """Return whether a score is lower than the best one by the least gain."""
         return score < best and score <= best - self.least_gain + ROUNDING
 
 
@@ -81,9 +76,9 @@ class UnitProgress:
     """Progress of one unit.
 
     Attributes:
-        best_loss: lowest validation loss so far, nats; with selection by accuracy lowest error, 0 to 1.
-        best_epoch: epoch of it, from 1.
-        stopped_after: epochs until its early stop; None: still trained.
+        best_loss: lowest validation loss, in nats; with selection by accuracy lowest error, 0 to 1.
+        best_epoch: epoch of ``best_loss``, from 1.
+        stopped_after: epochs until the early stop; None: still in training.
     """
 
     best_loss: float = math.inf
@@ -92,23 +87,23 @@ class UnitProgress:
 
 
 class StageTraining:
-    """One training, resumed from its `state_dict` after any epoch.
+    """One training; `state_dict` can resume it after any epoch.
 
     Args:
         network: with its initial weights, on its device.
-        data: of the stage.
-        valid_images: (B, C, H, W), normalised.
+        data: training images.
+        valid_images: (B, C, H, W), normalized.
         valid_labels: (B) int64.
-        settings: how to train.
-        generators: of each member's order, crops and choices, on the CPU; a joint network has one.
+        settings: of the training loop.
+        generators: of the order and crops of each member, on the CPU; one for a joint model.
         features: of the training.
         copy: features of a copy that is tested, while the next stage starts from the weights of the training itself;
             None: no copy.
-        copy_from: update at which the copy begins to differ; the copy starts with the epoch of this update.
+        copy_from: first update of the copy that differs; the copy starts with the epoch of this update.
 
     Attributes:
-        best: weights of each unit's best epoch.
-        tested: weights that are tested instead, of each unit; None: those of the best epoch.
+        best: weights of the best epoch of each unit.
+        tested: weights to test instead, of each unit; None: those of the best epoch.
     """
 
     def __init__(
@@ -130,13 +125,14 @@ class StageTraining:
         self.parameters = FlatParameters(self.network)
         self.optimizer = settings.build_optimizer(self.parameters.parts)
         self.epoch = 0
-        self.states = [network.state_dict()] if settings.is_joint else member_states(network)  # views
+        self.updates_per_epoch = len(data.sizes(settings.batch_size))
+        self.states = [network.state_dict()] if settings.is_joint else network.member_states()  # views
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
         self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
         self.units = [UnitProgress() for _ in self.states]
         self._fork_epoch = copy_from // self.updates_per_epoch
-        self._fork: Optional[dict[str, Any]] = None  # what the copy begins with
-        self._trunk: Optional[list[dict[str, Tensor]]] = None  # best weights of the training itself, if it is over
+        self._fork: Optional[dict[str, Any]] = None  # state at the start of the copy
+        self._trunk: Optional[list[dict[str, Tensor]]] = None  # best weights before the copy, once it is in training
 
     @property
     def is_over(self) -> bool:
@@ -149,23 +145,20 @@ class StageTraining:
 
     @property
     def num_epochs(self) -> tuple[int, int]:
-        """Epochs so far and at most, those of the copy included."""
+        """Completed epochs and maximal number of epochs, including the copy."""
         of_copy = self.settings.max_epoch - self._fork_epoch if self.copy is not None else 0
-        before = 0 if self._trunk is None else of_copy
-        return self.epoch + before, self.settings.max_epoch + of_copy
+        return self.epoch + (0 if self._trunk is None else of_copy), self.settings.max_epoch + of_copy
 
     def epochs_of(self, unit: int) -> int:
+        """Return the number of epochs until the end or early stop of a unit."""
         stopped = self.units[unit].stopped_after
         return self.epoch if stopped is None else stopped
 
-    @property
-    def updates_per_epoch(self) -> int:
-        return len(self.data.sizes(self.settings.batch_size))
-
     def run_epoch(self) -> Tensor:
-        """Train for an epoch and keep its weights if it is the best. Return the last update's mean loss, nats."""
-        if self._is_part_over:
-            self._begin_copy()
+        """Train for an epoch and keep the weights of the best epoch. Return the mean loss of the last update, nats."""
+        if self._is_part_over:  # return to the state at the start of the copy, and train the copy
+            assert self.copy is not None and self._fork is not None
+            self.load_state_dict({**self._fork, "trunk": deepcopy(self.best)})
         if self.copy is not None and self._trunk is None and self.epoch == self._fork_epoch:
             self._fork = deepcopy(self.state_dict())
         self.network.train()
@@ -184,17 +177,11 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load the weights that the next stage starts from: those of each unit's best epoch."""
+        """Load the weights of the best epoch of each unit; the next stage starts from them."""
         if self._trunk is not None:
             self.tested = [*self.best]
         for state, best in zip(self.states, self._trunk or self.best, strict=True):
             load_exactly(state, best)
-
-    def _begin_copy(self) -> None:
-        """Return to the state from which the copy starts, and train the copy from now on."""
-        assert self.copy is not None and self._fork is not None
-        trunk = deepcopy(self.best)
-        self.load_state_dict({**self._fork, "trunk": trunk})
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes during the training."""
@@ -212,7 +199,7 @@ class StageTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`; errors of several kinds if it belongs to another training."""
+        """Resume from a `state_dict`; raises errors of several types if it belongs to another training."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for generator, before in zip(self.generators, state["generators"], strict=True):
@@ -227,7 +214,7 @@ class StageTraining:
         self.epoch = state["epoch"]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over the units of the mean cross entropy, so that each gets its own gradient."""
+        """Return the sum over the units of their mean cross entropy, so that each unit gets its own gradient."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
             logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
@@ -236,39 +223,35 @@ class StageTraining:
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
+        """Validate, keep the weights of units with a better score, and stop units without patience left."""
         with self.features.around_forward(self.network):
             scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
         own: Optional[Mapping[str, Tensor]] = None
-        each = zip(self.units, scores, self.best, self.states, strict=True)
-        for number, (unit, score, best, state) in enumerate(each):
+        patience = math.inf if self.settings.patience is None else self.settings.patience
+        for number, (unit, score, state) in enumerate(zip(self.units, scores, self.states, strict=True)):
             if unit.stopped_after is not None:
                 continue
             if self.settings.is_better(score, unit.best_loss):
                 unit.best_loss, unit.best_epoch = score, self.epoch
-                load_exactly(best, state)
+                load_exactly(self.best[number], state)
                 own = self.features.to_test(self.network) if own is None else own
-                self._keep_tested(number, own)
+                if own is not None:
+                    mine = own if self.settings.is_joint else self.network.part_of(own, number)
+                    self.tested[number] = self.best[number] | {name: tensor.clone() for name, tensor in mine.items()}
                 continue
-            is_out_of_patience = (
-                self.settings.patience is not None and self.epoch - unit.best_epoch >= self.settings.patience
-            )
+            is_out_of_patience = self.epoch - unit.best_epoch >= patience
             if not unit.best_epoch and (is_out_of_patience or self.epoch == self.settings.max_epoch):
                 raise AlmaError(
-                    f"the validation loss is {score} after {self.epoch} epochs, so the training diverged; start a new "
-                    "--run with a lower --lr"
+                    f"training diverged: the validation loss is {score} after {self.epoch} epochs; start a new --run "
+                    "with a lower --lr"
                 )
             if is_out_of_patience:
                 unit.stopped_after = self.epoch
 
-    def _keep_tested(self, unit: int, own: Optional[Mapping[str, Tensor]]) -> None:
-        if own is not None:
-            own = own if self.settings.is_joint else self.network.part_of(own, unit)
-            self.tested[unit] = self.best[unit] | {name: tensor.clone() for name, tensor in own.items()}
-
 
 @torch.no_grad()
 def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
-    """Return for each unit the score that selects its epoch: mean cross entropy in nats, or error from 0 to 1.
+    """Return the score of each unit that selects its epoch: mean cross entropy in nats, or error from 0 to 1.
 
     The error is NaN if a logit is not finite.
     """

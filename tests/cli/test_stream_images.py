@@ -256,7 +256,7 @@ def test_usage_errors_write_nothing(options, words, said, stream, tmp_path, caps
         (["--width", "0"], "--width 0: a number of at least 1 is needed"),
         (["--arch", "alma_vgg"], "at least 16 by 16"),
         (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 by 32 are needed; give --last-pool mean"),
-        (["--arch", "alma_switch_lm"], "takes no images"),
+        (["--arch", "alma_switch_lm"], "not an image model"),
     ],
 )
 def test_options_without_a_valid_model_are_reported_in_one_line(words, said, stream, tmp_path, capsys):

@@ -10,7 +10,6 @@ from fairseq_alma.images.candidate_vgg import CandidateVGG, KeptCandidates, Step
 from fairseq_alma.images.firefly import (
     FEWEST_NEW,
     grow_firefly,
-    grow_on_images,
     growth_flops,
     num_chain_parameters,
     score_candidates,
@@ -18,6 +17,7 @@ from fairseq_alma.images.firefly import (
 )
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
+from fairseq_alma.learners.learner import Growth
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 CHANNELS = 4
@@ -91,7 +91,7 @@ def exact_network():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_splits_whose_halves_are_equal_change_no_output(exact_network, training):
-    candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, Steps(split=0.0), seeded(0))
+    candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, seeded(0), Steps(split=0.0))
     splits = [
         KeptCandidates([0, 3], []) if layer % 3 else KeptCandidates([1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)
     ]
@@ -104,7 +104,7 @@ def test_splits_whose_halves_are_equal_change_no_output(exact_network, training)
 
 @pytest.mark.parametrize("position", [0.0, 1.0])
 def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_network, position):
-    candidates = CandidateVGG(exact_network, [2, 3] * 8, Steps(), seeded(0))
+    candidates = CandidateVGG(exact_network, [2, 3] * 8, seeded(0))
     for layer in candidates.layers():
         layer.set_path(position)
     everything = [KeptCandidates([0, 1, 2, 3], list(range(num_new))) for num_new in [2, 3] * 8]
@@ -115,7 +115,7 @@ def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_net
 
 def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
     batches = batches_of(dtype=torch.float64)
-    candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, Steps(0.01, 0.001), seeded(0))
+    candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, seeded(0), Steps(0.01, 0.001))
     tune_directions(candidates, batches * 4)  # else gains and losses cancel each other, and rounding is what is left
     scores = score_candidates(candidates, batches)
     everything = [KeptCandidates([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS
@@ -126,7 +126,7 @@ def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
 
 def test_tuned_directions_score_better_than_random_ones_and_keep_their_length(network):
     batches = batches_of(1) * 8
-    candidates = CandidateVGG(network, [1] * NUM_CONVOLUTIONS, Steps(0.05, 0.01), seeded(0))
+    candidates = CandidateVGG(network, [1] * NUM_CONVOLUTIONS, seeded(0), Steps(0.05, 0.01))
     first = score_candidates(candidates, batches)
     tune_directions(candidates, batches)
     tuned = score_candidates(candidates, batches)
@@ -157,7 +157,7 @@ def test_right_after_growth_the_loss_is_nearly_what_it_was(exact_network):
 
 
 def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(network):
-    candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
+    candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, seeded(0))
     wide = keep_candidates(network, candidates, [KeptCandidates([1], [0, 1])] * NUM_CONVOLUTIONS).train()
     images, labels = batches_of(1)[0]
     F.cross_entropy(wide(images)[0], labels).backward()
@@ -171,7 +171,7 @@ def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(n
 
 def test_batch_norm_of_halves_is_that_of_the_whole_and_of_new_channels_is_measured(network):
     batches = batches_of()
-    candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, Steps(), seeded(0))
+    candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, seeded(0))
     score_candidates(candidates, batches)
     wide = keep_candidates(network, candidates, [KeptCandidates([1, 2], [1])] * NUM_CONVOLUTIONS)
     for old, new in zip(network.blocks, wide.blocks, strict=True):
@@ -234,17 +234,21 @@ def test_a_growth_step_costs_two_forward_and_backward_passes_of_all_candidates()
     assert found > 2 * 30 * count_flops(untrained(channels), SHAPE).train
 
 
-def test_growth_depends_on_its_generator_and_leaves_the_network_as_it_was():
-    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))  # a last image alone
+def test_growth_depends_on_its_generator_and_does_not_change_the_network():
+    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))  # a single last image
     network = untrained(FIRST)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    grown, flops = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
-    again, _ = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(2))
+    examples, growth = (images / 255, labels), Growth(0, "firefly", "loss", 1, share=0.5)
+
+    def grow(seed):
+        config = AlmaFireflyVGGConfig(channels=CHANNELS)
+        return AlmaFireflyVGG.grow(network, growth, config, lambda: examples, examples, 8, seeded(seed))
+
+    (grown, flops), (again, _), (other, _) = map(grow, (2, 2, 3))
     assert flops == growth_flops(network, CHANNELS, 0.5, 17, SHAPE)
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in grown.state_dict().items())
     assert network.training and grown.training
-    other, _ = grow_on_images(network, images / 255, labels, 8, CHANNELS, 0.5, seeded(3))
     assert channels_of(other) != channels_of(grown) or not torch.equal(other.classifier.weight, grown.classifier.weight)
 
 

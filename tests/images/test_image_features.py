@@ -143,7 +143,7 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path
         ([*COPY, "--ema-half-life", "1/8"], [], "--ema-half-life 1/8: --branch-share 0.3 also decides"),
         (COPY, ["--patience", "2"], "--branch-share: counts the updates of a stage, which --patience"),
         ([], ["--autocast", "fp16"], "--autocast fp16: choose from bf16"),
-        ([], ["--branch-from", "2"], "--branch-from after the --: alma-stream trains on images by itself"),
+        ([], ["--branch-from", "2"], "--branch-from after the --: not an option of training on images"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(options, words, said, stream, tmp_path, capsys):

@@ -29,7 +29,7 @@ from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.image_train_options import ImageTrainOptions
 from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.model_store import TrainedModel, write_model
-from fairseq_alma.images.networks import ImageKind, SideBySide, count_flops
+from fairseq_alma.images.networks import ImageKind, NetworkList, count_flops
 from fairseq_alma.learners.learner import LEARNERS
 from tests.images.image_streams import make_stream
 
@@ -67,7 +67,7 @@ def test_members_side_by_side_are_the_models_of_their_own_seeds(arch):
     model_class, config = BUILT[arch]
     network = model_class.build_members(config, KIND, 3)
     network.reset_parameters([seeded(seed) for seed in range(3)])
-    assert isinstance(network, SideBySide) == arch.startswith("alma_moe")
+    assert isinstance(network, NetworkList) == arch.startswith("alma_moe")
     images = torch.randn(6, *SHAPE, generator=seeded(9))
     together = network.eval()(images)
     for member in range(3):
@@ -139,7 +139,11 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
         ("alma_moe_mlp", {"gate_trees": "[[0,1]]"}, ("--gate-trees", "2 trees")),
         ("alma_moe_mlp", {"gate_trees": "[[0,1],[0,1]]"}, ("--gate-trees", "2 experts", "but --num-experts is 4")),
         ("alma_moe_mlp", {"gate_trees": "oops"}, ("--gate-trees",)),
-        ("alma_firefly_vgg", {"layer_channels": "4,4,5"}, ("--layer-channels 4,4,5", "16 numbers of at least 1")),
+        (
+            "alma_firefly_vgg",
+            {"layer_channels": "4,4,5"},
+            ("--layer-channels 4,4,5", "16 comma-separated numbers of at least 1"),
+        ),
         ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "at least 1")),
         ("alma_firefly_vgg", {"channels": 5}, ("--channels 5", "before any growth")),
     ],
@@ -196,7 +200,7 @@ def test_the_checkpoint_of_a_trained_network_is_the_same_model_to_fairseq(
     network.reset_parameters([seeded(seed) for seed in range(num_joint)])
     for layer in mixture_layers(network):
         layer.grow(0, seeded(7))
-    grown = settings.grown_layers(network)
+    grown = settings.model_class.grown_layers(network)
     path = tmp_path / "checkpoint_last.pt"
     write_model(path, TrainedModel(network.state_dict(), grown, 1, 1), settings.checkpoint_config(grown))
     (model,), config, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])

@@ -11,7 +11,6 @@ from fairseq_alma.images.networks import (
     MemberBatchNorm2d,
     MemberConv2d,
     MemberLinear,
-    Variant,
     measure_batch_norm,
 )
 
@@ -135,7 +134,7 @@ def torch_vgg(channels, last_pool="mean"):
 
 def copy_member(network, member, plain):
     """Give the plain network the weights of a member, layer by layer."""
-    state = network.member_state(member)
+    state = network.member_states()[member]
     wanted = [module for module in plain if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear))]
     ours = [f"blocks.{layer}.{part}" for layer in range(NUM_CONVOLUTIONS) for part in ("conv", "norm")]
     for module, name in zip(wanted, [*ours, "classifier"], strict=True):
@@ -161,7 +160,7 @@ def test_it_computes_what_an_independent_vgg19_computes_in_training_and_at_test(
 
 def test_the_network_of_the_released_code_ends_in_a_fifth_max_pooling_and_has_torchs_initial_weights():
     channels = [4] * NUM_CONVOLUTIONS
-    network = VGG((3, 32, 32), NUM_CLASSES, channels, variant=Variant("max", "default"))
+    network = VGG((3, 32, 32), NUM_CLASSES, channels, last_pool="max", initial_weights="default")
     network.reset_parameters([seeded(1)])
     plain = copy_member(network, 0, torch_vgg(channels, last_pool="max"))
     images = torch.randn(7, 3, 32, 32, generator=seeded(1))

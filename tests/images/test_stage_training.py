@@ -79,7 +79,7 @@ def test_a_member_trained_side_by_side_ends_as_if_it_was_trained_alone(options, 
         assert together.epochs_of(member) == alone.epochs_of(0)
         for name, tensor in alone.network.state_dict().items():
             assert tensor.dtype == torch.float64
-            torch.testing.assert_close(together.network.member_state(member)[name], tensor, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(together.network.member_states()[member][name], tensor, rtol=1e-9, atol=1e-11)
 
 
 def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_stay():

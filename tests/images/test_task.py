@@ -147,7 +147,7 @@ def test_a_stage_has_the_images_of_its_mega_batches(stream, options, megabatches
 def test_without_a_stage_valid_is_that_of_all_mega_batches_and_there_is_nothing_to_train_on(stream):
     images = ImageStream.open(stream)
     assert rows_of(stream, "valid") == images.valid_indices(range(4)).tolist()
-    with pytest.raises(AlmaError, match="--megabatch: give the mega-batch"):
+    with pytest.raises(AlmaError, match="--megabatch: missing; give the number"):
         rows_of(stream, "train")
 
 
@@ -165,7 +165,7 @@ def test_stages_and_splits_that_do_not_exist_are_refused(stream, options, split,
 
 def test_an_architecture_of_text_is_refused(stream):
     config = model_config(_name="transformer_lm")
-    with pytest.raises(AlmaError, match=r"--arch transformer_lm: takes no images; choose from .*alma_mlp"):
+    with pytest.raises(AlmaError, match=r"--arch transformer_lm: not an image model; choose from .*alma_mlp"):
         task_of(stream).build_model(config)
 
 

@@ -18,7 +18,7 @@ def train_options(learner, words, preset, for_photographs=False):
 @pytest.mark.parametrize("for_photographs", [False, True])
 def test_the_papers_preset_equals_the_defaults(learner, for_photographs):
     found, plain = (train_options(learner, [], preset, for_photographs) for preset in (PAPER, None))
-    assert found.as_dict() == plain.as_dict()
+    assert found.values == plain.values
     assert filled({}, PAPER.learners.get(learner, {})) == ({}, [])
     for name, value in PAPER.learners.get(learner, {}).items():
         assert options_of(IMAGES[learner])[name].default_on("images") == value
@@ -31,15 +31,15 @@ def test_the_papers_preset_equals_the_defaults(learner, for_photographs):
 )  # fmt: skip
 def test_the_released_code_selects_by_accuracy_and_stops_some_learners_after_25_epochs(learner, gain, patience):
     found = train_options(learner, [], RELEASED_CODE)
-    assert (found.loop.select, found.loop.least_gain, found.last("--patience")) == ("accuracy", gain, patience)
+    assert (found.loop.select, found.loop.least_gain, found.values.get("--patience")) == ("accuracy", gain, patience)
     assert "--last-pool" not in found.values
     of_vgg = train_options(learner, [], RELEASED_CODE, for_photographs=True)
-    assert (of_vgg.last("--last-pool"), of_vgg.last("--initial-weights")) == (("max",), ("default",))
+    assert (of_vgg.values.get("--last-pool"), of_vgg.values.get("--initial-weights")) == (("max",), ("default",))
 
 
 def test_a_given_option_takes_precedence_over_the_preset():
     found = train_options("sm", ["--patience", "3", "--select", "accuracy"], RELEASED_CODE)
-    assert found.last("--patience") == ("3",)
+    assert found.values.get("--patience") == ("3",)
     assert found.overridden == ("--patience",)
     assert filled({"init": "scratch"}, RELEASED_CODE.learners["gens"]) == (
         {"init": "scratch", "combine": "logits"}, ["init"]
