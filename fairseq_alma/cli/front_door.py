@@ -68,7 +68,7 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
     return load_model(find_model(Path(path), arrival), stream)
 
 
-def score(model: "LoadedModel", texts: Union[str, Sequence[str]], window: int = 0, context: int = 0) -> "DataFrame":
+def score(model: "LoadedModel", texts: Union[str, Sequence[str]]) -> "DataFrame":
     """Compute the loss of each document, in bits; a ``str`` is one document.
 
     >>> import fairseq_alma
@@ -80,11 +80,9 @@ def score(model: "LoadedModel", texts: Union[str, Sequence[str]], window: int = 
     Args:
         model: returned by `load_model`.
         texts: documents.
-        window: tokens of a window; 0: the maximum of the model.
-        context: tokens before each window that give context and are not scored.
     """
     from pandas import DataFrame
 
     columns = ("num_tokens", "num_bytes", "bits", "end_bits", "bits_per_token", "bits_per_byte")
-    scores = model.score(texts, window, context)
+    scores = model.score(texts)
     return DataFrame([{name: getattr(each, name) for name in columns} for each in scores], columns=columns)

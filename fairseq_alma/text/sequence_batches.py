@@ -20,7 +20,7 @@ from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatc
 from fairseq_alma.errors import AlmaError
 
 POSITION_VERSION = 3
-"""Version of the iterator's state; ``iterations_in_epoch`` counts sequences. Version 2 is fairseq's and counts batches."""
+"""Version of the iterator's state, which counts sequences; version 2 is fairseq's, which counts batches."""
 
 
 class StageDataset(ConcatDataset):

@@ -1,15 +1,17 @@
 """Test one checkpoint on several splits in one process; fairseq-eval-lm takes one split.
 
 The options are those of fairseq-eval-lm, with several names in ``--gen-subset``. A model is tested by fairseq's own
-function, to the same bits. Members of an ensemble are tested one by one, only those that ``--known FILE`` does not have
-(`KeptPredictions`); ``--out FILE`` keeps their joint predictions.
+function, to the same bits. Members of an ensemble are tested one by one, without the members in ``--known FILE``;
+``--out FILE`` keeps their joint predictions (`KeptPredictions`).
 """
 
 import argparse
+import json
+import math
 import sys
-from dataclasses import dataclass
+import zipfile
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 import torch
@@ -22,116 +24,148 @@ from omegaconf import DictConfig
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, member_file
 from fairseq_alma.errors import in_one_line
-from fairseq_alma.text.kept_predictions import KeptPredictions
+from fairseq_alma.files import open_atomically
+
+LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
 
 
-@dataclass
-class Tests:
-    """The tests of one command.
+class KeptPredictions:
+    """Joint predictions of an ensemble's members for each test token, kept for the ensemble of the next stage.
 
-    Attributes:
-        cfg: configuration of fairseq-eval-lm.
-        task: task of this configuration.
-        splits: names of the splits.
-    """
-
-    cfg: DictConfig
-    task: Any
-    splits: list[str]
-
-    def losses(self, path: str) -> Iterator[tuple[str, float]]:
-        """Yield for each split the loss of a model, bits per token, as fairseq-eval-lm finds it."""
-        model = self._load(path)
-        for split in self.splits:
-            found = eval_lm.eval_lm(
-                models=[model],
-                source_dictionary=self.task.source_dictionary,
-                batch_iterator=self._batches(split, model),
-                target_dictionary=self.task.target_dictionary,
-            )
-            yield split, float(found["loss"])
-
-    def log_probs(self, path: str, splits: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield for each split the log-probability of every token under a model, (N,) in the order of the data set."""
-        model = self._load(path)
-        scorer = SequenceScorer(self.task.target_dictionary)
-        for split in splits:
-            parts = []
-            for batch in self._batches(split, model):
-                batch = utils.move_to_cuda(batch, device=next(model.parameters()).device)
-                parts += [hypothesis["positional_scores"] for (hypothesis,) in scorer.generate([model], batch)]
-            yield split, torch.cat(parts).float().cpu().numpy()
-
-    def _load(self, path: str) -> Any:
-        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=self.task)
-        if torch.cuda.is_available() and not self.cfg.common.cpu:
-            torch.cuda.set_device(self.cfg.distributed_training.device_id)
-            model.cuda()
-        model.prepare_for_inference_(self.cfg)
-        return model
-
-    def _batches(self, split: str, model: Any) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a split, whose files are open no longer than that, as there may be thousands."""
-        self.task.load_dataset(split)
-        yield from self.task.eval_lm_dataloader(
-            dataset=self.task.datasets.pop(split),
-            max_tokens=self.cfg.dataset.max_tokens or 36000,
-            batch_size=self.cfg.dataset.batch_size,
-            max_positions=model.max_positions(),
-            num_workers=self.cfg.dataset.num_workers,
-            data_buffer_size=self.cfg.dataset.data_buffer_size,
-        )
-        self.task.dataset_to_epoch_iter.clear()
-
-
-def losses_of_ensemble(
-    tests: Tests, path: Path, members: list[dict[str, Any]], known: Optional[Path], out: Optional[Path]
-) -> Iterator[tuple[str, float]]:
-    """Yield for each split the loss of the mean of the members' probabilities, bits per token.
+    A growing ensemble has the members of the stage before and new members. It needs 8 bytes for each token from the
+    stage before, the log of the sum of the members' probabilities, and then tests only the new members.
 
     Args:
-        tests: the tests of the command.
-        path: the ensemble's checkpoint.
-        members: its members, as in the checkpoint's configuration.
-        known: file that may have the sums over the first members.
-        out: file for those over all members.
+        text: describes the test text, and its division into sequences.
+        members: sha256 of the members' checkpoints, in order.
+
+    Attributes:
+        log_sums: for each split (N,) float64, the log of the sum of the members' probabilities of each token.
     """
-    stream, task = tests.task.stream, tests.task.args
-    cut = (task.tokens_per_sample, str(task.sample_break_mode), bool(task.add_bos_token))
-    held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]
-    kept = KeptPredictions(repr((stream.dictionary_sha256, cut, held_out)), [each["sha256"] for each in members])
 
-    def log_probs(number: int, splits: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        return tests.log_probs(str(member_file(members[number], path.parent)), splits)
+    def __init__(self, text: str, members: list[str]) -> None:
+        self.text, self.members = text, members
+        self.log_sums: dict[str, np.ndarray] = {}
 
-    kept.add_missing(tests.splits, [file for file in (out, known) if file is not None], log_probs)
-    if out is not None:
-        kept.write(out)
-    return kept.losses()
+    def add_missing(self, splits: Sequence[str], files: Iterable[Path], log_probs: LogProbs) -> None:
+        """Compute the sums of some splits.
+
+        Args:
+            splits: names of the splits.
+            files: files with sums over the first members; the first file of the same text and members is used.
+            log_probs: returns for member n and some splits the log-probabilities of each split's tokens, (N,).
+        """
+        num_known, known = next(filter(None, map(self._read, files)), (0, {}))
+        self.log_sums = {split: known[split] for split in splits if split in known}
+        for number in range(len(self.members)):
+            todo = [split for split in splits if number >= num_known or split not in known]
+            for split, found in log_probs(number, todo) if todo else ():
+                found = found.astype(np.float64)
+                self.log_sums[split] = np.logaddexp(self.log_sums[split], found) if split in self.log_sums else found
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically."""
+        arrays: dict[str, Any] = {"head": np.array(json.dumps([self.text, self.members])), **self.log_sums}
+        with open_atomically(path) as file:
+            np.savez(file, **arrays)
+
+    def _read(self, path: Path) -> Optional[tuple[int, dict[str, np.ndarray]]]:
+        """Return the number of members and the sums in a file; None for other text or members, or a damaged file."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            text, members = json.loads(str(arrays.pop("head")))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        is_known = text == self.text and members == self.members[: len(members)]
+        return (len(members), arrays) if is_known else None
+
+    def losses(self) -> Iterator[tuple[str, float]]:
+        """Yield for each split the loss of the mean probability, bits per token, without infinite ones, as fairseq."""
+        for split, log_sums in self.log_sums.items():
+            log_probs = log_sums[np.isfinite(log_sums)] - math.log(len(self.members))
+            yield split, float(-log_probs.mean() / math.log(2)) if len(log_probs) else 0.0
 
 
 @in_one_line()
 def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = None) -> dict[str, float]:
-    """Test the checkpoint of a configuration; return for each split of ``--gen-subset`` its loss, bits per token."""
+    """Return the loss of a checkpoint, bits per token, for each split of ``--gen-subset``.
+
+    Args:
+        cfg: configuration of fairseq-eval-lm.
+        known: file with the sums over the first members of an ensemble, if any.
+        out: file for the sums over all members.
+    """
     utils.import_user_module(cfg.common)
-    path = cfg.common_eval.path
-    tests = Tests(cfg, tasks.setup_task(cfg.task), cfg.dataset.gen_subset.split(","))
-    model = read_checkpoint(path)["cfg"]["model"]
-    members = model["members"] if model["_name"] == ENSEMBLE_ARCH else []
-    # Members within the file, or that do not count alike, are no run's.
+    path, splits, task = cfg.common_eval.path, cfg.dataset.gen_subset.split(","), tasks.setup_task(cfg.task)
+    config = read_checkpoint(path)["cfg"]["model"]
+    members = config["members"] if config["_name"] == ENSEMBLE_ARCH else []
+
+    def load(path: str) -> Any:
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task)
+        if torch.cuda.is_available() and not cfg.common.cpu:
+            torch.cuda.set_device(cfg.distributed_training.device_id)
+            model.cuda()
+        model.prepare_for_inference_(cfg)
+        return model
+
+    def batches(split: str, model: Any) -> Iterator[dict[str, Any]]:
+        """Yield the batches of a split, then close its files, as there may be thousands of splits."""
+        task.load_dataset(split)
+        yield from task.eval_lm_dataloader(
+            dataset=task.datasets.pop(split),
+            max_tokens=cfg.dataset.max_tokens or 36000,
+            batch_size=cfg.dataset.batch_size,
+            max_positions=model.max_positions(),
+            num_workers=cfg.dataset.num_workers,
+            data_buffer_size=cfg.dataset.data_buffer_size,
+        )
+        task.dataset_to_epoch_iter.clear()
+
+    def losses() -> Iterator[tuple[str, float]]:
+        model = load(path)
+        dictionaries = {"source_dictionary": task.source_dictionary, "target_dictionary": task.target_dictionary}
+        for split in splits:
+            found = eval_lm.eval_lm(models=[model], batch_iterator=batches(split, model), **dictionaries)
+            yield split, float(found["loss"])
+
+    def log_probs(number: int, splits: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield for each split the log-probability of every token under a member, (N,) in the order of the split."""
+        model, scorer = (
+            load(str(member_file(members[number], Path(path).parent))),
+            SequenceScorer(task.target_dictionary),
+        )
+        for split in splits:
+            parts = []
+            for batch in batches(split, model):
+                batch = utils.move_to_cuda(batch, device=next(model.parameters()).device)
+                parts += [hypothesis["positional_scores"] for (hypothesis,) in scorer.generate([model], batch)]
+            yield split, torch.cat(parts).float().cpu().numpy()
+
+    # A run writes no ensemble with embedded members or with weights that differ.
     is_of_run = bool(members) and all("path" in each and each["weight"] == members[0]["weight"] for each in members)
-    losses = {}
-    for split, loss in losses_of_ensemble(tests, Path(path), members, known, out) if is_of_run else tests.losses(path):
-        losses[split] = loss
+    tested = losses()
+    if is_of_run:
+        stream, cut = task.stream, (task.args.tokens_per_sample, str(task.args.sample_break_mode))
+        held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]
+        text = repr((stream.dictionary_sha256, (*cut, bool(task.args.add_bos_token)), held_out))
+        kept = KeptPredictions(text, [each["sha256"] for each in members])
+        kept.add_missing(splits, [file for file in (out, known) if file is not None], log_probs)
+        if out is not None:
+            kept.write(out)
+        tested = kept.losses()
+    found = {}
+    for split, loss in tested:
+        found[split] = loss
         eval_lm.logger.info(f"{split}: {loss:.4f} bits per token")
-    return losses
+    return found
 
 
 def main() -> dict[str, float]:
-    """Test with the options of fairseq-eval-lm and two more; see `test`."""
+    """Test with the options of fairseq-eval-lm, ``--known`` and ``--out``; see `test`."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--known", type=Path)
     own.add_argument("--out", type=Path)
-    given, sys.argv[1:] = own.parse_known_args()  # the task looks there too
+    given, sys.argv[1:] = own.parse_known_args()  # the task reads them too
     arguments = options.parse_args_and_arch(options.get_eval_lm_parser())
     return test(convert_namespace_to_omegaconf(arguments), given.known, given.out)

@@ -1,7 +1,7 @@
-"""Checkpoint files between two launches of fairseq-train: which one is complete, how far it is, what must be kept.
+"""Checkpoint files of a stage: repair after a kill, progress, and removal.
 
-fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoint_last.pt``, where it looks first after
-a restart. A kill during the copy leaves a truncated ``checkpoint_last.pt``.
+fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoint_last.pt``, which it loads after a
+restart. A kill during the copy truncates ``checkpoint_last.pt``.
 """
 
 import re
@@ -22,14 +22,14 @@ _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a checkpoint is.
+    """The progress of a training at a checkpoint.
 
     Attributes:
         num_updates: updates since the stage began.
-        num_epochs: epochs that are complete.
-        train_tokens: tokens that these updates trained on, each pass counted.
-        first_update: updates that the optimizer had made when the stage began.
-        batches: how sequences were cut into updates, and from which update on; see `carried_optimizer.TokenCount`.
+        num_epochs: complete epochs.
+        train_tokens: tokens of these updates, all epochs counted.
+        first_update: updates of the optimizer before the stage.
+        batches: batch sizes, and the update from which each holds; see `carried_optimizer.TokenCount`.
     """
 
     num_updates: int
@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether training to one of these limits is over; fairseq would make one more update."""
+        """Return whether one of the limits is reached; fairseq would make one more update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a file was written to its end: what torch saves is a zip file, whose directory comes last."""
+    """Return whether a file is written to its end; the directory of a zip file, as torch writes it, comes last."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
@@ -56,7 +56,7 @@ def is_complete(path: Path) -> bool:
 
 
 def is_sound(path: Path) -> bool:
-    """Return whether a file is complete and undamaged, which a crash of the machine may prevent; reads all of it."""
+    """Return whether a file is complete and undamaged after a crash of the machine; reads the full file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -65,13 +65,13 @@ def is_sound(path: Path) -> bool:
 
 
 def repair_last(folder: Path) -> Optional[Path]:
-    """Repair ``checkpoint_last.pt`` after a kill, from the newest sound checkpoint of the folder.
+    """Repair ``checkpoint_last.pt`` after a kill, from the newest undamaged checkpoint of the folder.
 
     Args:
-        folder: the save directory of one model; it need not exist.
+        folder: save directory of one model; may be missing.
 
     Returns:
-        The checkpoint that the next launch resumes from; None: it starts the stage again.
+        The checkpoint from which the next launch resumes; None: the stage starts again.
     """
     for unfinished in folder.glob("checkpoint*.pt.tmp"):
         unfinished.unlink()
@@ -82,24 +82,26 @@ def repair_last(folder: Path) -> Optional[Path]:
     found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
         if is_sound(path):
-            with open_atomically(last) as copy, open(path, "rb") as whole:  # no link: fairseq would overwrite both
-                shutil.copyfileobj(whole, copy)
+            with open_atomically(last) as copy, open(path, "rb") as source:  # no link: fairseq would overwrite both
+                shutil.copyfileobj(source, copy)
             return last
     return None
 
 
 @once_per_file
 def read_progress(path: Path) -> Progress:
-    """Read how far a checkpoint is."""
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint  # imports torch, which a dry run does not need
+    """Read the progress of a checkpoint."""
+    from fairseq_alma.checkpoints.checkpoint_file import (
+        read_checkpoint,  # imports torch, which a dry run need not import
+    )
 
-    remedy = "remove it, and the stage resumes from the checkpoint before it, or from its beginning"
+    remedy = "remove it to resume the stage from the checkpoint before"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
     iterator, counts = (state["extra_state"].get(key) for key in ("train_iterator", TASK_STATE))
     if iterator is None or not isinstance(counts, dict) or not isinstance(counts.get(TRAIN_TOKENS), int):
         raise AlmaError(
-            f"{path}: the checkpoint does not count the tokens it was trained on; it must come from "
-            "fairseq-train --task alma_lm of this package; remove its folder to train the stage again"
+            f"{path}: the checkpoint has no count of training tokens; only fairseq-train --task alma_lm writes it; "
+            "remove the folder to train the stage again"
         )
     first_update = int(counts.get(FIRST_UPDATE, 0))
     return Progress(
@@ -112,7 +114,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer's moments, two thirds of the file, from a checkpoint; all other keys stay."""
+    """Remove the optimizer state, two thirds of the file, from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 
     state = read_checkpoint(path)
@@ -121,7 +123,7 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
-    """Remove all checkpoints of a save directory but the last and ``others``, once the last is on the disk."""
+    """Fsync the last checkpoint of a save directory, then remove all other checkpoints but ``others``."""
     synchronise(folder / LAST_CHECKPOINT, folder)
     for path in _files(folder):
         if path.name not in (LAST_CHECKPOINT, *others):
@@ -129,7 +131,7 @@ def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
 
 
 def remove_all(folder: Path) -> None:
-    """Remove every checkpoint of a save directory, and the directory when nothing else is in it."""
+    """Remove all checkpoints of a save directory, and the directory if it is empty then."""
     if not folder.is_dir():
         return
     for path in _files(folder):
@@ -139,5 +141,5 @@ def remove_all(folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return a save directory's checkpoints, truncated ones included."""
+    """Return the checkpoints of a save directory, including truncated ones."""
     return [*folder.glob("checkpoint*.pt*"), *folder.glob(".checkpoint*.tmp")]

@@ -1,9 +1,10 @@
-"""``alma-stream`` on streams of text: its options, and which file of a run has what."""
+"""The job of ``alma-stream`` on text: steps of a stage, lengths of trainings, and the files of a run."""
 
 from copy import copy
 from pathlib import Path
 from typing import Callable, Iterable, Optional, Sequence
 
+import fairseq_alma
 from fairseq_alma.data.stream import Stream, holdout_name
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
@@ -38,7 +39,7 @@ GROWN_FILE = "grown.pt"
 
 
 def check_beginning(path: Path, stream: Path) -> None:
-    """Raise AlmaError unless a checkpoint is one that a run on a stream can begin with."""
+    """Raise AlmaError unless a run on a stream can start from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 
@@ -50,18 +51,22 @@ class TextJob:
 
     Args:
         request: options before ``--``.
-        words: options after it.
-        stream: the data; None: a dry run needs none.
-        recipe: what was filled in after ``--``; None: nothing.
+        words: options after ``--``.
+        stream: the data; None: a dry run without a stream.
+        recipe: defaults for the options after ``--``; None: no defaults.
 
     Attributes:
         folder: the run.
-        options: options after ``--``, for one of several processes.
-        lengths: updates of each stage, where --passes decides them; None: --max-update or --max-epoch does.
-        stripped: by the last checkpoint of a model which files of it have their final form.
+        engine: arguments that each command of fairseq begins with.
+        options: options after ``--`` for each process.
+        lengths: updates of each stage if --passes sets them; None: --max-update or --max-epoch does.
+        branch: the decay of the learning rate at the end of a stage.
+        carries_optimizer: whether a stage begins with the optimizer of the stage before.
+        keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
+        stripped: identities of a model's files once they have their final form, by its last checkpoint.
 
     Raises:
-        ValueError: an option after ``--`` is wrong.
+        ValueError: an option after ``--`` is invalid.
     """
 
     unit = "token"
@@ -72,6 +77,11 @@ class TextJob:
     ) -> None:
         self.request, self.stream, self.features, self.recipe = request, stream, request.features, recipe
         self.folder = request.folder(request.seeds[0])
+        plugin = str(Path(fairseq_alma.__file__).parent)
+        self.engine = [(str(request.stream),), ("--user-dir", plugin, "--task", "alma_lm")]
+        self.branch = self.features[LRBranch]
+        self.carries_optimizer = bool(self.features[CarriedOptimizer].carry_optimizer)
+        self.keeps_best = bool(self.features[BestCheckpoint].best_checkpoint)
         self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
         self.given = TrainOptions(words if recipe is None else recipe.words, request.learner.owned)
         self.options = self.given if request.num_procs == 1 else self.given.shared(request.num_procs)
@@ -86,30 +96,15 @@ class TextJob:
         """Return the values of the last occurrence of an option after ``--``; None if it is not given."""
         return self.options.last(name)
 
-    @property
-    def branch(self) -> LRBranch:
-        """The decay of the learning rate at the end of a stage."""
-        return self.features[LRBranch]
-
-    @property
-    def carries_optimizer(self) -> bool:
-        """Whether a stage begins with the optimizer of the one before."""
-        return bool(self.features[CarriedOptimizer].carry_optimizer)
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``."""
-        return bool(self.features[BestCheckpoint].best_checkpoint)
-
     def holdouts(self, arrivals: Iterable[int]) -> list[str]:
-        """Return the held-out parts of some arrivals, as far as the stream has any."""
+        """Return the names of the held-out parts of some arrivals that have tokens."""
         if self.stream is None or not self.stream.has_holdouts:
             return []
         names = map(holdout_name, arrivals)
         return [name for name in names if self.stream.split(name).num_tokens]
 
     def part(self, training: Training, part: str) -> Part:
-        """Return what features need to know of a part of a training."""
+        """Return the description of a part of a training for features."""
         updates = self.stage_updates(training.model.stage)
         return Part(self.first_update(training), updates, part == BRANCH)
 
@@ -125,7 +120,7 @@ class TextJob:
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print the commands of the stages that were asked for; of several seeds, what each alone would run."""
+        """Print the commands of the requested stages of one run."""
         member = self.request.member
         template = self.request.then_evaluate
         for plan in self.request.chosen(plans):
@@ -141,13 +136,13 @@ class TextJob:
                 print(StageEvaluation(template, self.request.stream, self.predictors).command(folder, plan))
 
     def of(self, folder: RunFolder) -> "TextJob":
-        """Return the same for another run, which differs by its seed."""
+        """Return the same job for another run, which differs by its seed."""
         own = copy(self)
         own.folder = folder
         return own
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
-        """Return the steps of a stage in order; see `loop.Backend`."""
+        """Return the steps of a stage in order."""
         if folder.root != self.folder.root:
             return self.of(folder).steps(folder, plan)
         parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.branch.copies else (WHOLE,)
@@ -171,35 +166,27 @@ class TextJob:
         return (self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
 
     def predicting(self, model: ModelId) -> Path:
-        """Return the checkpoint by which a trained model predicts."""
+        """Return the checkpoint of a trained model that is tested."""
         return predicting_checkpoint(self.folder, model, self.features.predicts_with)
 
     def begins_from(self, model: ModelId) -> Path:
-        """Return the checkpoint of a trained model that a later stage starts from; a best one has its own optimizer."""
+        """Return the checkpoint of a trained model that a later stage starts from."""
         is_best = self.keeps_best and not self.carries_optimizer
         return self.predicting(model) if is_best else self.folder.checkpoint(model)
 
     def grown(self, model: ModelId) -> Path:
-        """Return the checkpoint of a model that has grown and is not trained yet."""
+        """Return the checkpoint of a model between growth and training."""
         return self.folder.stage_folder(model.stage) / GROWN_FILE
 
-    def save_folder(self, model: ModelId, part: str) -> Path:
-        """Return the save directory of a part of a training; a branch has its own."""
-        own = self.folder.model_folder(model)
-        return own / BRANCH if part == BRANCH else own
-
     def stage_updates(self, stage: int) -> Optional[int]:
-        """Return the updates of a stage, of a complete one those that it made; None: epochs end it."""
+        """Return the updates of a stage, from its record if it is complete; None: epochs end it."""
         if self.lengths is None:
             return self.options.max_update
         record = self.folder.read_stage(stage)
         return self.lengths[stage] if record is None else record["num_updates"]
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
-        """Return the updates that a part of a training has counted when it ends, a branch its own alone.
-
-        None: epochs end it.
-        """
+        """Return the updates of a part of a training, without those before a branch; None: epochs end it."""
         whole = self.stage_updates(training.model.stage)
         if whole is None or part == WHOLE:
             return whole
@@ -207,14 +194,14 @@ class TextJob:
         return branch if part == BRANCH else whole - branch
 
     def first_update(self, training: Training, part: str = WHOLE) -> int:
-        """Return how many updates the optimizer has made when a part of a training begins."""
+        """Return the number of updates of the optimizer before a part of a training."""
         stage = training.model.stage
         is_carried = self.carries_optimizer and training.start is not None
         before = sum(self.stage_updates(each) or 0 for each in range(stage)) if is_carried else 0
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def strip(self, model: ModelId) -> None:
-        """Reduce what is kept of a trained model to its weights, and to what a later stage carries on."""
+        """Remove intermediate checkpoints of a trained model, and optimizer states that no later stage needs."""
         last, predicting = self.folder.checkpoint(model), self.predicting(model)
         found = file_identity(last), file_identity(predicting)
         if self.stripped.get(last) == found:
@@ -228,21 +215,20 @@ class TextJob:
         self.stripped[last] = file_identity(last), file_identity(predicting)
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove checkpoints that neither a later stage nor the report needs; see `loop.Backend`."""
+        """Remove checkpoints that neither a later stage nor the report needs."""
         if folder.root != self.folder.root:
             self.of(folder).keep_only(folder, stages, needed, gone)
             return
         for model in needed:
             if folder.model_folder(model).is_dir():
                 self.strip(model)
-        for model in gone:  # only now, when what stays is sure to be on the disk
-            for part in (BRANCH, WHOLE):
-                stage_checkpoints.remove_all(self.save_folder(model, part))
+        for model in gone:  # only now, when the kept checkpoints are on the disk
+            own = folder.model_folder(model)
+            stage_checkpoints.remove_all(own / BRANCH)
+            stage_checkpoints.remove_all(own)
         for index in stages:
             here = folder.stage_folder(index)
-            for name in (GROWN_FILE, BEFORE_RECORD):
+            # An ensemble's members may be removed, and a later stage has its own ensemble.
+            ensemble = () if index == stages[-1] else (ENSEMBLE_FILE, PREDICTIONS_FILE)
+            for name in (GROWN_FILE, BEFORE_RECORD, *ensemble):
                 (here / name).unlink(missing_ok=True)
-            if index != stages[-1]:
-                # Its members may be gone, and a later stage has one of its own.
-                for name in (ENSEMBLE_FILE, PREDICTIONS_FILE):
-                    (here / name).unlink(missing_ok=True)

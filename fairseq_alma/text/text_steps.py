@@ -1,7 +1,7 @@
-"""A stage of ``alma-stream`` on text as a list of steps; what trains, grows and tests are stock commands.
+"""The steps of a stage of ``alma-stream`` on text; stock commands train, grow and test.
 
-What ``--dry-run`` prints, what runs, and whether a model is there: all of it is asked of the same steps. What reads a
-checkpoint runs in a child of the helper process too: this one never imports torch.
+A step prints its commands for ``--dry-run``, runs them, and reports whether its model exists. Checkpoints are read in
+children of the helper process: this process never imports torch.
 """
 
 import contextlib
@@ -9,14 +9,13 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
 
 from msgspec import to_builtins
 
-import fairseq_alma
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import from_weights
-from fairseq_alma.data.stream import Stream, holdout_name
+from fairseq_alma.data.stream import holdout_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
@@ -32,7 +31,6 @@ from fairseq_alma.text.helper import call
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
 from fairseq_alma.watch.arrivals import CURVE_OPTIONS, TENSORBOARD, WANDB, curves_folder, wandb_environment
-from fairseq_alma.watch.run_display import TrainingProgress
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.model_facts import ModelFacts
@@ -43,12 +41,10 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 WHOLE, UP_TO_BRANCH = "whole", "up to branch"
-"""Parts of a training; the third is `BRANCH`, which is also the folder of what branches off."""
+"""Parts of a training; the third is `BRANCH`, which is also the name of the branch's folder."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
-"""What was measured before the training: when the weights of that time are gone, it cannot be measured again."""
-
-Groups = list[tuple[str, ...]]
+"""Test figures from before the training; the weights may be removed later, so they are measured once."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,8 @@ class TextStep(Step):
     """A step of a stage; see `loop.Step`.
 
     Attributes:
-        job: of the run: its options, and which file has what.
-        plan: of the stage.
+        job: options and file names of the run.
+        plan: the stage.
     """
 
     job: "TextJob"
@@ -68,65 +64,62 @@ class TextStep(Step):
         """The stage's folder."""
         return self.job.folder.stage_folder(self.plan.stage.index)
 
-    def log(self, name: str) -> Path:
-        """Return the path of a log of the stage."""
-        return self.here / f"{name}.log"
-
-    def engine(self) -> Groups:
-        """Return the options that any of fairseq's commands begins with."""
-        plugin = Path(fairseq_alma.__file__).parent
-        return [(str(self.job.request.stream),), ("--user-dir", str(plugin), "--task", "alma_lm")]
-
     def evaluation(self, path: Path, *splits: str) -> Command:
         """Return the command that tests a checkpoint on some splits."""
-        groups = [*self.engine(), ("--path", str(path), "--gen-subset", ",".join(splits)), ("--log-format", "simple")]
-        options = self.job.options.for_evaluation()
-        return Command("fairseq-eval-lm", (*groups, *((name, *values) for name, values in options)))
-
-    def launch(self, work: StageWork, command: Command, log: Path, **how: Any) -> Any:
-        """Run a command, and return its value."""
-        return command.run(log, work.locks, **how)
+        options = [(name, *values) for name, values in self.job.options.for_evaluation()]
+        test = ("--path", str(path), "--gen-subset", ",".join(splits))
+        return Command("fairseq-eval-lm", (*self.job.engine, test, ("--log-format", "simple"), *options))
 
     def test(
-        self, work: StageWork, path: Path, splits: Sequence[str], log: Path, further: Sequence[str] = ()
+        self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Return for each split loss (bits per token), perplexity, and bits per byte where it has a text."""
+        """Return for each split loss (bits per token), perplexity, and bits per byte where its bytes are known.
+
+        Args:
+            work: the stage.
+            path: checkpoint.
+            splits: names of the splits.
+            name: name of the log.
+            further: arguments that the stock command does not know.
+
+        Raises:
+            AlmaError: the command failed, or a loss is not finite.
+        """
         work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
-        losses = self.launch(work, self.evaluation(path, *splits), log, further=further)
-        return {split: _result(losses[split], self.job.stream, split, log) for split in splits}
-
-
-def _result(loss: float, stream: Optional[Stream], split: str, log: Path) -> dict[str, Any]:
-    # From 2 ** 1024 on, the perplexity of a loss that is a number is none.
-    if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
-        raise AlmaError(
-            f"{log}: the loss on {split} is {loss}, so the training diverged; start a new --run with a lower --lr, "
-            "more --warmup-updates or --clip-norm"
-        )
-    assert stream is not None
-    part = stream.split(split)
-    per_byte = bits_per_byte(loss, part.num_tokens, part.num_bytes)
-    shown = {"loss": round(loss, 4), "ppl": round(2**loss, 4)}
-    return shown if per_byte is None else {**shown, "bits_per_byte": round(per_byte, 5)}
+        log, stream, found = self.here / f"{name}.log", self.job.stream, {}
+        assert stream is not None
+        losses = self.evaluation(path, *splits).run(log, work.locks, further=further)
+        for split in splits:
+            loss = losses[split]
+            # From 2 ** 1024 on, the perplexity of a finite loss overflows.
+            if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
+                raise AlmaError(
+                    f"{log}: the loss on {split} is {loss}, so the training diverged; start a new --run with a lower "
+                    "--lr, more --warmup-updates or --clip-norm"
+                )
+            part = stream.split(split)
+            per_byte = bits_per_byte(loss, part.num_tokens, part.num_bytes)
+            figures = {} if per_byte is None else {"bits_per_byte": round(per_byte, 5)}
+            found[split] = {"loss": round(loss, 4), "ppl": round(2**loss, 4), **figures}
+        return found
 
 
 @dataclass(frozen=True)
 class TrainingStep(TextStep):
-    """A part of what makes one model of the stage."""
+    """A step that makes one model of the stage."""
 
     training: Training
 
     @property
     def trains(self) -> tuple[ModelId, ...]:
-        """The model."""
         return (self.training.model,)
 
     def require_start(self) -> None:
-        """Raise AlmaError unless the weights that the training starts from are there."""
+        """Raise AlmaError unless the weights that the training starts from exist."""
         start = self.training.start
         if start is not None and not (path := self.job.begins_from(start)).is_file():
             raise AlmaError(
-                f"{path}: not there, and stage {self.training.model.stage} starts from it; remove "
+                f"{path}: no such file, and stage {self.training.model.stage} starts from it; remove "
                 f"{self.job.folder.stage_folder(start.stage)} to train that stage again"
             )
 
@@ -136,52 +129,47 @@ class Grow(TrainingStep):
     """Adds experts, layers or both to the weights that a training starts from."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether what grows is there, or not needed any more."""
-        is_there = self.job.grown(self.training.model).is_file()
-        return is_there or Train(self.job, self.plan, self.training).is_done()
+        """Return whether the grown checkpoint exists, or is no longer needed."""
+        exists = self.job.grown(self.training.model).is_file()
+        return exists or Train(self.job, self.plan, self.training).is_done()
 
     def commands(self) -> Sequence[Command]:
-        """Return the call of alma-grow."""
-        start, growth = self.training.start, self.training.growth
+        job, start, growth = self.job, self.training.start, self.training.growth
         assert start is not None and growth is not None, self.training
-        groups: Groups = [
-            ("--path", str(self.job.begins_from(start)), "--out", str(self.job.grown(self.training.model))),
-            (
-                *(("--method", growth.method, "--experts", str(growth.num_new)) if growth.num_new else ()),
-                *(("--layers", str(growth.layers)) if growth.layers is not None else ()),
-                *("--seed", str(growth.seed)),
-            ),
+        groups: list[tuple[str, ...]] = [
+            ("--path", str(job.begins_from(start)), "--out", str(job.grown(self.training.model)))
         ]
-        if self.job.carries_optimizer:
+        sizes = ("--method", growth.method, "--experts", str(growth.num_new)) if growth.num_new else ()
+        layers = ("--layers", str(growth.layers)) if growth.layers is not None else ()
+        groups.append((*sizes, *layers, "--seed", str(growth.seed)))
+        if job.carries_optimizer:
             groups.append(("--optimizer", "share" if growth.num_new and growth.method == "split" else "copy"))
         if growth.num_new and growth.method != "scratch":
-            groups.append(("--select", growth.select, *(self._measuring() if growth.select != "random" else ())))
+            measuring: list[str] = []
+            if growth.select != "random":
+                measuring = ["--stream", str(job.request.stream)]
+                shared = [option for option in job.options.for_evaluation() if option[0] in ("--cpu", "--batch-size")]
+                measuring += [word for name, values in shared for word in (name, *values)]
+            groups.append(("--select", growth.select, *measuring))
         if growth.noise:
             groups.append(("--noise", repr(growth.noise)))
         return [Command("alma-grow", tuple(groups))]
 
-    def _measuring(self) -> tuple[str, ...]:
-        """Return the options of alma-grow's pass over held-out text."""
-        options = self.job.options
-        cpu = ("--cpu",) if options.last("--cpu") is not None else ()
-        batch = [values for name, values in options.for_evaluation() if name == "--batch-size"]
-        return ("--stream", str(self.job.request.stream), *cpu, *(("--batch-size", *batch[0]) if batch else ()))
-
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Grow, unless that is done. fairseq-train looks at the file again when it resumes."""
+        """Grow, unless that is done. fairseq-train reads the file again when it resumes."""
         if not self.is_done():
             self.require_start()
             work.display.show_activity(work.plan, "growing", self.training)
-            self.launch(work, self.commands()[0], self.log("grow"))
+            self.commands()[0].run(self.here / "grow.log", work.locks)
         return {}
 
 
 @dataclass(frozen=True)
 class Train(TrainingStep):
-    """Trains one model, or a part of that.
+    """Trains one model, or a part of its training.
 
     Attributes:
-        part: ``WHOLE``: to its end; ``UP_TO_BRANCH``: to where a copy branches off; ``BRANCH``: that copy.
+        part: ``WHOLE``: to the end; ``UP_TO_BRANCH``: until a copy branches off; ``BRANCH``: that copy.
     """
 
     part: str = WHOLE
@@ -189,11 +177,12 @@ class Train(TrainingStep):
     @property
     def folder(self) -> Path:
         """The save directory."""
-        return self.job.save_folder(self.training.model, self.part)
+        own = self.job.folder.model_folder(self.training.model)
+        return own / BRANCH if self.part == BRANCH else own
 
     @property
     def limits(self) -> tuple[Optional[int], Optional[int]]:
-        """How many updates and epochs end it, counted from its own beginning."""
+        """Number of updates and of epochs that end it, counted from its own beginning."""
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
@@ -207,62 +196,47 @@ class Train(TrainingStep):
 
     def commands(self) -> Sequence[Command]:
         """Return the call of fairseq-train; given again after a kill, it resumes."""
-        request, model = self.job.request, self.training.model
-        stage = self.plan.stage
+        job, request, model, stage = self.job, self.job.request, self.training.model, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
         data = ("--megabatch", str(stage.last_arrival), "--wait", str(wait))
-        groups: Groups = [
-            *self.engine(),
-            (*data, "--replay") if request.replay else data,
-            ("--seed", str(self.training.seed), "--save-dir", str(self.folder)),
-        ]
+        groups: list[tuple[str, ...]] = [*job.engine, (*data, "--replay") if request.replay else data]
+        groups.append(("--seed", str(self.training.seed), "--save-dir", str(self.folder)))
         if request.num_procs > 1:
             groups.append(("--distributed-world-size", str(request.num_procs)))
-        groups += [*self._start(), *self._features(), *self._saving(), *self._reporting()]
+        groups += self._start()
+        if request.features_from is not None:
+            groups.append(("--features-from", str(Path(request.features_from).resolve())))
+        groups += job.features.words(job.part(self.training, self.part))
+        # At the end of an epoch fairseq saves every --save-interval epochs: only the last one must be saved.
+        groups.append(("--no-epoch-checkpoints", "--save-interval", str(job.options.max_epoch or NEVER)))
+        if (seconds := seconds_of(request.save_every)) is None:
+            groups.append(("--save-interval-updates", str(request.save_every or SAVE_EVERY_UPDATES)))
+        else:
+            groups.append(("--save-interval-minutes", f"{seconds / 60:g}"))
+        if not request.keep_checkpoints:
+            groups.append(("--keep-interval-updates", "1"))
+        lines = (job.stage_updates(model.stage) or NEVER) // NUM_LOG_LINES
+        groups.append(("--log-format", "json", "--log-interval", str(min(MAX_LOG_INTERVAL, max(1, lines)))))
+        if not (request.validate or job.keeps_best):
+            groups.append(("--disable-validation",))
         groups += [(name, *values) for name, values in self._model()]
-        environment = wandb_environment(self.job.folder, model) if self.job.last(WANDB) else {}
+        environment = wandb_environment(job.folder, model) if job.last(WANDB) else {}
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
-    def _start(self) -> Groups:
-        """Return the options that name what the training begins with."""
+    def _start(self) -> list[tuple[str, ...]]:
+        """Return the options that name the checkpoint to start from."""
         job, training = self.job, self.training
         if self.part == BRANCH:
-            path = job.folder.checkpoint(training.model)
-            return [("--continue-once", str(path), "--continue-as", "branch")]
+            return [("--continue-once", str(job.folder.checkpoint(training.model)), "--continue-as", "branch")]
         if training.start is None:
             beginning = job.request.finetune_from_model
             return [] if beginning is None else [from_weights(beginning)]
         path = job.grown(training.model) if training.growth else job.begins_from(training.start)
-        if job.carries_optimizer:
-            return [("--continue-once", str(path), "--continue-as", "stage")]
-        return [from_weights(path)]
-
-    def _features(self) -> Groups:
-        """Return the options of the training's features."""
-        source = self.job.request.features_from
-        groups: Groups = [] if source is None else [("--features-from", str(Path(source).resolve()))]
-        return groups + self.job.features.words(self.job.part(self.training, self.part))
-
-    def _saving(self) -> Groups:
-        # At the end of an epoch fairseq saves every --save-interval epochs: only the last one must be.
-        save_every = self.job.request.save_every
-        seconds = seconds_of(save_every)
-        within = ("updates", save_every or SAVE_EVERY_UPDATES) if seconds is None else ("minutes", f"{seconds / 60:g}")
-        every = [
-            ("--no-epoch-checkpoints", "--save-interval", str(self.job.options.max_epoch or NEVER)),
-            (f"--save-interval-{within[0]}", str(within[1])),
-        ]
-        return every if self.job.request.keep_checkpoints else [*every, ("--keep-interval-updates", "1")]
-
-    def _reporting(self) -> Groups:
-        max_update = self.job.stage_updates(self.training.model.stage)
-        every = MAX_LOG_INTERVAL if max_update is None else min(MAX_LOG_INTERVAL, max(1, max_update // NUM_LOG_LINES))
-        log: Groups = [("--log-format", "json", "--log-interval", str(every))]
-        is_validated = self.job.request.validate or self.job.keeps_best
-        return log if is_validated else [*log, ("--disable-validation",)]
+        carried = ("--continue-once", str(path), "--continue-as", "stage")
+        return [carried if job.carries_optimizer else from_weights(path)]
 
     def _model(self) -> list[GivenOption]:
-        """Return the user's options, with those of the model as the training wants it."""
+        """Return the options after ``--``, with the lengths, sizes and curves of this training."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
         if num_updates is not None and (job.carries_optimizer or self.part != WHOLE or job.lengths is not None):
@@ -270,7 +244,7 @@ class Train(TrainingStep):
             options = replace_option(options, "--max-update", str(end))
         if job.recipe is not None and TOTAL in job.recipe.chosen:
             options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
-        if self.part == BRANCH:  # it would be drawn over what it branches off from
+        if self.part == BRANCH:  # its curves would be drawn over those of the training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):
             folder = curves_folder(logdir[0], job.folder, training.model)
@@ -279,41 +253,61 @@ class Train(TrainingStep):
         return [*options, *((name, (str(size),)) for name, size in sizes.items() if size is not None)]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train to the end, unless that is done; return what it took."""
-        done = self._train(work)
-        if self.part == UP_TO_BRANCH:  # the whole counts it too
-            return {}
-        flops = _facts(self.folder / LAST_CHECKPOINT).train_flops_per_token
-        share = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
-        if self.part == BRANCH:
-            return share
-        described = self.job.features.describe(self.job.part(self.training, self.part))
-        anytime = {"anytime": {"first_update": done.first_update, **described}} if described else {}
-        batches = getattr(done, "batches", ())
-        changed = {"batches": list(batches)} if len(batches) > 1 else {}
-        return {"num_updates": done.num_updates, **share, **anytime, **changed}
-
-    def _train(self, work: StageWork) -> Progress:
-        """Train, unless that is done; return how far it is."""
+        """Train to the end, unless that is done; return its costs."""
         self._reset_after_crash()
         last = stage_checkpoints.repair_last(self.folder)
-        before = read_progress(last) if last else Progress(0, 0, 0)
-        if last and before.has_reached(*self.limits):
-            self._synchronise()
-            return before
+        done = read_progress(last) if last else Progress(0, 0, 0)
+        if not last or not done.has_reached(*self.limits):
+            done = self._train(work, done.num_updates)
+        # The final checkpoints must be on the disk before stage.json.
+        final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST))
+        stage_checkpoints.synchronise(*final, self.folder)
+        if self.part == UP_TO_BRANCH:  # the whole training counts it too
+            return {}
+        flops = _facts(self.folder / LAST_CHECKPOINT).train_flops_per_token
+        found: dict[str, Any] = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
+        if self.part == BRANCH:
+            return found
+        if described := self.job.features.describe(self.job.part(self.training, self.part)):
+            found["anytime"] = {"first_update": done.first_update, **described}
+        if len(done.batches) > 1:
+            found["batches"] = list(done.batches)
+        return {"num_updates": done.num_updates, **found}
+
+    def _train(self, work: StageWork, num_updates: int) -> Progress:
+        """Run fairseq-train after some updates; return the progress of its last checkpoint."""
         self.require_start()
-        branch = "-branch" if self.part == BRANCH else ""
-        log = self.log(f"train-member-{self.training.model.member}{branch}")
+        log = self.here / f"train-member-{self.training.model.member}{'-branch' if self.part == BRANCH else ''}.log"
         (command,) = self.commands()
-        with work.display.training(self.plan, self.training, self.limits[0], before.num_updates) as progress:
-            first_update = self.job.first_update(self.training, self.part)
-            self.launch(work, command, log, watch=_watch(progress, self.limits[1], first_update))
-        return self._require_end(log)
+        max_update, max_epoch = self.limits
+        first_update = self.job.first_update(self.training, self.part)
+        with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
+
+            def watch(figures: Mapping[str, Any]) -> None:
+                """Show the figures of an update; fairseq counts the updates before the stage too."""
+                updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
+                if max_epoch is not None and epochs > 0:  # fairseq's "update" is the number of epochs, with a fraction
+                    by_epochs = max(updates, round(updates * max_epoch / epochs))
+                    progress.max_update = by_epochs if max_update is None else min(max_update, by_epochs)
+                loss = float(figures.get("nll_loss", figures.get("loss")))
+                progress.update(updates, loss, float(figures["wps"]) if "wps" in figures else None)
+
+            command.run(log, work.locks, watch=watch)
+        last = self.folder / LAST_CHECKPOINT
+        if not stage_checkpoints.is_complete(last):
+            raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
+        after = read_progress(last)
+        if not after.has_reached(max_update, max_epoch):
+            raise AlmaError(
+                f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
+                "--max-update or --max-epoch; read the log"
+            )
+        return after
 
     def _reset_after_crash(self) -> None:
-        """Begin anew where a power failure has cut off what the last checkpoint does not have.
+        """Start again if a power failure truncated a file that cannot be made from the last checkpoint.
 
-        That is the best checkpoint; or a copy, once the training is past the place where it had branched off.
+        This is the best checkpoint, or the branch's once the training has passed the branch point.
         """
         best = self.folder / BEST
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
@@ -327,65 +321,19 @@ class Train(TrainingStep):
             stage_checkpoints.remove_all(branch.folder)
             stage_checkpoints.remove_all(self.folder)
 
-    def _require_end(self, log: Path) -> Progress:
-        """Return how far the training got; raise AlmaError unless that is its end."""
-        last = self.folder / LAST_CHECKPOINT
-        if not stage_checkpoints.is_complete(last):
-            raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
-        after = read_progress(last)
-        if not after.has_reached(*self.limits):
-            raise AlmaError(
-                f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
-                "--max-update or --max-epoch; read the log"
-            )
-        self._synchronise()
-        return after
-
-    def _synchronise(self) -> None:
-        """Write the final checkpoints through to the disk, before any stage.json says that they are there."""
-        stage_checkpoints.synchronise(self.folder / LAST_CHECKPOINT, self.folder)
-        if self.job.keeps_best and (self.folder / BEST).is_file():
-            stage_checkpoints.synchronise(self.folder / BEST, self.folder)
-
-
-def _watch(
-    progress: TrainingProgress, max_epoch: Optional[int], first_update: int
-) -> Callable[[Mapping[str, Any]], None]:
-    """Return what shows the figures that fairseq-train logs.
-
-    Args:
-        progress: of the training.
-        max_epoch: passes over the data after which it ends, if updates do not end it before.
-        first_update: updates that the optimizer had made when the stage began; fairseq counts them too.
-    """
-    limit = progress.max_update
-
-    def watch(figures: Mapping[str, Any]) -> None:
-        num_updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
-        if max_epoch is not None and epochs > 0:  # fairseq's "update" counts passes over the data, with a fraction
-            by_epochs = max(num_updates, round(num_updates * max_epoch / epochs))
-            progress.max_update = by_epochs if limit is None else min(limit, by_epochs)
-        loss = figures["nll_loss"] if "nll_loss" in figures else figures["loss"]
-        progress.update(num_updates, float(loss), float(figures["wps"]) if "wps" in figures else None)
-
-    return watch
-
 
 @dataclass(frozen=True)
 class Average(TrainingStep):
-    """Makes a checkpoint of the averaged weights of a trained model."""
+    """Writes a checkpoint of the averaged weights of a trained model."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether it is there, undamaged."""
         return stage_checkpoints.is_sound(self.job.predicting(self.training.model))
 
     def commands(self) -> Sequence[Command]:
-        """Return the command that does what `run` does."""
         last, average = self.job.folder.checkpoint(self.training.model), self.job.predicting(self.training.model)
         return [Command("alma-ensemble", ((str(last), "--average", "--out", str(average), "--force"),))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Make it, unless it is there."""
         if not self.is_done():
             model = self.training.model
             paths = (self.job.folder.checkpoint(model), self.job.predicting(model))
@@ -394,10 +342,9 @@ class Average(TrainingStep):
 
 
 class Count(TextStep):
-    """Counts what predicts after the stage: parameters, experts, members, operations."""
+    """Counts parameters, experts, members and operations of the models that predict after the stage."""
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Look into its checkpoints."""
         facts = [_facts(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
         return {
             "num_params": sum(fact.num_params for fact in facts),
@@ -408,14 +355,14 @@ class Count(TextStep):
 
 
 class Before(TextStep):
-    """Tests before the training: a model right after growth on ``valid``, and on new held-out parts the one before.
+    """Tests before the training: grown weights on ``valid``, the predictor so far on new held-out parts.
 
-    Where other weights are tested at an arrival than those that grow, these too, as they were before growth.
+    The weights before growth are tested on ``valid`` too, unless they were tested at the last arrival.
     """
 
     @property
     def tests(self) -> list[tuple[str, Path, list[str]]]:
-        """What is tested: a name, the checkpoint, the splits."""
+        """The name, the checkpoint and the splits of each test."""
         found = []
         for training in self.plan.trainings:
             if training.growth is not None and training.start is not None:
@@ -429,19 +376,18 @@ class Before(TextStep):
         return found
 
     def commands(self) -> Sequence[Command]:
-        """Return the tests."""
         return [self.evaluation(path, *splits) for _, path, splits in self.tests]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Return the figures, measured once."""
-        found = self._read()
+        """Return the figures of all tests, from `BEFORE_RECORD` if it exists."""
+        found = self.read()
         if found is None:
-            found = {name: self.test(work, path, splits, self.log(name)) for name, path, splits in self.tests}
+            found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
             write_json_atomically(self.here / BEFORE_RECORD, found)
-        growth = {name: found[name] for name in ("before_growth", "after_growth") if found.get(name)}
-        return {**growth, **({"holdouts": found["holdouts"]} if found.get("holdouts") else {})}
+        return {name: found[name] for name in ("before_growth", "after_growth", "holdouts") if found.get(name)}
 
-    def _read(self) -> Optional[dict[str, Any]]:
+    def read(self) -> Optional[dict[str, Any]]:
+        """Return the figures in `BEFORE_RECORD`; None if it is missing or damaged."""
         path = self.here / BEFORE_RECORD
         with contextlib.suppress(AlmaError, FileNotFoundError):
             return to_builtins(as_record(read_json_object(path, ""), BeforeRecord, path, ""))
@@ -449,30 +395,28 @@ class Before(TextStep):
 
 
 class Join(TextStep):
-    """Makes one checkpoint of all that predicts after the stage."""
+    """Writes one checkpoint for all members that predict after the stage."""
 
     def commands(self) -> Sequence[Command]:
-        """Return the command that does what `run` does."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         members = tuple(str(self.job.predicting(model)) for model in self.plan.predictors)
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Join the members. The file has their checksums: they must have their final form before."""
+        """Join the members. The file has their checksums, so they must have their final form before."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
-        (command,) = self.commands()
-        call("fairseq_alma.cli.ensemble:main", command.arguments, files=work.locks)
+        call("fairseq_alma.cli.ensemble:main", self.commands()[0].arguments, files=work.locks)
         return {}
 
 
 class Test(TextStep):
-    """Tests what predicts after the stage, on ``valid``, ``test``, and what is held out of each arrival so far."""
+    """Tests the predictor after the stage, on ``valid``, ``test``, and the held-out part of each arrival so far."""
 
     @property
     def splits(self) -> list[str]:
-        """What is tested on."""
+        """Names of the splits."""
         return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.last_arrival + 1))]
 
     def commands(self) -> Sequence[Command]:
@@ -481,27 +425,26 @@ class Test(TextStep):
         return [self.evaluation(predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Test all splits in one process; of an ensemble only new members, as what others predict is kept."""
+        """Test all splits in one process; only new members of an ensemble compute, old predictions are kept."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[str, ...] = ()
         if self.plan.combine != "single":
             before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE
             known = ("--known", str(before)) if self.plan.stage.index else ()
             kept = (*known, "--out", str(self.here / PREDICTIONS_FILE))
-        found = self.test(work, predictor, self.splits, self.log("test"), kept)
-        shown: dict[str, Any] = {split: found[split] for split in TEST_SPLITS}
-        before_it = (Before(self.job, self.plan)._read() or {}).get("holdouts") or {}
+        found = self.test(work, predictor, self.splits, "test", kept)
+        figures: dict[str, Any] = {split: found[split] for split in TEST_SPLITS}
+        earlier = (Before(self.job, self.plan).read() or {}).get("holdouts") or {}
+        names = {t: holdout_name(t) for t in range(self.plan.stage.last_arrival + 1)}
         holdouts = [
-            {"megabatch": t, **found[name], "before": before_it.get(name)}
-            for t in range(self.plan.stage.last_arrival + 1)
-            if (name := holdout_name(t)) in found
+            {"megabatch": t, **found[name], "before": earlier.get(name)} for t, name in names.items() if name in found
         ]
-        return {**shown, "holdouts": holdouts} if holdouts else shown
+        return {**figures, "holdouts": holdouts} if holdouts else figures
 
 
 @once_per_file
 def read_progress(path: Path) -> Progress:
-    """Return how far a checkpoint is."""
+    """Return the progress of a checkpoint."""
     return call("fairseq_alma.text.stage_checkpoints:read_progress", path)
 
 

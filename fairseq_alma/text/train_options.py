@@ -1,4 +1,4 @@
-"""The options after ``--`` of alma-stream: what they may be, what fairseq-eval-lm needs of them too.
+"""The options of alma-stream after ``--``: checks, and the options that fairseq-eval-lm shares.
 
 They are read as words, because fairseq's own parser takes seconds to import; fairseq-train checks them itself.
 """
@@ -13,41 +13,41 @@ from fairseq_alma.training.feature import FEATURES
 BALANCING = "alma_switch_cross_entropy"
 """The criterion that adds the balance loss of Switch layers."""
 _OWNED = {
-    "alma-stream gives it": "user-dir task",
+    "alma-stream sets it": "user-dir task",
     "give it before the --": "wait replay seed",
     "give --run before the --": "save-dir",
     "give it, or --init, before the --": "finetune-from-model",
-    "alma-stream resumes from the stage's own last checkpoint": "restore-file continue-once",
+    "alma-stream resumes from the last checkpoint of the stage": "restore-file continue-once",
     "a stage trains on its mega-batches": "megabatch train-subset",
-    "sequences begin with </s>, and the next token is learned and tested": "add-bos-token future-target past-target "
+    "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
     "self-target",
-    "documents are learned and tested whole; --tokens-per-sample cuts them": "shorten-method",
-    "a stage begins anew unless --carry-optimizer is given before the --": "reset-optimizer reset-lr-scheduler "
-    "reset-meters reset-dataloader",
+    "all tokens of a document are used; --tokens-per-sample cuts documents": "shorten-method",
+    "a stage starts with a new optimizer unless --carry-optimizer is given before the --": "reset-optimizer "
+    "reset-lr-scheduler reset-meters reset-dataloader",
     "the logs are in RUN/stage-NNN": "log-format log-file no-progress-bar",
     "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
     "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
-    "the last weights of a stage count, unless --best-checkpoint is given before the --": "keep-best-checkpoints",
+    "the last weights of a stage are tested, unless --best-checkpoint is given before the --": "keep-best-checkpoints",
     "the next stage, or a resumed one, needs the checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
     "write-checkpoints-asynchronously checkpoint-suffix",
     "every sequence is trained on in each epoch": "skip-remainder-batch",
-    "a resumed stage needs the order that it had": "update-ordered-indices-seed",
-    "it is the default; --validate before the -- switches validation on": "disable-validation",
-    "a stage ends by --max-update or --max-epoch alone": "patience stop-time-hours stop-min-lr",
+    "a resumed stage needs the order in which it began": "update-ordered-indices-seed",
+    "it is the default; --validate before the -- enables validation": "disable-validation",
+    "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
-"""Options of fairseq-train that alma-stream decides, and what to do instead."""
+"""Options of fairseq-train that alma-stream sets -> what to do instead."""
 EVAL_FLAGS = ("--cpu",)
-# Not --autocast: tests are in fp32, whose rounding leaves no trace of the batch in a perplexity.
+# Not --autocast: tests are in fp32, so that the perplexity does not depend on the batch.
 EVAL_VALUES = ("--tokens-per-sample", "--sample-break-mode", "--num-workers")
 EVAL_BATCH = {
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
-"""Option of the evaluation -> options of the training that it is taken from, the first that is given."""
+"""Option of the evaluation -> options of the training; the first given one sets it."""
 BATCHES_PER_UPDATE = "--update-freq"
 LENGTHS = ("--max-update", "--total-num-update")
-"""Options that count updates over the whole of a stage."""
+"""Options that count the updates of a complete stage."""
 
 
 class TrainOptions:
@@ -55,36 +55,39 @@ class TrainOptions:
 
     Args:
         words: the words after ``--``.
-        owned: options that the learner decides in addition to `OWNED` -> what to do instead.
+        owned: options that the learner sets in addition to `OWNED` -> what to do instead.
 
     Raises:
-        ValueError: an option that alma-stream decides, one that is missing, or a number out of range.
+        ValueError: an option that alma-stream sets, a missing option, or a number out of range.
     """
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
-        self.owned = {**OWNED, **_owned_by_features(), **owned}
+        self.owned = dict(OWNED)
+        for kind in FEATURES:
+            own = [
+                option.flag for option in options_of(kind).values() if option.side is None and "text" in option.kinds
+            ]
+            self.owned |= dict.fromkeys(own, "give it before the --") | dict(kind.owned)
+        self.owned |= owned
         self.options = group_words(words)
         for name, _ in self.options:
-            _refuse_owned(name, self.owned)
+            for each, instead in self.owned.items():
+                is_short_for = len(name) > 4 and each.startswith(name) and name not in self.owned  # as argparse allows
+                if name == each or is_short_for:
+                    raise ValueError(f"{name} is not allowed after the --: {instead}")
         if self.last("--arch") is None:
             raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
-        self._check_own()
-        self.max_update = self._positive("--max-update")
-        self.max_epoch = self._positive("--max-epoch")
-        if self.max_update is None and self.max_epoch is None:
-            raise ValueError("neither --max-update nor --max-epoch after the --; a stage must end")
-        if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
-            raise ValueError(f"--balance-loss-weight after the --: needs --criterion {BALANCING}, which is not given")
-
-    def _check_own(self) -> None:
-        """Raise ValueError if an option that this package declares has a value that it may not have."""
-        declared = {
-            option.flag: option for kind in (*MODELS, *FEATURES) for option in options_of(kind).values()
-            if "text" in option.kinds and option.type is not bool
-        }  # fmt: skip
+        options = [option for kind in (*MODELS, *FEATURES) for option in options_of(kind).values()]
+        declared = {each.flag: each for each in options if "text" in each.kinds and each.type is not bool}
         for name, values in self.options:
             if name in declared:
                 declared[name].value(" ".join(values))
+        self.max_update = self._positive("--max-update")
+        self.max_epoch = self._positive("--max-epoch")
+        if self.max_update is None and self.max_epoch is None:
+            raise ValueError("neither --max-update nor --max-epoch after the --; give one of them to end a stage")
+        if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
+            raise ValueError(f"--balance-loss-weight after the --: needs --criterion {BALANCING}, which is not given")
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option, or None."""
@@ -92,11 +95,11 @@ class TrainOptions:
         return found[-1] if found else None
 
     def as_dict(self) -> dict[str, str]:
-        """Return option and value, empty for a flag, the last occurrence counting: for run.json."""
+        """Return the options for run.json: the last value of each, empty for a flag."""
         return {name: " ".join(values) for name, values in self.options}
 
     def for_evaluation(self) -> list[GivenOption]:
-        """Return the options that fairseq-eval-lm needs too."""
+        """Return the options for fairseq-eval-lm."""
         chosen: list[GivenOption] = [(name, ()) for name in EVAL_FLAGS if self.last(name) is not None]
         chosen += [(name, values) for name in EVAL_VALUES if (values := self.last(name)) is not None]
         for name, sources in EVAL_BATCH.items():
@@ -105,7 +108,7 @@ class TrainOptions:
         return chosen
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return the options of a stage with that many times the updates; epochs, and the warm-up, stay as they are."""
+        """Return the options of a stage with ``times`` as many updates; epochs and warm-up are unchanged."""
         longer = copy(self)
         longer.options = [
             (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
@@ -115,17 +118,17 @@ class TrainOptions:
         return longer
 
     def shared(self, num_procs: int) -> "TrainOptions":
-        """Return the options of each of several processes that share the batches of an update.
+        """Return the options of each process; processes share the batches of an update.
 
         Raises:
-            ValueError: they cannot have equally many each.
+            ValueError: the batches are no multiple of the processes.
         """
         (words,) = self.last(BATCHES_PER_UPDATE) or ("1",)
         counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
                 f"--num-procs {num_procs}: the processes share the batches of an update, and {BATCHES_PER_UPDATE} "
-                f"{words} after the -- is no multiple of it; give one, with a --batch-size that is as much smaller"
+                f"{words} after the -- is no multiple of it; give a multiple, and a smaller --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)
@@ -137,26 +140,10 @@ class TrainOptions:
         if values is None:
             return None
         if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
-            raise ValueError(f"{name} {' '.join(values)} after the --: a whole number of at least 1 is needed")
+            raise ValueError(f"{name} {' '.join(values)} after the --: a whole number of at least 1 is required")
         return int(values[0])
 
 
 def replace_option(options: Sequence[GivenOption], name: str, value: str) -> list[GivenOption]:
-    """Return options with another value of one that is among them."""
+    """Return options with another value for each occurrence of one of them."""
     return [(each, (value,)) if each == name else (each, values) for each, values in options]
-
-
-def _owned_by_features() -> dict[str, str]:
-    """Return the options of features that belong before ``--``, and those of fairseq-train that they replace."""
-    found: dict[str, str] = {}
-    for kind in FEATURES:
-        before = {option.flag for option in options_of(kind).values() if option.side is None and "text" in option.kinds}
-        found |= dict.fromkeys(before, "give it before the --") | dict(kind.owned)
-    return found
-
-
-def _refuse_owned(name: str, all_owned: Mapping[str, str]) -> None:
-    """Refuse an option that alma-stream decides, also abbreviated as argparse allows."""
-    for owned, instead in all_owned.items():
-        if name == owned or (len(name) > 4 and owned.startswith(name) and name not in all_owned):
-            raise ValueError(f"{name} is not allowed after the --: {instead}")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fairseq_alma.text.kept_predictions import KeptPredictions
+from fairseq_alma.text.split_losses import KeptPredictions
 
 DRAW = np.random.default_rng(0)
 FOUND = {name: -DRAW.random((3, 7)).astype(np.float32) for name in ("valid", "test", "later")}

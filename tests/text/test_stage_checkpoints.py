@@ -27,7 +27,7 @@ def test_progress_is_read_from_the_checkpoint(tmp_path):
 
 def test_a_checkpoint_without_a_count_of_tokens_is_refused(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt", extra_state={"train_iterator": {"epoch": 1}})
-    with pytest.raises(AlmaError, match=r"checkpoint_last.pt: .*does not count the tokens"):
+    with pytest.raises(AlmaError, match=r"checkpoint_last.pt: .*has no count of training tokens"):
         checkpoints.read_progress(path)
 
 

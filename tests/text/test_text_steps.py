@@ -105,7 +105,7 @@ def test_a_training_that_ends_early_is_an_error(job, monkeypatch):
 
 
 def test_a_stage_whose_start_is_gone_names_the_stage_to_run(job):
-    with pytest.raises(AlmaError, match=r"stage-000/member-0/.*not there, and stage 1 starts from it"):
+    with pytest.raises(AlmaError, match=r"stage-000/member-0/.*no such file, and stage 1 starts from it"):
         train(job, plan_learner("sm", stages(2, 1))[1])
 
 
