@@ -29,9 +29,8 @@ from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete, tokens_of
 from fairseq_alma.text.text_job import TextJob
-from fairseq_alma.training.feature import FEATURES, Features
+from fairseq_alma.training.feature import FEATURES, Features, PlannedRun
 from fairseq_alma.training.given_code import import_from
-from fairseq_alma.training.planned_run import PlannedRun
 from fairseq_alma.watch.arrivals import ArrivalCurves
 from fairseq_alma.watch.run_display import RunDisplay
 

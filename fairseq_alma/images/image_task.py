@@ -37,7 +37,7 @@ from fairseq_alma.training.loading import (
     note_task,
     refuse_other_weights,
 )
-from fairseq_alma.training.stage_task import CommandConfig, FullSplit, StageTask, features_of
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 
 
 class ImageDataset(FairseqDataset):
@@ -150,7 +150,6 @@ class AlmaImageClassificationTask(StageTask):
     def __init__(self, cfg: Any, stream: ImageStream) -> None:
         super().__init__(cfg)
         self.stream, self.features = stream, features_of(cfg)
-        self.full_split = FullSplit(cfg.path is not None)
         self.image_shape: Sequence[int] = stream.shape
         self.num_classes = stream.num_classes
         self.source = ImageInput(stream.mean, stream.std, stream.augment)
@@ -208,10 +207,6 @@ class AlmaImageClassificationTask(StageTask):
             model = super().build_model(cfg)
             check_weights(checkpoint, start, model)
             return model
-
-    @property
-    def checkpoint_path(self) -> Optional[str]:
-        return self.cfg.path
 
     def max_positions(self) -> None:
         return None

@@ -16,7 +16,7 @@ from fairseq_alma.learners.learner import Stage
 from fairseq_alma.metrics import transformer_params
 from fairseq_alma.options import group_words
 from fairseq_alma.text.train_options import BALANCING
-from fairseq_alma.training.planned_run import ENDLESS
+from fairseq_alma.training.feature import ENDLESS
 
 
 class Row(NamedTuple):

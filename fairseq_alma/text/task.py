@@ -24,6 +24,7 @@ from fairseq.data import (
 from fairseq.data.encoders import register_bpe
 from fairseq.data.iterators import EpochBatchIterating
 from fairseq.dataclass import FairseqDataclass
+from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
@@ -48,9 +49,8 @@ from fairseq_alma.training.loading import (
     note_task,
     refuse_other_weights,
 )
-from fairseq_alma.training.processes import is_first, world_size
 from fairseq_alma.training.saves import TimedSaves
-from fairseq_alma.training.stage_task import CommandConfig, FullSplit, StageTask, features_of
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 
 
 @dataclass
@@ -144,7 +144,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             read_checkpoint(cfg.path)
         features = features_of(cfg)
         task = super().setup_task(cfg, **kwargs)
-        task.stream, task.features, task.full_split = stream, features, FullSplit(cfg.path is not None)
+        task.stream, task.features = stream, features
         note_task("alma_lm")
         change_when_loaded(str(cfg.continue_once), features.begin)
         return task
@@ -289,11 +289,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             )
         return criterion
 
-    @property
-    def checkpoint_path(self) -> Optional[str]:
-        """The value of ``--path``; an ensemble's members are in the same folder."""
-        return self.args.path
-
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: Any, **kwargs: Any
     ) -> NestedDictionaryDataset:
@@ -332,9 +327,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 f"--tokens-per-sample {length}: the model takes sequences of {max_positions} tokens at most; give "
                 f"--tokens-per-sample {max_positions} or less"
             )
-        if is_first():
+        if distributed_utils.get_global_rank() == 0:
             ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
-        if world_size() > 1:
+        if distributed_utils.get_global_world_size() > 1:
             kwargs |= {"num_shards": 1, "shard_id": 0}
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 

@@ -1,6 +1,6 @@
-"""Training features, one file each, and what fairseq's commands need to train and test here.
+"""Training features, one file each, and the integration of training and tests with fairseq's commands.
 
-Features of both kinds of data are registered here, in the order in which their hooks are called.
+The features for both kinds of data are registered here, in the order of their hooks.
 """
 
 from fairseq_alma.training.autocast import Autocast

@@ -1,9 +1,9 @@
-"""A moving average of the weights without a horizon: a model to test while the learning rate stays up.
+"""A moving average of the weights with a half-life relative to the training length.
 
-After update t the average keeps the share 2^(-1 / (f t)) of itself: what it is made of is half forgotten after f times
-the updates so far, at any t, so that it serves at every arrival. A power of t weighs the past, as in Karras et al. 2024
-(Analyzing and Improving the Training Dynamics of Diffusion Models, section 3.1). fairseq's ``--store-ema`` has one
-fixed decay.
+After update t the average keeps the share 2^(-1 / (f t)) of itself. The half-life is f times the number of updates so
+far, so that the average is useful at every arrival while the learning rate stays constant. The weight of an update is a
+power of its number, as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion Models",
+section 3.1). fairseq's ``--store-ema`` has a constant decay.
 """
 
 from dataclasses import dataclass
@@ -21,27 +21,21 @@ if TYPE_CHECKING:
 
     from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 
-HALF_LIVES = ("1/32", "1/16", "1/8")
 WRITTEN_ALONE: bool = opt(False, "write the averaged weights (--ema-half-life) of one CKPT as a checkpoint")
-"""An option of ``alma-ensemble``, which calls `write_average`."""
+"""Option of ``alma-ensemble`` that calls `write_average`."""
 
 
 def average_decay(update: int, half_life: Fraction) -> float:
-    """Return the share of itself that the average keeps.
-
-    Args:
-        update: number of the update that was just made, from 1.
-        half_life: f, a share of the updates so far.
-    """
+    """Return the share of itself that the average keeps after an update, counted from 1."""
     return 2.0 ** float(-1 / (half_life * update))
 
 
 @dataclass
 class WeightAverage(Feature):
-    """Averages the weights after each update.
+    """Average the weights after each update.
 
     Attributes:
-        average: of each parameter by its name, fp32; None: no update was made.
+        average: averaged parameters by name, fp32; None before the first update.
     """
 
     predicts_with: ClassVar[Optional[str]] = "average"
@@ -49,7 +43,7 @@ class WeightAverage(Feature):
     ema_half_life: Optional[str] = opt(
         None,
         "test averaged weights; half-life as a share of all updates so far",
-        choices=HALF_LIVES,
+        choices=("1/32", "1/16", "1/8"),
         defaults={TRAINING: NONE},
     )
 
@@ -60,12 +54,14 @@ class WeightAverage(Feature):
         import torch
 
         assert self.ema_half_life is not None
-        parameters = _parameters(model)
+        while isinstance(wrapped := getattr(model, "module", None), torch.nn.Module):  # data-parallel wrappers
+            model = wrapped
+        parameters = dict(model.named_parameters())
         with torch.no_grad():
             if self.average is None:
                 self.average = {name: tensor.detach().clone().float() for name, tensor in parameters.items()}
                 return
-            for name, tensor in parameters.items():  # a checkpoint is read on the CPU
+            for name, tensor in parameters.items():  # a checkpoint is loaded on the CPU
                 self.average[name] = self.average[name].to(tensor.device)
             averages = [self.average[name] for name in parameters]
             weights = [tensor.float() for tensor in parameters.values()]
@@ -75,35 +71,25 @@ class WeightAverage(Feature):
         return self.average
 
     def state_dict(self) -> dict[str, Any]:
-        if self.average is None:
-            return {}
-        return {AVERAGE: {name: tensor.cpu() for name, tensor in self.average.items()}}
+        average = self.average
+        return {} if average is None else {AVERAGE: {name: tensor.cpu() for name, tensor in average.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.average = state.get(AVERAGE)
 
 
-def _parameters(model: "nn.Module") -> dict[str, "Tensor"]:
-    """Return the parameters inside a data-parallel wrapper, each once."""
-    from torch import nn
-
-    while isinstance(wrapped := getattr(model, "module", None), nn.Module):
-        model = wrapped
-    return dict(model.named_parameters())
-
-
 def write_average(path: Path, out: Path) -> None:
-    """Write the averaged weights in a checkpoint as a checkpoint of their own; see `averaged_model`."""
+    """Write the averaged weights of a checkpoint as a new checkpoint; errors as in `averaged_model`."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 
     write_checkpoint(averaged_model(read_checkpoint(path), path), out)
 
 
 def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
-    """Return a checkpoint, read from ``path``, whose weights are the average, without optimizer state.
+    """Return the checkpoint loaded from ``path`` with its averaged weights and without optimizer state.
 
     Raises:
-        AlmaError: it has no average, or one of another model.
+        AlmaError: the checkpoint has no average, or the average has other shapes than the model.
     """
     from fairseq_alma.checkpoints.checkpoint_file import find_average, with_shared_names
 
@@ -113,7 +99,7 @@ def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
     weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
     wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
     if wrong or entry[AVERAGE].keys() - weights.keys():
-        raise AlmaError(f"{path}: its averaged weights are those of another model; remove it to train the stage again")
+        raise AlmaError(f"{path}: the averaged weights have other shapes than the model; remove it to train again")
     states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
     averaged = {**checkpoint, "model": weights, "extra_state": states}
     averaged.pop("last_optimizer_state", None)

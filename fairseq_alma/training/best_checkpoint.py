@@ -1,4 +1,4 @@
-"""``--best-checkpoint``: which checkpoint of a stage is tested, and starts the next one."""
+"""``--best-checkpoint``: select the checkpoint of a stage by its loss on ``valid``."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Optional
@@ -9,7 +9,7 @@ from fairseq_alma.training.feature import Feature
 
 @dataclass
 class BestCheckpoint(Feature):
-    """Lets fairseq-train keep the checkpoint with the lowest loss on ``valid``."""
+    """Make fairseq-train keep the checkpoint with the lowest loss on ``valid``."""
 
     predicts_with: ClassVar[Optional[str]] = "best"
 
@@ -21,5 +21,4 @@ class BestCheckpoint(Feature):
     )
 
     def words(self) -> list[str]:
-        """Return fairseq's option."""
         return ["--best-checkpoint-metric", "nll_loss"]

@@ -1,27 +1,26 @@
-"""A branch: a copy whose learning rate decays to zero is tested, while training continues at constant rates.
+"""Test a copy whose learning rate decays to zero, while the training continues without decay.
 
-Source: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt is that of Hägele et al. 2024.
+Sources: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt (Hägele et al. 2024).
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.options import PLAN, TRAINING, integer, opt, real
-from fairseq_alma.training.feature import Feature, Part
-from fairseq_alma.training.planned_run import PlannedRun
+from fairseq_alma.training.feature import Feature, Part, PlannedRun
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def branch_factor(update: int, first: int, end: int) -> float:
-    """Return what the learning rate of an update is multiplied by: 1 up to update ``first``, 0 from ``end`` on."""
+    """Return the factor of the learning rate: 1 up to update ``first``, 0 from update ``end`` on."""
     return 1.0 - min(1.0, max(0.0, (update - first) / (end - first))) ** 0.5
 
 
 @dataclass
 class LRBranch(Feature):
-    """Multiplies the learning rate of each update by `branch_factor`, for that update alone."""
+    """Multiply the learning rate of each update by `branch_factor`."""
 
     owned: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("--branch-from", "--branch-until"), "give --branch-share before the --"
@@ -35,9 +34,11 @@ class LRBranch(Feature):
         metavar="S",
     )
     branch_from: Optional[int] = opt(
-        None, "decay the learning rate from this update on", range=integer(0), side=TRAINING
+        None, "update after which the learning rate decays", range=integer(0), side=TRAINING
     )
-    branch_until: Optional[int] = opt(None, "to zero at this update", range=integer(1), side=TRAINING)
+    branch_until: Optional[int] = opt(
+        None, "update at which the learning rate reaches zero", range=integer(1), side=TRAINING
+    )
 
     def __post_init__(self) -> None:
         self._groups: Sequence[dict[str, Any]] = ()
@@ -45,7 +46,7 @@ class LRBranch(Feature):
 
     @property
     def copies(self) -> bool:
-        """Whether a copy is decayed, tested and thrown away."""
+        """Return whether a decaying copy is tested and then deleted."""
         return self.branch_share is not None
 
     @property
@@ -57,19 +58,18 @@ class LRBranch(Feature):
         run.require_endless(f"--branch-share {self.branch_share:g}")
 
     def num_updates(self, of_stage: int, before: int = 0) -> int:
-        """Return how many of a stage's updates have a decaying learning rate, at least one.
+        """Return the number of updates with a decaying learning rate in a stage.
 
-        At most all but one: the copy needs a checkpoint of the stage to branch off from.
+        It is at least one and less than all, because the copy starts from a checkpoint within the stage.
 
         Args:
-            of_stage: updates that the stage makes.
-            before: updates that the optimizer has made before it.
+            of_stage: number of updates in the stage.
+            before: number of updates of the optimizer before the stage.
         """
         assert self.branch_share is not None
         return max(1, round(min(self.branch_share * (before + of_stage), of_stage - 1)))
 
     def for_part(self, part: Part) -> "LRBranch":
-        """Return the decay of the copy; without a decay for the other parts."""
         if part.num_updates is None or not part.is_branch:
             return LRBranch()
         end = part.first_update + part.num_updates
@@ -81,15 +81,12 @@ class LRBranch(Feature):
         return {"branch_updates": self.num_updates(part.num_updates, part.first_update)}
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        if self.branch_from is None or self.branch_until is None:
-            return
-        factor = branch_factor(update, self.branch_from, self.branch_until)
-        self._groups = optimizer.param_groups
-        self._rates = [group["lr"] for group in self._groups]
-        for group, rate in zip(self._groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+        if self.branch_from is not None and self.branch_until is not None:
+            self._groups = optimizer.param_groups
+            self._rates = [group["lr"] for group in self._groups]
+            for group in self._groups:
+                group["lr"] *= branch_factor(update, self.branch_from, self.branch_until)
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        """Restore the learning rate: a loop without a schedule does not set it anew for each update."""
-        for group, rate in zip(self._groups, self._rates, strict=True):
+        for group, rate in zip(self._groups, self._rates, strict=True):  # without a schedule nothing else resets it
             group["lr"] = rate

@@ -1,9 +1,8 @@
-"""A training that carries on another one with all its state, and counts its own updates and tokens from zero.
+"""Carry the optimizer from stage to stage, and count the updates and tokens of each stage.
 
-fairseq begins with a checkpoint's weights alone, or resumes, of which ``--continue-once`` is a form: weights,
-optimizer, number of updates, schedule, and position in the data. A stage that carries the optimizer takes all but the
-position; a branch takes the position too. Later launches resume from the training's own last checkpoint, to which none
-of this applies.
+fairseq starts a training with weights alone, or resumes it. ``--continue-once`` resumes from another checkpoint:
+weights, optimizer, number of updates, schedule, and position in the data. A stage with a carried optimizer takes all of
+these except the position, a branch takes all. Later launches resume from the last checkpoint of the stage.
 """
 
 from dataclasses import dataclass
@@ -13,21 +12,20 @@ from fairseq_alma.checkpoints import FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import PLAN, TRAINING, opt
-from fairseq_alma.training.feature import Feature, Setting
-from fairseq_alma.training.planned_run import ENDLESS, PlannedRun
+from fairseq_alma.training.feature import ENDLESS, Feature, PlannedRun, Setting
 
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
-"""Optimizers whose state grows with a model."""
+"""Optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key of the task's state: a list of ``from_update``, batch_size, max_tokens, update_freq and num_procs."""
+"""Key of the task state: a list of records with from_update, batch_size, max_tokens, update_freq and num_procs."""
 
 
 @dataclass
 class TokenCount(Feature):
-    """Counts the tokens that a stage was trained on, and notes from which update on its batches have which size.
+    """Count the training tokens of a stage, and record changes of the batch size.
 
-    fairseq's own meters begin anew when a training is resumed at the start of an epoch.
+    fairseq resets its meters if a training resumes at the start of an epoch.
     """
 
     is_on: ClassVar[bool] = True
@@ -46,7 +44,7 @@ class TokenCount(Feature):
             self.batches.append({"from_update": update, **self._current})
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        # A sum over processes is a tensor and stays one: reading its value after each update would stall a GPU.
+        # The sum over processes stays a tensor, because reading its value after each update would stall a GPU.
         self.num_tokens = self.num_tokens + sum(log["ntokens"] for log in logs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,7 +59,7 @@ class TokenCount(Feature):
 
 @dataclass
 class CarriedOptimizer(Feature):
-    """Begins a stage, or a branch, with the optimizer, number of updates and schedule of the checkpoint before."""
+    """Start a stage, or a branch, with the optimizer, number of updates and schedule of a checkpoint."""
 
     owned: ClassVar[Mapping[str, str]] = {"--continue-as": "give --carry-optimizer before the --"}
 
@@ -73,43 +71,52 @@ class CarriedOptimizer(Feature):
     )
     continue_as: Optional[str] = opt(
         None,
-        "meaning of --continue-once: resume (fairseq's), or carry its training on with new data (stage) or the next "
-        "data (branch)",
+        "meaning of --continue-once: resume (fairseq's), stage (new data) or branch (next data)",
         choices=(RESUME, STAGE, BRANCH),
         side=TRAINING,
         defaults={TRAINING: RESUME},
     )
 
     def check(self, run: PlannedRun) -> None:
-        """Refuse a run with nothing to carry on, a schedule that ends before it, a state that cannot grow."""
         trainings = [each for plan in run.plans[1:] for each in plan.trainings]
-        if len(run.plans) > 1 and not any(each.start for each in trainings):  # to one stage others may be appended
+        if len(run.plans) > 1 and not any(each.start for each in trainings):  # a single stage may get successors
             raise ValueError("--carry-optimizer: each stage begins with new weights and a new optimizer; omit it")
         run.require_updates("--carry-optimizer")
-        _require_full_stream(run)
+        if run.schedule == "polynomial_decay":
+            total, needed = run.number("--total-num-update"), len(run.plans) * int(run.number("--max-update") or 0)
+            if total is None or total < needed:
+                raise ValueError(
+                    f"--carry-optimizer: --total-num-update {'missing' if total is None else f'{total:g}'}, but the "
+                    f"{len(run.plans)} stages have {needed:,} updates; give at least {needed}, or --lr-scheduler fixed"
+                )
+        elif run.schedule not in ENDLESS:
+            raise ValueError(
+                f"--carry-optimizer: --lr-scheduler {run.schedule} does not span several stages; give "
+                f"{' or '.join(ENDLESS)}, or polynomial_decay with a --total-num-update for all stages"
+            )
+        else:
+            run.require_endless("--carry-optimizer")
         optimizer = " ".join(run.last("--optimizer") or ())
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
             raise ValueError(
-                f"--carry-optimizer: the state of --optimizer {optimizer or '(none given)'} cannot grow with a model; "
+                f"--carry-optimizer: the state of --optimizer {optimizer or '(missing)'} cannot grow with a model; "
                 f"give {' or '.join(GROWABLE)} after the --"
             )
 
     def prepare(self, setting: Setting) -> None:
         if setting.start is None:
-            raise AlmaError(f"--continue-as {self.continue_as}: give the checkpoint to begin with as --continue-once")
+            raise AlmaError(f"--continue-as {self.continue_as}: needs a checkpoint to continue; give --continue-once")
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Make the checkpoint the beginning of a training that has made no update of its own."""
+        """Reset the counts of the stage, and for a new stage the position in the data."""
         found = checkpoint["optimizer_history"][-1]["optimizer_name"]
         if setting.optimizer not in (None, found):
             raise AlmaError(
-                f"{setting.start}: trained with {found}, the command trains with {setting.optimizer}, which cannot "
-                f"carry its state on; give the same --optimizer, or the checkpoint as {WEIGHTS_FLAG}"
+                f"{setting.start}: trained with {found}, but the command trains with {setting.optimizer}; give the "
+                f"same --optimizer, or {WEIGHTS_FLAG} instead of --continue-once"
             )
         if checkpoint.get("last_optimizer_state") is None:
-            raise AlmaError(
-                f"{setting.start}: has no optimizer state, so a training cannot carry it on; give it as {WEIGHTS_FLAG}"
-            )
+            raise AlmaError(f"{setting.start}: has no optimizer state; give {WEIGHTS_FLAG} instead of --continue-once")
         state: dict[str, Any] = checkpoint["extra_state"]
         first_update = int(checkpoint["optimizer_history"][-1]["num_updates"])
         state[TASK_STATE] = {**state.get(TASK_STATE, {}), TRAIN_TOKENS: 0, FIRST_UPDATE: first_update, BATCHES: []}
@@ -118,21 +125,3 @@ class CarriedOptimizer(Feature):
         if self.continue_as == STAGE:
             state["train_iterator"] = {"version": 3, "epoch": 1, "iterations_in_epoch": 0}
             state["previous_training_time"] = 0
-
-
-def _require_full_stream(run: PlannedRun) -> None:
-    """Refuse schedules that end before the stream does."""
-    if run.schedule in ENDLESS:
-        run.refuse_rates_by_epoch("--carry-optimizer")
-        return
-    if run.schedule != "polynomial_decay":
-        raise ValueError(
-            f"--carry-optimizer: --lr-scheduler {run.schedule} does not span several stages; give "
-            f"{' or '.join(ENDLESS)}, or polynomial_decay with a --total-num-update for all of them"
-        )
-    total, needed = run.number("--total-num-update"), len(run.plans) * (run.max_update or 0)
-    if total is None or total < needed:
-        raise ValueError(
-            f"--carry-optimizer: --total-num-update {'' if total is None else f'{total:g} '}after the --, and the "
-            f"{len(run.plans)} stages make {needed:,} updates in all; give at least that, or --lr-scheduler fixed"
-        )

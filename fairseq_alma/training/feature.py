@@ -1,18 +1,18 @@
-"""Training features: callbacks with options of their own, one file each.
+"""Training features: callbacks with options, one file each.
 
-A feature has a plan side, in ``alma-stream`` before anything is trained (`PlannedRun`), and a training side: in
-fairseq's commands the task (`training.stage_task`), in ``alma-stream`` on images a loop (`images.stage_training`). Only
-features that an option switches on are called. The hooks of one update, in order::
+A feature has two sides. `PlannedRun` is its plan side, in ``alma-stream`` before any training. Its training side is
+called by the task in fairseq's commands (`training.stage_task`) and by ``alma-stream`` on images
+(`images.stage_training`). Only features with a given option are called. The hooks of one update are, in order::
 
-    with feature.around_forward(model):    each forward pass, of training and of tests
+    with feature.around_forward(model):    each forward pass, in training and tests
         loss = …
-    feature.before_step(optimizer, u)      gradients are clipped; u updates were made before
+    feature.before_step(optimizer, u)      gradients are clipped; u is the number of earlier updates
     optimizer.step()
     feature.after_step(model, u)           the weights have changed
-    feature.count(logs)                    of the criterion
+    feature.count(logs)                    logs of the criterion
 
-What a feature keeps between updates goes through `state_dict`, so that a killed training resumes with it. A dry run
-imports neither torch nor fairseq. Source of the form: OLMo-core's callbacks with state.
+`state_dict` saves the state of a feature in checkpoints, so that a killed training resumes with it. A dry run imports
+neither torch nor fairseq. The design follows the callbacks with state of OLMo-core.
 """
 
 import argparse
@@ -31,24 +31,72 @@ from typing import (
     TypeVar,
 )
 
+from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.options import TRAINING, Options, flag, options_of
-from fairseq_alma.training.planned_run import PlannedRun
 
 if TYPE_CHECKING:
     import numpy
     from torch import Tensor, nn
 
+ENDLESS = ("fixed", "inverse_sqrt")
+"""Learning-rate schedules without a given last update; ``fixed`` is a warm-up, then constant."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of alma-stream before training. Checks raise ValueError with a message that begins with an option.
+
+    Attributes:
+        kind: kind of data, ``text`` or ``images``.
+        plans: plans of all stages.
+        replay: whether each stage trains on all mega-batches so far.
+        last: returns the values of the last occurrence of an option after ``--``; None: not given.
+        features: all features of the run.
+    """
+
+    kind: str
+    plans: Sequence[StagePlan]
+    replay: bool
+    last: Callable[[str], Optional[tuple[str, ...]]]
+    features: "Features"
+
+    @property
+    def schedule(self) -> str:
+        """Name of the learning-rate schedule."""
+        return " ".join(self.last("--lr-scheduler") or ("fixed",))
+
+    def number(self, name: str) -> Optional[float]:
+        """Return the value of a numeric option after ``--``; None: not given."""
+        values = self.last(name)
+        return None if values is None else float(" ".join(values))
+
+    def require_updates(self, flag: str) -> None:
+        """Check that a number of updates ends each stage of text, and no early stop ends a stage of images."""
+        if self.kind == "images" and self.last("--patience") is not None:
+            raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience, which ends it early")
+        if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
+            raise ValueError(f"{flag}: needs a number of updates per stage; give --max-update after --, no --max-epoch")
+
+    def require_endless(self, flag: str) -> None:
+        """Check that the learning rate does not decay to zero and does not depend on the epoch."""
+        if self.schedule not in ENDLESS:
+            raise ValueError(f"{flag}: --lr-scheduler {self.schedule} decays itself; give {' or '.join(ENDLESS)}")
+        rates = " ".join(self.last("--lr") or ())
+        if "," in rates or self.last("--force-anneal") is not None:
+            given = f"--lr {rates}" if "," in rates else "--force-anneal"
+            raise ValueError(f"{flag}: {given} depends on the epoch, which restarts in each stage; give a single --lr")
+
 
 @dataclass(frozen=True)
 class Setting:
-    """The training, or test, that a feature is part of.
+    """The command in which a feature runs.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        optimizer: class of the optimizer, as checkpoints name it; None: the command does not train.
-        start: checkpoint whose optimizer the training carries on (``--continue-once``); None: none.
-        saving: fairseq's options of checkpoints, read at the end of an update; None: no such command.
-        batches: how the training cuts its sequences into updates: batch_size, max_tokens, update_freq, num_procs.
+        optimizer: class name of the optimizer, as in checkpoints; None: the command does not train.
+        start: checkpoint of ``--continue-once``, whose optimizer is carried on; None: not given.
+        saving: fairseq's checkpoint options, read at the end of each update; None: the command has none.
+        batches: batch_size, max_tokens, update_freq and num_procs of the training; None: the command does not train.
     """
 
     device: str = "cpu"
@@ -60,12 +108,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a stage's training.
+    """A part of the training of a stage.
 
     Attributes:
-        first_update: updates that the optimizer has made before the stage.
-        num_updates: of the whole stage; None: epochs end it.
-        is_branch: whether it is a copy that is tested and thrown away.
+        first_update: number of updates of the optimizer before the stage.
+        num_updates: number of updates in the stage; None: epochs end it.
+        is_branch: whether it is the copy with decaying learning rate.
     """
 
     first_update: int = 0
@@ -75,11 +123,11 @@ class Part:
 
 @dataclass
 class Feature(Options):
-    """A dataclass whose fields are options (see `options.opt`); a feature overrides the hooks that it needs.
+    """A dataclass whose fields are options (see `options.opt`). A feature overrides the hooks that it needs.
 
     Attributes:
-        owned: options of fairseq-train that alma-stream gives by itself -> how a user gives them instead.
-        predicts_with: what of a stage is tested: ``average``, ``best`` or ``branch``; None: no change.
+        owned: options of fairseq-train that alma-stream sets for the feature -> advice for the user.
+        predicts_with: checkpoint to test: ``average``, ``best`` or ``branch``; None: the last one.
     """
 
     owned: ClassVar[Mapping[str, str]] = {}
@@ -87,137 +135,145 @@ class Feature(Options):
 
     @property
     def is_on(self) -> bool:
-        """Whether one of its options differs from its default."""
+        """Return whether an option differs from its default."""
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError, which begins with the option, if a run cannot have it."""
+        """Raise ValueError, beginning with an option, if the feature does not fit a run."""
 
     def for_part(self: "Own", part: Part) -> "Own":
-        """Return the feature as a part of a stage's training has it, without state."""
+        """Return a new feature, without state, for a part of a stage."""
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return its entries of ``anytime`` in stage.json."""
+        """Return the entries of the feature in ``anytime`` of stage.json."""
         return {}
 
     def prepare(self, setting: Setting) -> None:
-        """Raise AlmaError if the device or the command lacks what it needs; called before the model is built."""
+        """Raise AlmaError if the feature does not fit the command; called before the model is built."""
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Change, in place, the checkpoint ``setting.start`` that a training carries on."""
+        """Change the checkpoint ``setting.start`` in place."""
 
     def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
-        """Return a context for a forward pass."""
+        """Return a context manager for a forward pass."""
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Act before the optimizer's step (fairseq's or torch's, both with ``param_groups``)."""
+        """Act before a step of fairseq's or torch's optimizer; both have ``param_groups``."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        """Act on the new weights."""
+        """Act after a step of the optimizer."""
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        """Take the criterion's logs of an update, one for each batch of each process."""
+        """Process the criterion's logs of an update, one per batch and process."""
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return indices of earlier sequences or images that a stage trains on too, None for none.
+        """Return indices of earlier sequences or images to train on; None: no earlier ones.
 
         Args:
-            sizes: sequences or images of each mega-batch, for each stage so far, the current one last.
-            seed: of the draw.
+            sizes: for each stage up to the current one, the number of sequences or images in each mega-batch.
+            seed: random seed.
         """
         return None
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return what is tested instead of some weights, by name; None: no change. Called for images alone."""
+        """Return weights to test instead of the model's, by name; None: no change. Only called on images."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, under keys that no other feature has."""
+        """Return the state for checkpoints; no two features may have a key in common."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of all features of a training; keys may be missing."""
+        """Load the feature's part of the common state of all features; keys may be missing."""
 
 
 FEATURES: list[type[Feature]] = []
-"""All features, in the order in which their hooks are called."""
+"""All features, in the order of their hooks."""
 Kind = TypeVar("Kind", bound=type[Feature])
 Own = TypeVar("Own", bound=Feature)
 
 
 def register_feature(kind: Kind) -> Kind:
-    """Register a feature. Raises ValueError if another one has one of its options."""
+    """Register a feature. Raises ValueError if another feature has an option of the same name."""
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
-            raise ValueError(f"feature {kind.__name__}: {other.__name__} has the option {min(shared)} already")
+            raise ValueError(f"feature {kind.__name__}: option {min(shared)} exists in {other.__name__}; rename it")
     FEATURES.append(kind)
     return kind
 
 
 @dataclass
 class Features:
-    """The features of a training, in the order in which they are called."""
+    """The features of a training, in the order of their hooks."""
 
     each: Sequence[Feature] = ()
     setting: Setting = field(default_factory=Setting)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
-        """Return those that a fairseq configuration switches on."""
-        return cls([each for kind in FEATURES if (each := kind(**_given(kind, values))).is_on], setting)
+        """Return the features with a given option in a fairseq configuration."""
+        each = []
+        for kind in FEATURES:
+            given = {}
+            for name, option in options_of(kind).items():
+                value = getattr(values.get(name), "value", values.get(name))  # fairseq's choices are enumerations
+                if value is not None and value != option.default_on(TRAINING):
+                    given[name] = value
+            each.append(kind(**given))
+        return cls([feature for feature in each if feature.is_on], setting)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
-        """Return those that the options of alma-stream switch on."""
+        """Return the features with a given option among parsed arguments of alma-stream."""
         return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
 
     def __getitem__(self, kind: type[Own]) -> Own:
-        """Return the feature of a class, with its defaults where it is off."""
+        """Return the feature of a class; one with default values if the feature is off."""
         return next((each for each in self.each if isinstance(each, kind)), None) or kind()
 
     def with_options(self, values: Mapping[str, Any]) -> "Features":
-        """Return them with further values of options, by field names."""
-        given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
-        each = [replace(self[kind], **own) for kind, own in given.items()]
+        """Return the features with further values of options, by field name."""
+        each = [
+            replace(self[kind], **{name: values[name] for name in options_of(kind) if name in values})
+            for kind in FEATURES
+        ]
         return Features([feature for feature in each if feature.is_on], self.setting)
 
     @property
     def predicts_with(self) -> str:
-        """What of a stage is tested: its ``last`` weights unless a feature changes that."""
+        """Checkpoint to test: ``last`` unless a feature has another one."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError, which begins with an option, if features contradict each other or the run."""
-        given = [each.record().items() for each in self.each if each.predicts_with is not None]
-        if len(given) > 1:
-            tested = [
-                " ".join(flag(name) + (value is not True) * f" {value}" for name, value in each) for each in given
+        """Raise ValueError, beginning with an option, if features do not fit each other or the run."""
+        testing = [each.record().items() for each in self.each if each.predicts_with is not None]
+        if len(testing) > 1:
+            given = [
+                " ".join(flag(name) + (value is not True) * f" {value}" for name, value in each) for each in testing
             ]
-            raise ValueError(f"{tested[0]}: {tested[1]} also decides which model is tested; give one of them")
+            raise ValueError(f"{given[0]}: {given[1]} also selects the model to test; give one of them")
         for each in self.each:
             each.check(run)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options that were given, for run.json."""
+        """Return the given options, for run.json."""
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
-        """Return the options of fairseq-train for a part of a stage, grouped by feature."""
+        """Return the options of fairseq-train for a part of a stage, one group per feature."""
         groups = [tuple(each.for_part(part).words()) for each in self.each]
         return [group for group in groups if group]
 
     def for_part(self, part: Part) -> "Features":
-        """Return them as a part of a stage's training has them, without state."""
+        """Return new features, without state, for a part of a stage."""
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return the ``anytime`` entry of stage.json; empty if no option was given."""
-        if not self.record():
-            return {}
+        """Return the ``anytime`` entry of stage.json; empty if no option is given."""
         own = {name: value for each in self.each for name, value in each.describe(part).items()}
-        return {"predicts_with": self.predicts_with, **own}
+        return {"predicts_with": self.predicts_with, **own} if self.record() else {}
 
     @contextlib.contextmanager
     def around_forward(self, model: "nn.Module") -> Iterator[None]:
@@ -227,29 +283,29 @@ class Features:
             yield
 
     def around(self, function: Callable[..., Any], model: "nn.Module") -> Callable[..., Any]:
-        """Return a function whose forward passes are made within `around_forward`.
+        """Return a function that runs its forward passes in `around_forward`.
 
-        For the criterion, not for a step of fairseq's, which switches autocast off for what it calls.
+        It wraps the criterion, because fairseq's training step disables autocast in the functions that it calls.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self.around_forward(model):
                 return function(*args, **kwargs)
 
-        return call if self._overrides("around_forward") else function
+        return call
 
     @property
     def draws_earlier(self) -> bool:
-        """Whether one of them may draw from earlier stages."""
-        return self._overrides("draw_earlier")
+        """Return whether a feature may draw from earlier stages."""
+        return any(type(each).draw_earlier is not Feature.draw_earlier for each in self.each)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Call `Feature.draw_earlier`; the first that draws decides."""
+        """Return the indices of the first feature that draws any; None: no earlier ones."""
         drawn = (each.draw_earlier(sizes, seed) for each in self.each)
         return next((indices for indices in drawn if indices is not None), None)
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Call `Feature.to_test`; the first that returns anything decides."""
+        """Return the weights of the first feature that has any to test; None: no change."""
         return next((own for each in self.each if (own := each.to_test(model)) is not None), None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -278,17 +334,3 @@ class Features:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for each in self.each:
             each.load_state_dict(state)
-
-    def _overrides(self, hook: str) -> bool:
-        return any(getattr(type(each), hook) is not getattr(Feature, hook) for each in self.each)
-
-
-def _given(kind: type[Feature], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a feature's options that differ from fairseq's default."""
-    found = {}
-    for name, option in options_of(kind).items():
-        value = values.get(name)
-        value = getattr(value, "value", value)  # of an enumeration, where fairseq has made one of the choices
-        if value is not None and value != option.default_on(TRAINING):
-            found[name] = value
-    return found

@@ -1,4 +1,4 @@
-"""Import of a user's own features and learners (``--features-from``, ``--learners-from``)."""
+"""Import of a user's features and learners (``--features-from``, ``--learners-from``)."""
 
 import hashlib
 import importlib.util
@@ -11,23 +11,22 @@ from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
 
 
 def import_from(path: Path) -> ModuleType:
-    """Import a file or folder of Python once, by its path and whatever its name; it may import its neighbours.
+    """Import a Python file or package folder once, independent of its name; it may import modules in its folder.
 
     Raises:
-        AlmaError: there is no such file or folder, or the import fails; names the line.
+        AlmaError: the path is not a Python file or package, or the import fails.
     """
-    here = path.resolve()
-    file = here / "__init__.py" if here.is_dir() else here
+    root = path.resolve()
+    file = root / "__init__.py" if root.is_dir() else root
     if not file.is_file() or file.suffix != ".py":
-        raise AlmaError(f"{path}: no Python found; give a file X.py, or a folder with __init__.py in it")
+        raise AlmaError(f"{path}: no Python found; give a file X.py, or a folder that contains __init__.py")
     name = f"_given_{hashlib.sha256(os.fsencode(file)).hexdigest()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    GIVEN_CODE.append(str(here))
-    sys.path.append(str(here.parent))
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # of any .py file
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    with in_one_line():
-        spec.loader.exec_module(module)
-    return module
+    if name not in sys.modules:
+        GIVEN_CODE.append(str(root))
+        sys.path.append(str(root.parent))
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None  # true for each .py file
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        with in_one_line():
+            spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

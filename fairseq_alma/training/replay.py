@@ -1,14 +1,13 @@
-"""Replay: a share of the sequences that a stage trains on comes from the mega-batches before it.
+"""Replay: draw a share of the training sequences of a stage from earlier mega-batches.
 
-The number of updates does not grow, as ``--max-update`` bounds it.
+The number of updates stays, because ``--max-update`` limits it.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional, Sequence
 
 from fairseq_alma.options import TRAINING, opt, real
-from fairseq_alma.training.feature import Feature
-from fairseq_alma.training.planned_run import PlannedRun
+from fairseq_alma.training.feature import Feature, PlannedRun
 
 if TYPE_CHECKING:
     import numpy
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Replay(Feature):
-    """Draws sequences of earlier mega-batches."""
+    """Draw sequences of earlier mega-batches."""
 
     replay_share: Optional[float] = opt(
         None,
@@ -28,15 +27,14 @@ class Replay(Feature):
     )
 
     def check(self, run: PlannedRun) -> None:
-        """Refuse a run that has nothing to replay, or all of it already."""
         given = f"--replay-share {self.replay_share:g}"
         if run.replay or len(run.plans) == 1:
-            reason = "--replay trains on all mega-batches" if run.replay else "there is one stage, and none before it"
+            reason = "--replay trains on all mega-batches" if run.replay else "a single stage has no earlier one"
             raise ValueError(f"{given}: {reason}; omit it")
         run.require_updates(given)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Draw earlier sequences at random; none is drawn again before all others were drawn as often."""
+        """Draw earlier sequences at random, so that their counts differ by at most one; see `Feature.draw_earlier`."""
         import numpy
 
         if self.replay_share is None or len(sizes) == 1:
@@ -44,6 +42,5 @@ class Replay(Feature):
         num_earlier, num_new = sum(map(sum, sizes[:-1])), sum(sizes[-1])
         passes, rest = divmod(round(self.replay_share / (1 - self.replay_share) * num_new), num_earlier)
         generator = numpy.random.default_rng((seed, sum(map(len, sizes)) - 1))
-        return numpy.concatenate(
-            [numpy.tile(numpy.arange(num_earlier), passes), generator.permutation(num_earlier)[:rest]]
-        )
+        drawn = [numpy.tile(numpy.arange(num_earlier), passes), generator.permutation(num_earlier)[:rest]]
+        return numpy.concatenate(drawn)

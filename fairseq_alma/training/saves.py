@@ -1,7 +1,7 @@
-"""``--save-interval-minutes``: checkpoints by the clock, where fairseq counts updates.
+"""``--save-interval-minutes``: checkpoint intervals in minutes, where fairseq has intervals in updates.
 
-fairseq saves after an update whose number is a multiple of ``--save-interval-updates``: once the time has come, that
-interval is the number of the update. In data-parallel training the clock of rank 0 decides.
+fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due,
+this interval becomes the number of the update. In distributed training, the clock of rank 0 decides.
 """
 
 import time
@@ -10,20 +10,20 @@ from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
+from fairseq.distributed import utils as distributed_utils
 from torch import nn
 
 from fairseq_alma.options import TRAINING, opt, real
 from fairseq_alma.training.feature import Feature, Setting
-from fairseq_alma.training.processes import world_size
 
 
 @dataclass
 class TimedSaves(Feature):
-    """Lets fairseq save every M minutes."""
+    """Make fairseq save a checkpoint every M minutes."""
 
     save_interval_minutes: Optional[float] = opt(
         None,
-        "minutes between two checkpoints, in addition to those of --save-interval-updates",
+        "checkpoint interval in minutes, in addition to --save-interval-updates",
         range=real(0, 1e8, above=True),
         side=TRAINING,
         kinds=("text",),
@@ -39,16 +39,16 @@ class TimedSaves(Feature):
         self._interval = self._saving.save_interval_updates
 
     def after_step(self, model: nn.Module, update: int) -> None:
-        assert self.save_interval_minutes is not None  # else it is not on
+        assert self.save_interval_minutes is not None
         is_due = time.monotonic() - self._saved >= 60 * self.save_interval_minutes
-        if world_size() > 1:
+        if distributed_utils.get_global_world_size() > 1:
             decision = torch.tensor([is_due], dtype=torch.uint8, device=next(model.parameters()).device)
             dist.broadcast(decision, 0)
             is_due = bool(decision.item())
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Note that fairseq saves; it has named its checkpoint by now, which has the interval as it was given."""
+        """Restart the clock; fairseq calls this while it saves, after it has named the checkpoint."""
         self._saved = time.monotonic()
-        self._saving.save_interval_updates = self._interval
+        self._saving.save_interval_updates = self._interval  # the checkpoint contains the given interval
         return {}

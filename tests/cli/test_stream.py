@@ -105,7 +105,7 @@ def test_neither_fairseq_nor_torch_is_imported_to_print_commands(stream, tmp_pat
         (["--carry-optimizer", "--init", "scratch"], "--carry-optimizer: each stage begins with new weights"),
         (["--branch-share", "1.5"], "--branch-share 1.5: a number below 1 is needed"),
         (["--replay-share", "-0.1"], "--replay-share -0.1: a number above 0 is needed"),
-        (["--ema-half-life", "1/8", "--branch-share", "0.2"], "--ema-half-life 1/8: --branch-share 0.2 also decides"),
+        (["--ema-half-life", "1/8", "--branch-share", "0.2"], "--ema-half-life 1/8: --branch-share 0.2 also selects"),
         (["--replay-share", "0.2", "--replay"], "--replay-share 0.2: --replay trains on all mega-batches"),
         (["--learner", "gens", "--num-members", "201"], "--num-members 201: a number of at most 200 is needed"),
     ],

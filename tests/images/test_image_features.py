@@ -140,8 +140,8 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path
 @pytest.mark.parametrize(
     ("options", "words", "said"),
     [
-        ([*COPY, "--ema-half-life", "1/8"], [], "--ema-half-life 1/8: --branch-share 0.3 also decides"),
-        (COPY, ["--patience", "2"], "--branch-share: counts the updates of a stage, which --patience"),
+        ([*COPY, "--ema-half-life", "1/8"], [], "--ema-half-life 1/8: --branch-share 0.3 also selects"),
+        (COPY, ["--patience", "2"], "--branch-share: needs a fixed number of updates per stage; omit --patience"),
         ([], ["--autocast", "fp16"], "--autocast fp16: choose from bf16"),
         ([], ["--branch-from", "2"], "--branch-from after the --: not an option of training on images"),
     ],

@@ -1,4 +1,4 @@
-"""Stages that run on, averages and branches, by the code behind the stock commands."""
+"""Carried stages, averages, branches and replay in the stock commands."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def averaged(trained, tmp_path_factory):
     return train_model(trained.stream, tmp_path_factory.mktemp("averaged"), "--megabatch", "1", *AVERAGED)
 
 
-def test_a_stage_takes_over_the_optimizer_and_the_number_of_updates_but_not_the_place_in_the_data(trained, tmp_path):
+def test_a_carried_stage_continues_optimizer_and_updates_but_not_the_position_in_the_data(trained, tmp_path):
     after = load(train_model(trained.stream, tmp_path, *stage(trained.checkpoint, "--max-update", "25")))
     assert after["optimizer_history"][-1]["num_updates"] == 25
     assert after["extra_state"]["AlmaLMTask"]["first_update"] == 20
@@ -41,9 +41,9 @@ def test_a_stage_takes_over_the_optimizer_and_the_number_of_updates_but_not_the_
     assert step == {25.0}
 
 
-def test_a_stage_that_is_cut_off_ends_with_the_same_weights_average_and_moments(averaged, trained, tmp_path):
+def test_a_resumed_stage_ends_with_the_same_weights_average_and_moments(averaged, trained, tmp_path):
     whole = train_model(trained.stream, tmp_path / "whole", *stage(averaged, "--max-update", "30", *AVERAGED))
-    for end in ("26", "30"):  # as after a kill right behind the checkpoint at 26
+    for end in ("26", "30"):  # as after a kill at the checkpoint of update 26
         parts = train_model(trained.stream, tmp_path / "parts", *stage(averaged, "--max-update", end, *AVERAGED))
     whole, parts = load(whole), load(parts)
     assert same(whole["model"], parts["model"])
@@ -54,7 +54,7 @@ def test_a_stage_that_is_cut_off_ends_with_the_same_weights_average_and_moments(
     assert counts[0]["train_tokens"] == counts[1]["train_tokens"] and counts[0]["first_update"] == 20
 
 
-def test_an_average_grows_as_the_model_does_and_a_split_leaves_its_outputs_as_they_are(averaged, trained, tmp_path):
+def test_an_average_grows_like_its_model(averaged, trained, tmp_path):
     options = ["--method", "split", "--experts", "2", "--optimizer", "share", "--stream", str(trained.stream), "--cpu"]
     grow(["--path", str(averaged), "--out", str(tmp_path / "grown.pt"), *options])
     grown = load(tmp_path / "grown.pt")
@@ -66,7 +66,7 @@ def test_an_average_grows_as_the_model_does_and_a_split_leaves_its_outputs_as_th
     assert torch.equal(average[experts], find_average(load(averaged))["average"][experts][record["expert_source"]])
 
 
-def test_the_average_is_what_its_formula_says(trained, tmp_path):
+def test_the_average_follows_its_formula(trained, tmp_path):
     expected = None
     for update in (1, 2, 3):
         folder = tmp_path / str(update)
@@ -80,7 +80,7 @@ def test_the_average_is_what_its_formula_says(trained, tmp_path):
     assert torch.equal(average["decoder.embed_tokens.weight"], average["decoder.output_projection.weight"])
 
 
-def test_a_branch_goes_on_with_the_batches_that_come_next(trained, tmp_path):
+def test_a_branch_continues_with_the_next_batches(trained, tmp_path):
     trunk = ["--megabatch", "1", "--max-update"]
     split = train_model(trained.stream, tmp_path / "trunk", *trunk, "6")
     begin = ["--continue-once", str(split), "--continue-as", "branch"]
@@ -90,15 +90,15 @@ def test_a_branch_goes_on_with_the_batches_that_come_next(trained, tmp_path):
     decayed = load(train_model(trained.stream, tmp_path / "decayed", *trunk, "10", *stopped))
     before = load(train_model(trained.stream, tmp_path / "one-more", *trunk, "7", *begin))
     whole = load(train_model(trained.stream, tmp_path / "trunk", *trunk, "10"))
-    assert same(branch["model"], whole["model"])  # without a decay it is the training itself
-    assert same(decayed["model"], before["model"])  # the first update has the whole rate, the others none
+    assert same(branch["model"], whole["model"])  # equal to the training without a decay
+    assert same(decayed["model"], before["model"])  # the first update has the full rate, the others have zero
 
 
-def test_the_learning_rate_of_a_branch_goes_to_zero():
+def test_the_learning_rate_of_a_branch_decays_to_zero():
     assert [branch_factor(update, 4, 8) for update in (3, 4, 5, 8, 9)] == [1, 1, 0.5, 0, 0]
 
 
-def test_replay_takes_its_share_of_a_pass_from_earlier_mega_batches(trained):
+def test_replay_draws_its_share_from_earlier_mega_batches(trained):
     from tests.text.test_task import task_of
 
     sizes = []
@@ -114,7 +114,7 @@ def test_replay_takes_its_share_of_a_pass_from_earlier_mega_batches(trained):
     assert sorted({*indices} - {*replayed}) == list(range(sizes[0] + sizes[1], sum(sizes)))
 
 
-def test_no_sequence_is_replayed_again_before_all_others_were():
+def test_replay_counts_of_sequences_differ_by_at_most_one():
     drawn = Replay(0.9).draw_earlier([[3], [4], [2]], seed=1)
     counts = [drawn.tolist().count(index) for index in range(7)]
     assert len(drawn) == 18 and {*counts} == {2, 3}
@@ -123,18 +123,18 @@ def test_no_sequence_is_replayed_again_before_all_others_were():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--continue-as", "stage"], "--continue-as stage: give the checkpoint to begin with"),
-        (["--optimizer", "sgd"], "trained with FairseqAdam, the command trains with SGD"),
+        (["--continue-as", "stage"], "--continue-as stage: needs a checkpoint to continue"),
+        (["--optimizer", "sgd"], "trained with FairseqAdam, but the command trains with SGD"),
     ],
 )
-def test_what_cannot_be_carried_on_is_one_line(trained, tmp_path, arguments, message):
+def test_an_unsuitable_carried_stage_is_rejected_in_one_line(trained, tmp_path, arguments, message):
     begin = [] if arguments[0] == "--continue-as" else stage(trained.checkpoint)
     with pytest.raises(AlmaError, match=message) as error:
         train_model(trained.stream, tmp_path, "--megabatch", "2", *begin, *arguments)
     assert "\n" not in str(error.value)
 
 
-def test_a_checkpoint_without_its_optimizer_cannot_be_carried_on(trained, tmp_path):
+def test_a_checkpoint_without_optimizer_state_is_rejected(trained, tmp_path):
     bare = load(trained.checkpoint)
     del bare["last_optimizer_state"]
     torch.save(bare, tmp_path / "bare.pt")

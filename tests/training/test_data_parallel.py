@@ -1,4 +1,4 @@
-"""Training by several processes that share the batches of each update: what one process finds, up to rounding."""
+"""Data-parallel training equals training by one process up to rounding."""
 
 import functools
 import json
@@ -15,9 +15,9 @@ from tests.forked import group_options, together
 from tests.text.stock_commands import training_config
 
 PROCESSES = (1, 2, 4)
-# Batches of 3: 62 in an epoch, so that the last update of an epoch has two of four, and 30 updates end in the second.
+# 62 batches of 3 per epoch: the last update of an epoch has two batches instead of four; 30 updates take two epochs.
 TRAINING = ("--megabatch", "1", "--wait", "2", "--batch-size", "3", "--dropout", "0", "--max-update", "30")
-# Adam turns a gradient of nothing but rounding into a whole step unless this is large.
+# With a small epsilon, Adam turns a gradient of rounding errors into a full step.
 TRAINING += ("--adam-eps", "1e-4")
 SPEEDS = ("wps", "ups", "wall", "train_wall")
 
@@ -30,11 +30,11 @@ def train_rank(rank, num_processes, folder, stream, *arguments):
 
 
 def train_together(num_processes, folder, stream, *arguments):
-    """Return the figures of each update, and the checkpoint."""
+    """Return the logged figures of each update, and the checkpoint."""
     together(num_processes, train_rank, num_processes, folder, stream, *arguments)
     log = (folder / f"log-{num_processes}-0").read_text().splitlines()
     lines = [json.loads(line) for line in log if line.startswith('{"epoch": ') and '"num_updates": ' in line]
-    updates = {line["num_updates"]: line for line in lines}.values()  # fairseq logs to the file once more in each epoch
+    updates = {line["num_updates"]: line for line in lines}.values()
     figures = [{key: float(value) for key, value in line.items() if key not in SPEEDS} for line in updates]
     return figures, torch.load(folder / f"model-{num_processes}" / "checkpoint_last.pt")
 
@@ -49,23 +49,23 @@ def weights(checkpoint):
     return torch.cat([tensor.flatten() for tensor in checkpoint["model"].values()])
 
 
-def test_two_processes_that_share_an_update_learn_and_log_what_one_does(trainings):
+def test_two_processes_learn_and_log_the_same_as_one(trainings):
     (alone, one), (shared, several) = trainings(1), trainings(2)
     assert len(alone) == len(shared) == 30
     assert {"balance_loss", "switch0_dropped", "switch0_expert00", "switch0_entropy", "gnorm"} <= set(alone[0])
     for here, there in zip(alone, shared, strict=True):
-        # as they are printed: counts are equal, losses have 3 decimals
+        # Printed counts are equal; losses have 3 decimals.
         assert there == pytest.approx(here, rel=2e-3, abs=2e-3)
-    assert max(figures["switch0_dropped"] for figures in shared) > 0.1  # capacity is that of a batch, whoever has it
+    assert max(figures["switch0_dropped"] for figures in shared) > 0.1  # capacity applies to a batch on any process
     assert torch.allclose(weights(one), weights(several), atol=1e-3)
 
 
-def test_every_token_is_counted_once(trainings):
+def test_each_token_counts_once(trainings):
     counts = [trainings(number)[1]["extra_state"]["AlmaLMTask"]["train_tokens"] for number in (1, 2)]
     assert counts[0] == counts[1] > 0
 
 
-def test_a_run_resumes_with_another_number_of_processes_and_sees_the_same_samples(trained, trainings, tmp_path):
+def test_a_training_resumes_with_another_number_of_processes_and_reads_the_same_batches(trained, trainings, tmp_path):
     train_together(2, tmp_path, trained.stream, "--max-update", "7")
     (tmp_path / "model-2").rename(tmp_path / "model-1")
     figures, checkpoint = train_together(1, tmp_path, trained.stream)
@@ -80,7 +80,7 @@ def test_a_run_resumes_with_another_number_of_processes_and_sees_the_same_sample
 
 
 def gradient_rank(rank, num_processes, folder, stream):
-    """Return the gradient of four batches that processes share, by torch's own wrapper."""
+    """Return the gradient of four batches distributed over processes by torch's data-parallel wrapper."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/ddp-{num_processes}", rank=rank, world_size=num_processes
     )
@@ -90,7 +90,7 @@ def gradient_rank(rank, num_processes, folder, stream):
     torch.manual_seed(1)
     model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
     wrapped = DistributedDataParallel(model)
-    wrapped.__class__ = type("Proxy", (DistributedDataParallel,), {"__getattr__": _of_module})  # as fairseq's proxy
+    wrapped.__class__ = type("Proxy", (DistributedDataParallel,), {"__getattr__": _of_module})  # like fairseq's proxy
     batches = task.get_batch_iterator(
         task.dataset("train"), max_sentences=3, num_shards=num_processes, shard_id=rank
     ).next_epoch_itr(shuffle=False)
@@ -114,7 +114,7 @@ def _of_module(self, name):
 
 
 @pytest.mark.slow
-def test_torch_s_data_parallel_wrapper_gives_one_gradient_on_any_number_of_processes(trained, tmp_path):
+def test_the_gradient_of_torch_data_parallel_does_not_depend_on_the_number_of_processes(trained, tmp_path):
     gradients = [
         torch.tensor(together(number, gradient_rank, number, tmp_path, trained.stream)[0][0]) for number in PROCESSES
     ]

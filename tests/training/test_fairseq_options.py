@@ -1,4 +1,4 @@
-"""The ranges of this package's options hold in fairseq's commands, whatever form the configuration has."""
+"""Ranges of this package's options in fairseq's commands and configurations."""
 
 from types import SimpleNamespace
 
@@ -22,14 +22,14 @@ from tests.text.stock_commands import training_options
         (["--optimizer", "fused_adam", "--embedding-lr-factor", "-1"], "--embedding-lr-factor: -1 found"),
     ],
 )
-def test_a_stock_command_refuses_a_number_out_of_range(trained, capsys, words, message):
+def test_a_stock_command_rejects_a_number_out_of_range(trained, capsys, words, message):
     with pytest.raises(SystemExit) as ended:
         training_options(trained.stream, *words)
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("make", [OmegaConf.create, lambda values: SimpleNamespace(**values)])
-def test_so_does_a_configuration_and_defaults_and_references_pass(make):
+def test_check_options_rejects_a_number_out_of_range_and_accepts_defaults_and_references(make):
     check_options(make({"capacity_factor": 0.0, "replay_share": 0.0, "num_experts": None, "data": "${task.data}"}))
     with pytest.raises(AlmaError, match=r"--capacity-factor -1.0: a number of at least 0 is needed"):
         check_options(make({"capacity_factor": -1.0}))

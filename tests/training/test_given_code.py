@@ -1,4 +1,4 @@
-"""Code of the user's own, which ``--learners-from`` and ``--features-from`` name: found by its path, faults by line."""
+"""A user's code, given by ``--learners-from`` and ``--features-from``: import by path, and errors by line."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from fairseq_alma.training.given_code import import_from
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    """Nothing that a test imports, and no path to it, stays."""
+    """Remove modules and paths that a test has imported."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(errors, "GIVEN_CODE", [])
     monkeypatch.setattr("fairseq_alma.training.given_code.GIVEN_CODE", errors.GIVEN_CODE)
@@ -29,11 +29,11 @@ def stream(*words: object) -> int | None:
 
 
 @pytest.mark.parametrize("name", ["queue.py", "a.b.py", "folder/__init__.py"])
-def test_what_is_given_is_read_whatever_its_name(name, tmp_path):
+def test_a_file_is_imported_independent_of_its_name(name, tmp_path):
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
-    (tmp_path / "beside_it.py").write_text("IS_HERE = True")
-    file.write_text("import sys, queue\nfrom beside_it import IS_HERE\nsys.given = (IS_HERE, queue.Queue)")
+    (tmp_path / "neighbour.py").write_text("IS_IMPORTED = True")
+    file.write_text("import sys, queue\nfrom neighbour import IS_IMPORTED\nsys.given = (IS_IMPORTED, queue.Queue)")
     for _ in range(2):
         import_from(file.parent if name.startswith("folder") else file)
     import queue
@@ -42,31 +42,31 @@ def test_what_is_given_is_read_whatever_its_name(name, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--learners-from", "--features-from"])
-def test_what_is_no_python_is_one_line(option, tmp_path):
+def test_a_file_of_another_type_is_rejected(option, tmp_path):
     (tmp_path / "given").write_text("text")
     with pytest.raises(AlmaError, match="given: no Python found; give a file X"):
         stream(option, tmp_path / "given")
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
-        ("a = 1\nb = a / 0", "line 2: ZeroDivisionError: division by zero; fix it"),
+        ("a = 1\nb = a / 0", "line 2: ZeroDivisionError: division by zero; "),
         ("a = (\n", "line 1: SyntaxError: '(' was never closed"),
-        ("import nothing_of_this_name", "line 1: ModuleNotFoundError: No module named 'nothing_of_this_name'; fix"),
+        ("import nothing_of_this_name", "line 1: ModuleNotFoundError: No module named 'nothing_of_this_name'; "),
         ("\nassert False", "line 2: AssertionError"),
     ],
 )
-def test_a_fault_in_it_names_file_and_line(code, said, tmp_path):
+def test_an_import_error_names_file_and_line(code, message, tmp_path):
     (tmp_path / "mine.py").write_text(code)
-    with pytest.raises(AlmaError, match=re.escape(f"mine.py, {said}")):
+    with pytest.raises(AlmaError, match=re.escape(f"mine.py, {message}")):
         stream("--learners-from", tmp_path / "mine.py")
 
 
-def test_a_fault_in_it_while_it_is_at_work_names_the_line_too(tmp_path):
-    (tmp_path / "at_work.py").write_text("def plan():\n    return {}[3]")
-    module = import_from(tmp_path / "at_work.py")
-    with pytest.raises(AlmaError, match=r"at_work\.py, line 2: KeyError: 3; fix it"):
+def test_a_later_error_names_file_and_line(tmp_path):
+    (tmp_path / "mine.py").write_text("def plan():\n    return {}[3]")
+    module = import_from(tmp_path / "mine.py")
+    with pytest.raises(AlmaError, match=r"mine\.py, line 2: KeyError: 3; "):
         command(lambda argv: module.plan())([])
 
 

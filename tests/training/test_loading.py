@@ -1,4 +1,4 @@
-"""fairseq's commands load what fits, and end in one line where a model or the state of a training does not."""
+"""fairseq's commands reject checkpoints that do not fit the model or the training."""
 
 import re
 
@@ -19,25 +19,21 @@ def checkpoint_of(model=None, **config):
     return {"cfg": {"model": {**OWN, **config}}, "model": nn.Linear(2, 3).state_dict() | (model or {})}
 
 
-def test_a_start_of_the_same_kind_and_sizes_passes():
+def test_a_checkpoint_of_the_same_architecture_and_sizes_is_accepted():
     check_architecture(checkpoint_of(num_members=2), "a.pt", {**OWN, "num_members": 2})
     check_weights(checkpoint_of(), "a.pt", nn.Linear(2, 3))
 
 
-def test_a_start_from_another_kind_of_model_is_refused():
-    with pytest.raises(AlmaError, match=r"a\.pt: holds an alma_umix, the command builds an alma_switch_lm_tiny"):
+def test_a_checkpoint_of_another_architecture_is_rejected():
+    with pytest.raises(AlmaError, match=r"a\.pt: the model is alma_umix, but the command builds alma_switch_lm_tiny"):
         check_architecture(checkpoint_of(), "a.pt", {"_name": "alma_switch_lm_tiny"})
-
-
-def test_a_start_with_another_number_of_members_is_refused():
-    with pytest.raises(AlmaError, match=r"a\.pt: .* give --num-members 2"):
-        check_architecture(checkpoint_of(num_members=2), "a.pt", {**OWN, "num_members": 3})
 
 
 @pytest.mark.parametrize(
     ("arch", "trained", "given", "named"),
     [
         ("alma_switch_lm", {"decoder_sinusoidal_pos": True}, {"decoder_sinusoidal_pos": False}, "--decoder-sinusoidal"),
+        ("alma_umix", {"num_members": 2}, {"num_members": 3}, "give --num-members 2"),
         ("alma_vgg", {"last_pool": "max"}, {"last_pool": "mean"}, "--last-pool 'max'"),
         (
             "alma_umix",
@@ -47,7 +43,7 @@ def test_a_start_with_another_number_of_members_is_refused():
         ),
     ],
 )
-def test_a_start_of_the_same_sizes_that_computes_something_else_is_refused(arch, trained, given, named):
+def test_a_checkpoint_with_another_option_of_the_same_sizes_is_rejected(arch, trained, given, named):
     checkpoint = checkpoint_of(**trained, _name=arch)
     with pytest.raises(AlmaError, match=re.escape(named)) as error:
         check_architecture(checkpoint, "a.pt", {**OWN, **given, "_name": arch})
@@ -58,11 +54,11 @@ def test_a_start_of_the_same_sizes_that_computes_something_else_is_refused(arch,
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        ({"bias": torch.zeros(4)}, r"misshapen 1 tensor\(s\), bias the first \(\(4,\), not \(3,\)\)"),
-        ({"gate": torch.zeros(1)}, r"beyond its configuration 1 tensor\(s\), gate"),
+        ({"bias": torch.zeros(4)}, r"1 tensor\(s\) of another shape, the first is bias \(\(4,\), not \(3,\)\)"),
+        ({"gate": torch.zeros(1)}, r"1 unexpected tensor\(s\), the first is gate"),
     ],
 )
-def test_weights_of_other_sizes_are_named_in_one_line(model, named):
+def test_weights_of_other_shapes_are_rejected(model, named):
     with pytest.raises(AlmaError, match=named) as error:
         check_weights(checkpoint_of(model), "a.pt", nn.Linear(2, 3))
     assert "\n" not in str(error.value)
@@ -80,13 +76,13 @@ ALTERED = {
 
 @pytest.fixture(scope="module")
 def begun(trained, tmp_path_factory):
-    """A stream, and a checkpoint of a training that is not over."""
+    """A stream and the checkpoint of an unfinished training."""
     folder = tmp_path_factory.mktemp("resumed")
     return trained.stream, train_model(trained.stream, folder, *ARGUMENTS, "--max-update", "3")
 
 
 @pytest.mark.parametrize("kind", ALTERED)
-def test_a_state_that_does_not_fit_ends_fairseq_train_in_one_line(kind, begun, tmp_path):
+def test_an_unsuitable_training_state_is_rejected_in_one_line(kind, begun, tmp_path):
     stream, good = begun
     content = torch.load(good, weights_only=False)
     torch.save(with_value(content, *ALTERED[kind]), tmp_path / "checkpoint_last.pt")
@@ -96,7 +92,7 @@ def test_a_state_that_does_not_fit_ends_fairseq_train_in_one_line(kind, begun, t
     assert "; give " in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_training_with_a_new_optimizer_begins_with_the_weights_alone(begun, tmp_path):
+def test_reset_options_start_a_training_with_another_optimizer(begun, tmp_path):
     stream, good = begun
     arguments = ["--restore-file", str(good), "--reset-optimizer", "--reset-lr-scheduler", "--reset-dataloader"]
     arguments += ["--reset-meters", "--optimizer", "sgd", "--max-update", "2"]
@@ -104,7 +100,7 @@ def test_a_training_with_a_new_optimizer_begins_with_the_weights_alone(begun, tm
     assert torch.load(last, weights_only=False)["optimizer_history"][-1]["optimizer_name"] == "SGD"
 
 
-def test_a_checkpoint_does_not_grow_with_the_trainings_that_it_comes_from(trained, tmp_path):
+def test_the_optimizer_history_does_not_grow_with_the_number_of_stages(trained, tmp_path):
     last, lengths = trained.checkpoint, []
     for stage in range(2):
         how = ["--megabatch", "0", "--max-update", "2", "--finetune-from-model", str(last)]

@@ -1,4 +1,4 @@
-"""bf16 through autocast, on a GPU as on a CPU, and what fairseq has instead."""
+"""bf16 autocast, and the rejection of fairseq's half precision."""
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ STAGE = ("--megabatch", "1", "--wait", "2")
 @pytest.mark.parametrize(
     "option", ["--bf16", "--memory-efficient-bf16", "--fp16", "--memory-efficient-fp16", "--amp", "--tpu"]
 )
-def test_fairseq_s_own_half_precisions_are_refused_in_training_with_the_name_of_ours(trained, option):
-    with pytest.raises(AlmaError, match=rf"^{option}: fairseq's own .*; give --autocast bf16"):
+def test_training_rejects_half_precision_of_fairseq_and_names_autocast(trained, option):
+    with pytest.raises(AlmaError, match=rf"^{option}: fairseq's half precision .*; give --autocast bf16"):
         training_config(trained.stream, *STAGE, option)
 
 
-def test_a_test_may_halve_the_weights_but_not_look_for_a_tpu(trained):
+def test_evaluation_accepts_fp16_but_not_bf16(trained):
     command = [str(trained.stream), "--task", "alma_lm", "--path", str(trained.checkpoint)]
     assert options.parse_args_and_arch(options.get_eval_lm_parser(), [*command, "--fp16"]).fp16
     with pytest.raises(AlmaError, match=r"^--bf16: .*--autocast bf16"):
@@ -38,7 +38,7 @@ def test_weights_and_moments_are_fp32(trained, tmp_path):
 
 
 @needs_bf16
-def test_a_test_in_bf16_differs_in_the_last_digits_alone(trained):
+def test_evaluation_in_bf16_differs_by_rounding(trained):
     exact, half = (
         float(evaluate(trained.stream, trained.checkpoint, "--autocast", to)["loss"]) for to in ("none", "bf16")
     )
@@ -46,14 +46,14 @@ def test_a_test_in_bf16_differs_in_the_last_digits_alone(trained):
     assert exact == pytest.approx(half, rel=0.01)
 
 
-def test_a_device_without_bf16_is_refused(trained, monkeypatch):
+def test_a_device_without_bf16_is_rejected(trained, monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     with pytest.raises(AlmaError, match=r"^--autocast bf16: this processor has no bf16"):
         tasks.setup_task(training_config(trained.stream, "--autocast", "bf16").task)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_run_resumes_to_the_last_bit_and_learns_what_a_processor_does(trained, tmp_path):
+def test_training_on_a_gpu_resumes_bit_for_bit_and_reaches_the_loss_of_a_cpu(trained, tmp_path):
     def train_on_gpu(folder, *words):
         words = [*STAGE, "--autocast", "bf16", "--save-dir", str(folder), *words]
         train.main(training_config(trained.stream, *words, device=()))

@@ -1,4 +1,4 @@
-"""How a stock command finds out that it is one of several processes, and on which device."""
+"""Rank, world size and device of a stock command, from its options and environment."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def by_torchrun(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def test_under_torchrun_on_a_cpu_a_command_takes_its_rank_from_the_environment(trained, by_torchrun):
+def test_a_command_reads_its_rank_from_the_environment_of_torchrun_on_cpus(trained, by_torchrun):
     for cfg in (training_config(trained.stream), evaluation_config(trained.stream, trained.checkpoint)):
         place = cfg.distributed_training
         assert (place.distributed_world_size, place.distributed_rank, place.device_id) == (2, 1, 0)
@@ -28,26 +28,26 @@ def test_an_option_takes_precedence_over_the_environment(trained, by_torchrun):
     assert place.ddp_backend == "slowmo"
 
 
-def test_more_processes_than_gpus_are_refused(trained, by_torchrun, monkeypatch):
+def test_more_processes_than_gpus_are_rejected(trained, by_torchrun, monkeypatch):
     monkeypatch.setattr("sys.argv", ["fairseq-train"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(AlmaError, match="local rank 1 on a machine with 1 GPUs"):
+    with pytest.raises(AlmaError, match="LOCAL_RANK=1: the machine has 1 GPUs"):
         training_config(trained.stream, device=())
-    monkeypatch.setenv("SLURM_LOCALID", "1")  # a task of SLURM that sees one GPU has it for itself
+    monkeypatch.setenv("SLURM_LOCALID", "1")  # SLURM shows each task its own GPU
     assert training_config(trained.stream, device=()).distributed_training.device_id == 0
 
 
-def test_one_process_is_the_default_whatever_is_visible(trained, monkeypatch):
+def test_the_default_is_one_process_for_any_number_of_gpus(trained, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     assert training_config(trained.stream).distributed_training.distributed_world_size == 1
 
 
-def test_under_cpu_a_process_sees_no_gpu(trained, tmp_path, monkeypatch):
-    """fairseq moves gradients' norms to a GPU wherever it sees one, and asks it for its random numbers."""
+def test_the_cpu_option_hides_all_gpus(trained, tmp_path, monkeypatch):
+    """fairseq computes gradient norms on a visible GPU, and reads its random state."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 1, raising=False)  # however often it is asked
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 1, raising=False)
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: len(torch.cuda._parse_visible_devices()[:1]))
     assert torch.cuda.is_available()
     options = ("--megabatch", "0", "--max-update", "1", "--clip-norm", "0.1")
@@ -56,7 +56,7 @@ def test_under_cpu_a_process_sees_no_gpu(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("device", [[], ["--cpu"]])
-def test_a_cpu_beside_gpus_takes_what_works_there(trained, by_torchrun, monkeypatch, device):
+def test_distributed_defaults_follow_the_device(trained, by_torchrun, monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = training_config(trained.stream, device=device).distributed_training

@@ -1,4 +1,4 @@
-"""A training of several epochs that is killed in any of them and resumed ends with the same weights."""
+"""A training of several epochs that is killed and resumed is bit-identical."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ EPOCHS = ["--max-epoch", "3", "--max-update", "1000", "--megabatch", "0", "--sav
 
 
 def train_forked(stream, folder, *arguments, kill_at=0):
-    """Train in a process of its own; with ``kill_at`` SIGKILL it right after so many saves. Returns its exit status."""
+    """Train in a forked process, kill it after ``kill_at`` saves (0: never), and return its exit status."""
     child = os.fork()
     if child == 0:
         try:
@@ -45,9 +45,9 @@ def whole(trained, tmp_path_factory):
     return load(folder)
 
 
-def test_a_training_killed_in_its_third_epoch_ends_with_the_same_weights(whole, trained, tmp_path):
+def test_a_training_killed_in_its_third_epoch_resumes_bit_for_bit(whole, trained, tmp_path):
     per_epoch = whole["optimizer_history"][-1]["num_updates"] / 3
-    saves_before = int(per_epoch * 2) // 5 + 2  # fairseq saves at the end of each epoch too
+    saves_before = int(per_epoch * 2) // 5 + 2  # fairseq also saves at the end of each epoch
     assert train_forked(trained.stream, tmp_path, kill_at=saves_before + 2) == -signal.SIGKILL
     assert load(tmp_path)["extra_state"]["train_iterator"]["epoch"] == 3
     assert train_forked(trained.stream, tmp_path) == 0

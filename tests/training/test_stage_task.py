@@ -1,4 +1,4 @@
-"""The stock commands print the loss of the whole split on any number of processes."""
+"""Stock commands print the loss of the complete split with any number of processes."""
 
 import pytest
 from fairseq import options
@@ -21,7 +21,7 @@ def losses(folder, num_processes, stream, checkpoint, *arguments):
     return together(num_processes, evaluate_rank, num_processes, folder, stream, checkpoint, *arguments)[0]
 
 
-def test_fairseq_eval_lm_finds_the_same_to_the_last_digit_on_several_processes(trained, tmp_path):
+def test_fairseq_eval_lm_prints_identical_losses_with_several_processes(trained, tmp_path):
     tested = (trained.stream, trained.checkpoint, "--batch-size", "3", "--context-window", "5")
     (alone,) = losses(tmp_path, 1, *tested)
     assert losses(tmp_path, 3, *tested) == [alone] * 3
@@ -43,17 +43,12 @@ def validate_rank(rank, command, num_processes, folder):
     return lines
 
 
-def check_validation(tmp_path, command, number):
-    command = [*command, "--no-progress-bar", "--num-workers", "0", "--cpu"]
-    ((alone,),), _ = together(1, validate_rank, command, 1, tmp_path)
-    for lines in together(number, validate_rank, command, number, tmp_path)[0]:
-        assert lines == [pytest.approx(alone, rel=1e-5)]
-    return alone
-
-
-def test_fairseq_validate_shares_the_batches_and_adds_up_all_of_them(trained, tmp_path):
-    # 25 sequences in batches of 1: more logs than fairseq gathers, and no multiple of three processes
+def test_fairseq_validate_sums_the_batches_of_all_processes(trained, tmp_path):
+    # 25 sequences in batches of 1: logs above fairseq's size limit, and processes with different numbers of batches
     command = [str(trained.stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE)]
     command += ["--path", str(trained.checkpoint), "--valid-subset", "test", "--batch-size", "1"]
-    alone = check_validation(tmp_path, command, 3)
+    command += ["--no-progress-bar", "--num-workers", "0", "--cpu"]
+    ((alone,),), _ = together(1, validate_rank, command, 1, tmp_path)
+    for lines in together(3, validate_rank, command, 3, tmp_path)[0]:
+        assert lines == [pytest.approx(alone, rel=1e-5)]
     assert {"nll_loss", "balance_loss", "switch0_expert03"} <= set(alone)

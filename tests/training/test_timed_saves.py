@@ -1,4 +1,4 @@
-"""Checkpoints by the clock: they come when it is time, of all processes at once, and change nothing of a training."""
+"""Checkpoint intervals in minutes: all processes save together, and the training does not change."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ NAMES = {f"checkpoint_1_{update}.pt" for update in (4, 8, 12, 16)} | {"checkpoin
 
 
 def let_updates_take(seconds, patch):
-    """Let the clock stand still but for updates."""
+    """Replace the clock by one that only advances with updates."""
     clock, step = SimpleNamespace(now=0.0), Trainer.train_step
     clock.monotonic = lambda: clock.now
 
@@ -35,7 +35,7 @@ def load(path):
 
 
 def same(one, other):
-    """Return whether two checkpoints are of the same training: weights, moments and position."""
+    """Return whether two checkpoints have the same weights, moments and position in the data."""
     states = [each["last_optimizer_state"]["state"] for each in (one, other)]
     moments = [(states[0][index][name], states[1][index][name]) for index in states[0] for name in states[0][index]]
     weights = [(one["model"][name], other["model"][name]) for name in one["model"]]
@@ -46,20 +46,20 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def whole(trained, tmp_path_factory):
-    """A training that saves nothing before its end."""
+    """Last checkpoint of a training without earlier checkpoints."""
     return load(train_model(trained.stream, tmp_path_factory.mktemp("whole"), *UPDATES))
 
 
-def test_a_training_saves_when_it_is_time_and_ends_with_the_same_bits(trained, whole, tmp_path, monkeypatch):
+def test_a_training_with_timed_saves_is_bit_identical(trained, whole, tmp_path, monkeypatch):
     let_updates_take(30, monkeypatch)
     last = load(train_model(trained.stream, tmp_path, *UPDATES, *EVERY))
     assert {path.name for path in tmp_path.iterdir()} == NAMES
     assert same(last, whole)
-    assert last["cfg"]["checkpoint"]["save_interval_updates"] == 1000  # whatever the clock said
+    assert last["cfg"]["checkpoint"]["save_interval_updates"] == 1000
 
 
 def note_saves(rank, *arguments):
-    """Train, and return after which updates this process has found it time; only the clock of the first runs."""
+    """Train, and return the updates at which this process saves; only the clock of rank 0 advances."""
     let_updates_take(30 * (rank == 0), pytest.MonkeyPatch())
     found, look = [], TimedSaves.after_step
 
@@ -72,7 +72,7 @@ def note_saves(rank, *arguments):
     return found
 
 
-def test_the_clock_of_the_first_process_counts_in_all(trained, tmp_path):
+def test_the_clock_of_rank_0_decides_for_all_processes(trained, tmp_path):
     saved = together(2, note_saves, 2, tmp_path, trained.stream, "--max-update", "12", *EVERY)[0]
     assert saved == [[4, 8, 12]] * 2
     assert NAMES - {"checkpoint_1_16.pt"} == {path.name for path in (tmp_path / "model-2").iterdir()}
