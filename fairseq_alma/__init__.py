@@ -10,7 +10,7 @@ Packages, each importing only what stands above it:
 - ``runs``: Algorithm 1, once: the loop, the run folder and its records
 - ``watch``: what a user sees of a run
 - ``training``: what a training can do beside learning, and processes that share the work
-- ``exchange``: folders that transformers reads, written and read; no fairseq
+- ``exchange``: export to transformers, and import
 - ``text``, ``images``: two wings, each with its task, data, models, criterion, and what trains and tests
 - ``models``, ``optim``, ``criterions``, ``tasks``: what fairseq finds under their registered names
 - ``report``: tables, figures and one page from the records of runs; needs neither torch nor fairseq

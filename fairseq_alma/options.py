@@ -1,42 +1,28 @@
 """Options: each is declared once, as a field of a dataclass made by `opt`.
 
-The field has its flag, help, range, choices, kinds of data, whether run.json names it and whether it binds the run,
-and whether it shapes the network; parsers, fairseq's configurations and the check of records read them here. Neither
-torch nor fairseq: a dry run imports neither.
+The declaration has flag, help, range, choices and kinds of data, whether run.json records the option, whether a resumed
+run may change it, and whether it shapes the network. Parsers, fairseq's configurations and the types of records are
+made from it. No torch, no fairseq.
 """
 
 import argparse
 import dataclasses
 import functools
 import math
+import typing
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Callable,
-    Hashable,
-    Iterator,
-    Literal,
-    Mapping,
-    Optional,
-    Sequence,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import NoneType
+from typing import Annotated, Any, Callable, Literal, Mapping, Optional, Sequence, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta, Struct, defstruct
 
 KINDS = ("text", "images")
 """Kinds of data."""
 PLAN, TRAINING = "plan", "training"
-"""Sides of an option: alma-stream's, and fairseq-train's, which may have a default of its own (`Option.defaults`)."""
+"""Commands of an option: alma-stream, or fairseq-train, which may have its own default (`Option.defaults`)."""
 NONE = "none"
-"""What fairseq's parser takes, and a checkpoint's configuration has, where an option with choices is not given."""
+"""Value of an option with choices that is not given, for fairseq's parser and in the configuration of a checkpoint."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option of a command line, and its values."""
@@ -49,12 +35,12 @@ LONGEST_TEXT = 2**26
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from ``least`` to ``most``; NaN is in no range.
+    """The numbers from ``least`` to ``most``, without NaN; as an argparse ``type``, it converts a word to a number.
 
     Attributes:
         least: smallest number.
         most: largest number.
-        is_integer: whether only whole numbers are in it.
+        is_integer: whether it contains only whole numbers.
         above: whether ``least`` itself is excluded.
         below: whether ``most`` itself is excluded.
     """
@@ -66,7 +52,7 @@ class Range:
     below: bool = False
 
     def read(self, text: str) -> Number:
-        """Return the number that a text represents. Raises ValueError with the rule if it is not in the range."""
+        """Convert a text to a number. Raises ValueError with the rule if it is not in the range."""
         try:
             value = int(text) if self.is_integer else float(text)
         except ValueError as error:
@@ -76,28 +62,20 @@ class Range:
 
     def check(self, value: Number) -> None:
         """Raise ValueError with the rule if a number is not in the range."""
+
+        def bound(number: Number) -> str:
+            return f"{number:,}" if isinstance(number, int) or abs(number) < 1e6 else f"{number:g}"
+
         if math.isnan(value):
             raise ValueError("a number is needed")
         if value < self.least or (self.above and value == self.least):
-            raise ValueError(f"a number {'above' if self.above else 'of at least'} {_format(self.least)} is needed")
+            raise ValueError(f"a number {'above' if self.above else 'of at least'} {bound(self.least)} is needed")
         if value > self.most or (self.below and value == self.most):
-            raise ValueError(f"a number {'below' if self.below else 'of at most'} {_format(self.most)} is needed")
-
-
-def _format(number: Number) -> str:
-    """Format a bound: ``1,000,000``, ``0.5``, ``1e+30``."""
-    return f"{number:,}" if isinstance(number, int) or abs(number) < 1e6 else f"{number:g}"
-
-
-class InRange:
-    """The type of an option that is a number of a range, for ``add_argument(type=...)``."""
-
-    def __init__(self, bounds: Range) -> None:
-        self.bounds = bounds
+            raise ValueError(f"a number {'below' if self.below else 'of at most'} {bound(self.most)} is needed")
 
     def __call__(self, text: str) -> Number:
         try:
-            return self.bounds.read(text)
+            return self.read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text} found, {error}") from error
 
@@ -119,26 +97,26 @@ def flag(name: str) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of an option; `opt` makes it, `options_of` finds it.
+    """The declaration of an option, made by `opt` and returned by `options_of`.
 
     Attributes:
-        help: what it means, with its unit.
-        range: of its number, or of each of its numbers.
-        choices: values that it may have; empty: any.
-        kinds: of data on which it has a meaning.
+        help: meaning and unit.
+        range: range of its number, or of each of its numbers.
+        choices: permitted values; empty: any.
+        kinds: kinds of data with this option.
         parse: converts the word to the value; raises ValueError with the rule.
         free: whether a run may be resumed with another value.
-        recorded: whether run.json names it.
-        shape: whether it shapes the network, so that a checkpoint to start from must share it.
-        side: on which it is an option: `PLAN` or `TRAINING`; None: on both.
-        quiet: whether run.json has null where it has its default.
-        trait: attribute of the learners to which it applies; ``{learners}`` in the help is replaced by their names.
-        metavar: of its value in ``--help``.
-        defaults: kind of data -> default, where it is not the field's.
-        name: of the field.
-        flag: as a user gives it.
-        default: the field's; ``MISSING``: it must be given.
-        type: of the value, ``Optional`` removed.
+        recorded: whether run.json contains it.
+        shape: whether it shapes the network; a checkpoint to start from must have the same value.
+        side: its command, `PLAN` or `TRAINING`; None: both.
+        quiet: whether run.json has null instead of the default.
+        trait: attribute of the learners with this option; ``{learners}`` in the help is replaced by their names.
+        metavar: name of its value in ``--help``.
+        defaults: kind of data -> default that differs from the default of the field.
+        name: name of the field.
+        flag: flag on the command line.
+        default: default of the field; ``MISSING``: the option is required.
+        type: type of the value, without ``Optional``.
     """
 
     help: str
@@ -160,15 +138,15 @@ class Option:
     type: Any = str
 
     def default_on(self, kind: Optional[str] = None) -> Any:
-        """Return the default on a kind of data."""
-        return self.defaults.get(kind, self.default) if kind is not None else self.default
+        """Return the default for a kind of data."""
+        return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
         """Convert a word to a value, or check a value. Raises ValueError, which begins with the flag."""
         try:
             if not isinstance(given, str):
-                if self.range is not None:
-                    for number in given if isinstance(given, (list, tuple)) else (given,):
+                for number in given if isinstance(given, (list, tuple)) else (given,):
+                    if self.range is not None:
                         self.range.check(number)
                 return given
             if self.parse is not None:
@@ -184,18 +162,17 @@ class Option:
             raise ValueError(f"{self.flag} {given}: {error}") from error
 
     def add_to(self, group: Any, kind: Optional[str] = None) -> None:
-        """Add it to a group of a parser; its value is None where it is not given, and checked while it is parsed.
+        """Add the option to a group of a parser; its value is None if it is not given.
 
         Args:
-            group: of the parser.
-            kind: of data that the group is about; None: the help names it.
+            group: group of the parser.
+            kind: kind of data of the group; None: the help names it.
         """
         about = f"{self.kinds[0]}: " if len(self.kinds) == 1 and kind is None else ""
         shown = f"{about}{self.help}{self.shown_default(kind)}".replace("%", "%%")
         shown = argparse.SUPPRESS if self.help == argparse.SUPPRESS else shown
         words: dict[str, Any] = {"dest": self.name, "default": None, "help": shown}
-        if self.default is MISSING:
-            words["required"] = True
+        words |= {"required": True} if self.default is MISSING else {}
         if self.type is bool:
             group.add_argument(self.flag, action="store_true", **words)
             return
@@ -204,14 +181,14 @@ class Option:
         group.add_argument(self.flag, action=_Read, option=self, **words)
 
     def shown_default(self, kind: Optional[str] = None) -> str:
-        """Return `` (default: X)``; empty if there is none or the help has it."""
+        """Return `` (default: X)``; empty if there is no default or the help contains it."""
         default = self.default_on(kind)
         is_none = default is None or default is False or default is MISSING
         return "" if is_none or "default:" in self.help else f" (default: {default})"
 
 
 class _Read(argparse.Action):
-    """Stores the value of an option's words."""
+    """Store the value of an option's words."""
 
     def __init__(self, *arguments: Any, option: Option, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -231,98 +208,84 @@ def opt(default: Any, help: str, *, flag: Optional[str] = None, choices: Sequenc
     """Declare an option as a field of a dataclass; field ``grow_every`` is ``--grow-every``.
 
     Args:
-        default: its value where the user gives none; ``MISSING``: it must be given.
-        help: what it means, with its unit; the default is added to it.
-        flag: as a user gives it, where the field has another name.
-        choices: values that it may have.
-        further: see `Option`; a number with a point needs a ``range``.
+        default: value if the user gives none; ``MISSING``: the option is required.
+        help: meaning and unit; the default is appended.
+        flag: flag, if the field has another name.
+        choices: permitted values.
+        further: see `Option`; a real number needs a ``range``.
     """
     declared = Option(help, choices=tuple(choices), flag=flag or "", **further)
     return field(default=default, metadata={"help": help, "option": declared})
 
 
 of_this_call = functools.partial(opt, recorded=False)
-"""Declares an option that a run may be resumed with or without, and that run.json does not name."""
+"""Declare an option that run.json does not contain, so that each call may set it."""
 
 
 def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
-    """Declare a positional argument as a field of a dataclass; arguments as those of ``add_argument``."""
+    """Declare a positional argument as a field of a dataclass, with the arguments of ``add_argument``."""
     return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
 
 
-def options_of(declaring: Any) -> Mapping[str, Option]:
-    """Return the options that a dataclass declares, by their fields' names, in their order."""
-    return _options_of(declaring)
+def _options_of(declaring: Any) -> Mapping[str, Option]:
+    found, hints = {}, typing.get_type_hints(declaring)
+    for each in dataclasses.fields(declaring):
+        if declared := each.metadata.get("option"):
+            kinds = [kind for kind in get_args(hints[each.name]) if kind is not NoneType]
+            is_optional = len(kinds) == 1 and NoneType in get_args(hints[each.name])
+            found[each.name] = dataclasses.replace(
+                declared,
+                name=each.name,
+                flag=declared.flag or flag(each.name),
+                default=each.default,
+                type=kinds[0] if is_optional else hints[each.name],
+            )
+    return found
 
 
-@functools.cache
-def _options_of(declaring: Hashable) -> Mapping[str, Option]:
-    hints = get_type_hints(declaring)
-    declared = [each for each in dataclasses.fields(cast(Any, declaring)) if "option" in each.metadata]
-    return {
-        each.name: dataclasses.replace(
-            each.metadata["option"],
-            name=each.name,
-            flag=each.metadata["option"].flag or flag(each.name),
-            default=each.default,
-            type=_without_none(hints[each.name]),
-        )
-        for each in declared
-    }
-
-
-def _without_none(annotated: Any) -> Any:
-    """Convert ``Optional[int]`` to ``int``."""
-    kinds = [kind for kind in get_args(annotated) if kind is not type(None)]
-    return kinds[0] if len(kinds) == 1 and type(None) in get_args(annotated) else annotated
+options_of: Callable[[Any], Mapping[str, Option]] = functools.cache(_options_of)
+"""Return the options of a dataclass in order, by field name."""
 
 
 def flags_of(*declaring: type) -> tuple[str, ...]:
-    """Return the flags of the options of some dataclasses, each once, in their order."""
+    """Return the flags of the options of some dataclasses, each once, in order."""
     return tuple(dict.fromkeys(option.flag for each in declaring for option in options_of(each).values()))
 
 
-def struct_of(*declaring: type, base: type = Struct, required: Sequence[str] = ()) -> Any:
-    """Return the msgspec type by which a file's options are read and checked.
+def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()) -> Any:
+    """Return the msgspec type of the options in a file.
 
     Args:
-        declaring: dataclasses with the options.
-        base: of the type.
-        required: options that the file must have; others have their defaults.
+        declaring: dataclass of the options.
+        base: base class of the type.
+        required: options without a default in the file.
     """
     fields: list[Any] = []
-    for name, option in (item for each in declaring for item in options_of(each).items()):
-        if name in required:
-            fields.append((name, _file_type(option)))
-        elif option.default is None:
-            fields.append((name, Optional[_file_type(option)], None))
-        else:
-            fields.append((name, _file_type(option), option.default))
-    return defstruct(declaring[0].__name__, fields, bases=(base,), kw_only=True)
-
-
-def _file_type(option: Option) -> Any:
-    if option.choices:
-        return Literal[option.choices]
-    if option.range is not None:
-        least, most = "gt" if option.range.above else "ge", "lt" if option.range.below else "le"
-        bounds: dict[str, Any] = {least: option.range.least, most: option.range.most}
-        return Annotated[option.type, Meta(**bounds)]
-    return Annotated[str, Meta(max_length=LONGEST_TEXT)] if option.type is str else option.type
-
-
-def utf8_path(text: str) -> Path:
-    """Return a path whose name is UTF-8, for what fairseq or a record has to name."""
-    return Path(utf8_word(text))
+    for name, option in options_of(declaring).items():
+        kind = Annotated[str, Meta(max_length=LONGEST_TEXT)] if option.type is str else option.type
+        if option.choices:
+            kind = Literal[option.choices]
+        elif option.range is not None:
+            least, most = "gt" if option.range.above else "ge", "lt" if option.range.below else "le"
+            bounds: dict[str, Any] = {least: option.range.least, most: option.range.most}
+            kind = Annotated[option.type, Meta(**bounds)]
+        kind = Optional[kind] if option.default is None and name not in required else kind
+        fields.append((name, kind) if name in required else (name, kind, option.default))
+    return defstruct(declaring.__name__, fields, bases=(base,), kw_only=True)
 
 
 def utf8_word(text: str) -> str:
-    """Return a text that is UTF-8, for a record."""
+    """Return a text for a record. Raises ArgumentTypeError if it is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} found, a name in UTF-8 is needed") from error
     return text
+
+
+def utf8_path(text: str) -> Path:
+    """Return a path for a record or for fairseq. Raises ArgumentTypeError if it is not UTF-8."""
+    return Path(utf8_word(text))
 
 
 Own = TypeVar("Own", bound="Options")
@@ -333,36 +296,38 @@ class Options:
 
     @classmethod
     def add_to(cls, group: Any, kind: Optional[str] = None) -> None:
-        """Add the options to a group of argparse's parser, on a kind of data (None: any) those that it has."""
+        """Add the options for a kind of data (None: all) to a group of a parser."""
         for option in options_of(cls).values():
             if option.side != TRAINING and (kind is None or kind in option.kinds):
                 option.add_to(group, kind)
 
     @classmethod
     def operands(cls) -> dict[str, dict[str, Any]]:
-        """Return the fields that `operand` made, with its arguments."""
-        every = dataclasses.fields(cast(Any, cls))
-        return {each.name: each.metadata["operand"] for each in every if "operand" in each.metadata}
+        """Return the arguments of `operand` by field name."""
+        every: Any = cls
+        return {each.name: each.metadata["operand"] for each in dataclasses.fields(every) if "operand" in each.metadata}
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
-        """Make an instance of parsed arguments, of defaults, and of ``further`` fields that are no options."""
+        """Return an instance with parsed arguments, defaults, and ``further`` fields that are not options."""
         names = [name for name, option in options_of(cls).items() if option.side != TRAINING] + [*cls.operands()]
         found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
-    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options that run.json names on a kind of data (None: any), those that have a value."""
-        return {name: value for name, value in self._recorded(kind) if value is not None}
-
-    def _recorded(self, kind: Optional[str]) -> Iterator[tuple[str, Any]]:
+    def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
+        """Return the options for run.json on a kind of data (None: any), including those that are None."""
+        found = {}
         for name, option in options_of(type(self)).items():
-            value = getattr(self, name)
-            if not option.recorded or option.side == TRAINING or not (kind is None or kind in option.kinds):
-                continue
-            if isinstance(value, (tuple, Path)):
-                value = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            yield name, None if option.quiet and value == option.default else value
+            if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):
+                value = getattr(self, name)
+                if isinstance(value, (tuple, Path)):
+                    value = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                found[name] = None if option.quiet and value == option.default else value
+        return found
+
+    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
+        """Return the options for run.json on a kind of data (None: any) that are not None."""
+        return {name: value for name, value in self.recorded(kind).items() if value is not None}
 
     def words(self) -> list[str]:
         """Return the options that differ from their defaults as words for fairseq-train."""
@@ -375,12 +340,12 @@ class Options:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word is an option; a negative number is a value."""
+    """Return whether a word is an option and not a value, such as a negative number."""
     return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
 
 
 def group_words(words: Sequence[str]) -> list[GivenOption]:
-    """Group words into options with their values; ``--name=value`` is split."""
+    """Group words into options with their values; split ``--name=value``."""
     options: list[GivenOption] = []
     for word in words:
         if _is_option(word):
@@ -389,7 +354,7 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
         elif options:
             options[-1] = (options[-1][0], (*options[-1][1], word))
         else:
-            raise ValueError(f"{word!r} after the -- belongs to no option; give options of fairseq-train")
+            raise ValueError(f"{word!r} after the -- is not an option; give options of fairseq-train")
     return options
 
 
@@ -398,7 +363,7 @@ def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list
 
     Args:
         words: the command line.
-        left_out: their names, and how many words follow each; None: all up to the next option.
+        left_out: names of the options, and the number of words after each; None: all up to the next option.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

@@ -7,7 +7,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from omegaconf import OmegaConf
 
-from fairseq_alma.options import InRange, Options, integer, opt, options_of, real
+from fairseq_alma.options import Options, integer, opt, options_of, real
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 
@@ -31,13 +31,13 @@ def test_a_text_that_is_no_number_of_the_range_is_refused_with_what_is_needed(bo
     with pytest.raises(ValueError, match=rf"^{said.replace('+', '[+]')}$"):
         bounds.read(text)
     with pytest.raises(argparse.ArgumentTypeError, match=rf"found, {said.replace('+', '[+]')}$"):
-        InRange(bounds)(text)
+        bounds(text)
 
 
 def test_bounds_belong_to_the_range_unless_they_are_left_out():
     assert [integer(1, 3).read(text) for text in ("1", "3")] == [1, 3]
     assert [real(0, 1).read(text) for text in ("0", "1", "1e-400")] == [0, 1, 0]
-    assert InRange(real(0, 1, above=True, below=True))("0.5") == 0.5
+    assert real(0, 1, above=True, below=True)("0.5") == 0.5
 
 
 @dataclass(frozen=True)

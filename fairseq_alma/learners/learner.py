@@ -289,7 +289,7 @@ class Learner(Options):
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return the options of a kind of data for run.json, including those that are None."""
-        return dict(self._recorded(kind))
+        return self.recorded(kind)
 
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
         """Plan to train all members in the stage, each from its own weights of the stage before or from random ones.

@@ -9,7 +9,7 @@ from fairseq.dataclass import ChoiceEnum
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.options import NONE, PLAN, TRAINING, InRange, Option, options_of
+from fairseq_alma.options import NONE, PLAN, TRAINING, Option, options_of
 
 DECLARED: dict[str, Option] = {}
 """Options with a range in all configurations, by field name."""
@@ -69,4 +69,4 @@ def bound_options(parser: ArgumentParser) -> None:
     for action in parser._actions:
         option = DECLARED.get(action.dest)
         if option is not None and option.range is not None and action.type in (int, float):
-            action.type = InRange(option.range)
+            action.type = option.range

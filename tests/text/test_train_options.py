@@ -34,7 +34,7 @@ def test_what_alma_stream_decides_is_refused_also_by_an_abbreviation(name):
         ([*BASE, "--num-experts", "0"], "--num-experts 0: a number of at least 1 is needed"),
         ([*BASE, "--autocast", "fp16"], "--autocast fp16: choose from bf16"),
         ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after the --: needs --criterion alma_switch"),
-        (["stream", "--arch", "x"], "'stream' after the -- belongs to no option"),
+        (["stream", "--arch", "x"], "'stream' after the -- is not an option"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_runs(words, message):
