@@ -1,11 +1,12 @@
-"""A helper process that has imported fairseq and torch; each command of a stage is a fork of it that calls a function.
+"""A helper process that has imported fairseq and torch; it forks a child for each command of a stage.
 
 Imports take seconds, a stage of a small model less. The helper starts no thread, runs no tensor operation and never
-asks for CUDA, as none of it survives a fork; the display and tokenizers stay in alma-stream. A child sends what its
-function returns, and the figures that a training logs, through a pipe: no log is parsed. All of them end with us.
+calls CUDA, as none of these survives a fork; the display and tokenizers stay in alma-stream. A child sends the value of
+its function and the figures of a training through a pipe: no log is parsed. All processes end with alma-stream.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import inspect
@@ -47,8 +48,8 @@ _WHILE_IMPORTING = {
 _MAIN = "from fairseq_alma.text.helper import serve; serve({})"
 _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
-LAST_WORDS_SECONDS = 5.0
-"""In which the processes that are left may report why, once one of several has failed."""
+REPORT_SECONDS = 5.0
+"""Time for the other processes to report their errors after the first failure."""
 
 
 class Call(NamedTuple):
@@ -56,12 +57,12 @@ class Call(NamedTuple):
 
     Attributes:
         function: ``module:name``.
-        arguments: of the function; they and what it returns are pickled.
-        words: arguments of the command line, as `sys.argv` has them; empty: unchanged.
-        log: file that gets all output, after what is there already; None: nothing is kept.
-        environment: all variables.
+        arguments: arguments of the function; arguments and value are pickled.
+        words: the child's `sys.argv`; empty: unchanged.
+        log: file to which all output is appended; None: output is discarded.
+        environment: all environment variables.
         folder: working directory.
-        num_files: file descriptors that follow: those to keep open, and last the pipe.
+        num_files: number of file descriptors that follow: descriptors to keep open, then the pipe.
     """
 
     function: str
@@ -74,18 +75,18 @@ class Call(NamedTuple):
 
 
 class Helper:
-    """The process, as alma-stream has it."""
+    """The helper process, used by alma-stream."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the process has ended
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read after the process has ended
         with theirs:
-            # -P: a file in the working directory that is called as a library must not be imported for it.
+            # -P: a file in the working directory must not be imported in place of a library of the same name.
             words = [sys.executable, "-P", "-c", _MAIN.format(theirs.fileno())]
             self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[theirs.fileno()])
 
     def begin(self, call: Call, files: Sequence[int]) -> None:
-        """Begin a call in a child."""
+        """Start a call in a child."""
         try:
             self.connection.send(tuple(call))
             for file in files:
@@ -94,7 +95,7 @@ class Helper:
             self.process.wait()
             self.errors.seek(0)
             reason = last_line(self.errors.read().decode(errors="replace"))
-            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); install it anew") from error
+            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); reinstall it") from error
 
     def close(self) -> None:
         """End the process and its children."""
@@ -125,41 +126,47 @@ def call(
     files: Sequence[int] = (),
     watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
 ) -> Any:
-    """Call a function in a child of the helper, which is started where there is none.
+    """Call a function in a child of the helper; start the helper first if necessary.
 
     Args:
         function: ``module:name``.
-        arguments: of the function.
-        words: of the command line, for a function that reads `sys.argv`.
-        log: gets all output.
-        environment: variables that it gets in addition to those of this process.
-        num_procs: processes that run it together, each with the variables that ``torchrun`` sets.
+        arguments: arguments of the function.
+        words: command line for a function that reads `sys.argv`.
+        log: file for all output.
+        environment: additional environment variables.
+        num_procs: number of processes that run it together, each with the variables of ``torchrun``.
         files: descriptors that the children keep open, such as locks.
-        watch: called with the figures that a training logs.
+        watch: function that receives the figures that a training logs.
 
     Returns:
-        What the function returns, in the first process.
+        The value of the function in rank 0.
 
     Raises:
-        AlmaError: it failed; has its reason in one line, and the log.
+        AlmaError: the function failed; the message has the reason in one line, and the log.
     """
     global _helper
     if _helper is None:
         _helper = Helper()
         atexit.register(close)
+    shared: dict[str, str] = {}
+    if num_procs > 1:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), **group_sizes(num_procs)}
     pipes = []
     try:
-        for place in _places(num_procs):
+        for rank in map(str, range(num_procs)):
             here, theirs = Pipe(duplex=False)
             with theirs:
-                variables = {**os.environ, **place, **environment}
+                ranks = {**shared, "RANK": rank, "LOCAL_RANK": rank} if shared else {}
+                variables = {**os.environ, **ranks, **environment}
                 path = None if log is None else str(log)
                 begun = Call(function, arguments, [*words], path, variables, os.getcwd(), 1 + len(files))
                 _helper.begin(begun, [*files, theirs.fileno()])
             pipes.append(here)
         results, failures = _await(pipes, watch)
         if len(pipes) > 1 and failures:
-            close()  # ends those that wait for each other
+            close()  # ends the processes that wait for each other
     except BaseException:
         close()
         for here in pipes:  # the locks are free once the children have ended
@@ -168,28 +175,22 @@ def call(
     finally:
         for here in pipes:
             here.close()
-    if failures:
-        rank, (kind, reason) = min(failures.items(), key=lambda item: (item[1][0] != "ended", item[0]))
-        if log is None:
-            raise AlmaError(reason if kind == "refused" else f"{function} failed ({reason})")
-        who = f"process {rank}: " if len(pipes) > 1 else ""
-        raise AlmaError(f"{log}: {words[0] if words else function} failed: {who}{_short(reason, log)}")
-    return results[0]
+    if not failures:
+        return results[0]
+    failed, (kind, reason) = min(failures.items(), key=lambda item: (item[1][0] != "ended", item[0]))
+    if log is None:
+        raise AlmaError(reason if kind == "refused" else f"{function} failed ({reason})")
+    if not reason:  # a parser has printed it
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            reason = last_line(file.read().decode(errors="replace"))
+    reason = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
+    who = f"process {failed}: " if len(pipes) > 1 else ""
+    raise AlmaError(f"{log}: {words[0] if words else function} failed: {who}{reason}")
 
 
-def _places(num_procs: int) -> list[dict[str, str]]:
-    """Return for each of several processes the variables by which they find each other, as ``torchrun`` sets them."""
-    if num_procs == 1:
-        return [{}]
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = str(free.getsockname()[1])
-    together = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, **sizes_of_group(num_procs)}
-    return [{**together, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_procs)]
-
-
-def sizes_of_group(num_procs: int) -> dict[str, str]:
-    """Return the variables that each of several processes has."""
+def group_sizes(num_procs: int) -> dict[str, str]:
+    """Return the environment variables that all processes of a group share, except their address."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 
@@ -197,7 +198,7 @@ def sizes_of_group(num_procs: int) -> dict[str, str]:
 def _await(
     pipes: Sequence[Connection], watch: Callable[[Mapping[str, Any]], None]
 ) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
-    """Return what the children return, and how and why some failed."""
+    """Return the values of the children by rank, and kind and reason of each failure."""
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     results: dict[int, Any] = {}
     failures: dict[int, tuple[str, str]] = {}
@@ -220,33 +221,19 @@ def _await(
                 _await_end(pipe)
             else:
                 failures[rank] = (kind, value)
-                deadline = min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
+                deadline = min(deadline, time.monotonic() + REPORT_SECONDS)
     return results, failures
 
 
 def _await_end(pipe: Connection) -> None:
-    """Return when a child has ended: nobody holds the other end of its pipe any more."""
-    try:
+    """Wait until a child has ended, which closes the other end of its pipe."""
+    with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.recv_bytes()
-    except (EOFError, OSError):
-        return
-
-
-def _short(reason: str, log: Path) -> str:
-    if not reason:  # a parser has printed it
-        with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
-            reason = last_line(file.read().decode(errors="replace"))
-    return reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
 
 
 def serve(file: int) -> None:
-    """Be the helper.
-
-    Args:
-        file: descriptor of a connection to alma-stream.
-    """
+    """Run the helper: fork a child for each call from the connection with this descriptor."""
     preload()
     connection = Connection(file)
     while True:
@@ -258,20 +245,13 @@ def serve(file: int) -> None:
         begin_child(begun, files)
         for each in files:
             os.close(each)
-        reap()
-
-
-def reap() -> None:
-    """Take leave of the children that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
+        with contextlib.suppress(ChildProcessError):  # reap ended children
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def preload() -> None:
-    """Import what the commands need, once."""
+    """Import the modules of all commands."""
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
     for name in PRELOADED:
@@ -281,15 +261,15 @@ def preload() -> None:
 
     for name in added:
         del os.environ[name]
-    Plugins.instance()  # finds hydra's plugins
-    inspect.stack()  # as hydra asks who calls it, for which Python looks at the file of every module, once
+    Plugins.instance()  # searches for hydra's plugins
+    inspect.stack()  # hydra calls it; the first call reads the file of every module
     import_user_module(Namespace(user_dir=str(Path(fairseq_alma.__file__).parent)))
     gc.collect()
-    gc.freeze()  # all children share what is there now; the garbage collector would write into it, and so copy it
+    gc.freeze()  # children share these pages; the garbage collector would write into them, and so copy them
 
 
 def begin_child(begun: Call, files: Sequence[int]) -> int:
-    """Fork a child that calls the function, and return its process id."""
+    """Fork a child that calls the function; return its process id."""
     die = die_with_parent()
     child = os.fork()
     if child:
@@ -297,7 +277,7 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
     try:
         if die is not None:
             die()
-        atexit._clear()  # of the parent: it would remove its temporary folders
+        atexit._clear()  # the parent's functions would remove its temporary folders
         pipe = Connection(files[-1], readable=False)
         answer = _act(begun, pipe)
         atexit._run_exitfuncs()
@@ -309,7 +289,7 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
 
 
 def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
-    """Call the function, in the surroundings of alma-stream; return what came of it."""
+    """Call the function in the environment of alma-stream; return the kind of its end, and its value or reason."""
     os.environ.clear()
     os.environ.update(begun.environment)
     os.chdir(begun.folder)
@@ -323,7 +303,14 @@ def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
     logging.basicConfig(
         format=_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout, force=True
     )
-    logging.getLogger("fairseq.logging.progress_bar").addHandler(_Figures(pipe))
+
+    def send_figures(record: logging.LogRecord) -> None:
+        if record.name == "train_inner":  # figures of an update, by --log-format json
+            pipe.send(("figures", json.loads(record.getMessage())))
+
+    figures = logging.Handler()
+    figures.emit = send_figures  # type: ignore[method-assign]
+    logging.getLogger("fairseq.logging.progress_bar").addHandler(figures)
     import torch
 
     if (threads := begun.environment.get("OMP_NUM_THREADS", "")).isdecimal():
@@ -342,15 +329,3 @@ def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
         traceback.print_exc()
         known = describe_fault(error) if isinstance(error, Exception) else None
         return "failed", known or f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-class _Figures(logging.Handler):
-    """Sends what fairseq-train logs of an update (``--log-format json``)."""
-
-    def __init__(self, pipe: Connection) -> None:
-        super().__init__()
-        self.pipe = pipe
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "train_inner":
-            self.pipe.send(("figures", json.loads(record.getMessage())))
