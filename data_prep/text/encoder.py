@@ -1,9 +1,9 @@
-"""Encode documents, for the usual byte-level BPE several times faster than `StreamTokenizer`, as text repeats itself.
+"""Encode documents; with the usual byte-level BPE several times faster than `StreamTokenizer`, because text repeats.
 
-GPT-2's rule cuts a text into pieces before any merge, so a chunk that begins and ends at such a cut has the same ids
-wherever it stands, and these are looked up. The chunks are found with one regular expression that only cuts where the
-rule is sure to cut; it need not find every cut. What it cannot judge (control characters, tokens added to the
-vocabulary) goes to the tokenizer unsplit. A test compares both on odd text.
+GPT-2's rule cuts a text into pieces before any merge. So a chunk that begins and ends at such a cut has the same ids
+everywhere, and a table stores them. One regular expression finds the chunks; it cuts only where the rule is sure to
+cut, but not at every cut. Documents with control characters, or tokens added to the vocabulary, go to the tokenizer
+unsplit. A test compares both on odd text.
 """
 
 import json
@@ -17,29 +17,29 @@ from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 
 # Each alternative starts at a cut, if the text before it ended at one, and ends at one:
 _CHUNK = re.compile(
-    # letters or digits up to ASCII that is neither (a letter beyond ASCII would go on with the word)
+    # letters or digits before other ASCII characters (a letter outside ASCII would continue the word)
     r" ?(?:[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)|[0-9]+(?=[!-/:-~ \n]|\Z))"
-    # one line feed before the next line's first word
+    # one line feed before the first word of the next line
     r"|\n(?=\S)"
-    # a contraction such as 's, with whatever letters follow: the rule takes "'s" off and leaves the rest
+    # a contraction such as 's and further letters: the rule cuts after "'s"
     r"|'[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)"
     # punctuation up to a letter, a digit or a space, unless it begins a contraction
     r"| ?(?!'[A-Za-z])[!-/:-@\[-`{-~]+(?=[A-Za-z0-9 \n]|\Z)"
-    # anything else: white space and all that follows, up to the next white space
+    # anything else: white space, and other characters up to the next white space
     r"|\s*\S+|\s+\Z"
 )
-# White space to Python, but not to the rule.
+# White space for Python, but not for the rule.
 _ODD = "\x1c\x1d\x1e\x1f"
 _MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:
-    """Turn documents into the bytes of a token file.
+    """Convert documents to the bytes of a token file.
 
     Args:
-        tokenizer: what a document's tokens are.
+        tokenizer: tokenizer of the documents.
         dtype: type of an id.
-        cache_size: how many chunks are remembered at most (about 200 bytes each).
+        cache_size: largest number of stored chunks (about 200 bytes each).
     """
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
@@ -67,7 +67,7 @@ class DocumentEncoder:
         self._cache.update(zip(missing, map(self._ids, self._tokenizer.encode_batch(missing)), strict=True))
         ids_of = self._cache.__getitem__
         encoded = [b"".join(map(ids_of, chunks)) + self._eos for chunks in chunked]
-        # Frequent chunks come early, so what comes after the cache is full is rarely worth an old chunk's place.
+        # Frequent chunks occur early, so no chunk is replaced once the cache is full.
         keep = self._cache_size - (len(self._cache) - len(missing))
         for chunk in [chunk for chunk in missing if len(chunk) > _MAX_CACHED_LENGTH] if keep > 0 else missing:
             del self._cache[chunk]
@@ -78,7 +78,7 @@ class DocumentEncoder:
 
 
 def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:
-    """Return what a document contains that the tokenizer must see whole; the empty text is in every document."""
+    """Return a pattern of the documents that must not be split; the empty pattern is in every document."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
     model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
     is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")

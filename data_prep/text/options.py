@@ -15,17 +15,11 @@ from fairseq_alma.data.stream import DECONTAMINATE
 from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.options import Options, integer, opt, options_of, real, utf8_path, utf8_word
 
-DEFAULT_VOCAB_SIZE = 50_000
 DEFAULT_FIELD = "text"
 FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
 FORMS_OF_TEXT = ("text", "lines")  # which have no fields
-NUM_BYTES = 256  # tokens of byte-level BPE before any merge
-# More text hardly changes the vocabulary, and the memory for training grows with the number of distinct words.
-DEFAULT_SAMPLE = 180_000_000
 MAX_INPUTS = 65_535  # 16 bits number them
 MAX_COUNT = 2**63 - 1  # bytes
-MAX_WORKERS = 1024
-MAX_VOCAB_SIZE = 2**24
 HOLDOUT_BYTES = "--holdout-bytes"
 """Option in the history of a stream, which ``--append`` reads."""
 AUTO = 0
@@ -47,8 +41,8 @@ def read_size(word: str) -> Size:
 
 
 def read_vocab_size(word: str) -> int:
-    """Return a vocabulary size. Raises ValueError with the rule."""
-    return AUTO if word == "auto" else int(integer(NUM_BYTES, MAX_VOCAB_SIZE).read(word))
+    """Return a vocabulary size, of which 256 tokens are bytes. Raises ValueError with the rule."""
+    return AUTO if word == "auto" else int(integer(256, 2**24).read(word))
 
 
 @dataclass(frozen=True)
@@ -88,14 +82,15 @@ class PrepOptions(Options):
         metavar="N",
     )
     no_decontaminate: bool = opt(False, "keep training documents that share words with held-out text")
-    vocab_size: Optional[int] = opt(
-        None,
-        f"vocabulary size to train, or auto: by the bytes of the first mega-batch (default: {DEFAULT_VOCAB_SIZE})",
+    vocab_size: int = opt(
+        50_000,
+        "vocabulary size to train, or auto: by the bytes of the first mega-batch",
         parse=read_vocab_size,
         metavar="V",
     )
-    tokenizer_bytes: Optional[int] = opt(
-        None, "train the tokenizer on at most N bytes (default: 180 MB)", range=integer(1, MAX_COUNT)
+    # More text hardly changes the vocabulary, and the memory for training grows with the number of distinct words.
+    tokenizer_bytes: int = opt(
+        180_000_000, "bytes of the first mega-batch to train the tokenizer on, at most", range=integer(1, MAX_COUNT)
     )
     tokenizer: Optional[Path] = opt(
         None,
@@ -104,7 +99,7 @@ class PrepOptions(Options):
         metavar="PATH",
     )
     workers: int = opt(
-        default_workers(), "number of worker processes; it does not change the stream", range=integer(1, MAX_WORKERS)
+        default_workers(), "number of worker processes; it does not change the stream", range=integer(1, 1024)
     )
     inputs: tuple[str, ...] = ()
 
@@ -129,16 +124,6 @@ class PrepOptions(Options):
     def ngram(self) -> Optional[int]:
         """Words in a row that training text must not share with held-out text; None: no such rule."""
         return None if self.no_decontaminate else self.decontaminate_ngram
-
-    @property
-    def tokenizer_sample(self) -> int:
-        """Bytes of the tokenizer's sample at most."""
-        return self.tokenizer_bytes or DEFAULT_SAMPLE
-
-    @property
-    def tokenizer_vocab_size(self) -> int:
-        """Vocabulary size to train, or `AUTO`."""
-        return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
         """Return the options that determine the content of the stream, by their flags.
@@ -167,7 +152,7 @@ class PrepOptions(Options):
             "--tokenizer": tokenizer_sha256,
         }
         if tokenizer_sha256 is None:
-            options |= {"--tokenizer-bytes": self.tokenizer_sample, "--vocab-size": self.tokenizer_vocab_size}
+            options |= {"--tokenizer-bytes": self.tokenizer_bytes, "--vocab-size": self.vocab_size}
         return options
 
 

@@ -254,7 +254,7 @@ class Work:
             options.valid_bytes,
             options.test_bytes,
             self._holdout(),
-            options.tokenizer_sample,
+            options.tokenizer_bytes,
         )
         own_sets = assign(sizes, arguments, shares)
         first = 0 if plan.there is None else plan.there.num_megabatches
@@ -354,7 +354,7 @@ class Work:
             self.save("ngrams.npy", distinct(parts))
         given = options.tokenizer if plan.there is None else plan.there.root / TOKENIZER_FOLDER
         if given is None:
-            vocab_size = options.tokenizer_vocab_size
+            vocab_size = options.vocab_size
             vocab_size = vocab_size_for(self.assignment.first_bytes) if vocab_size == AUTO else vocab_size
             content = train_tokenizer((self.load(name)[0] for name in samples), vocab_size, plan.num_workers)
             self.save(FILE_NAMES["tokenizers"], content)

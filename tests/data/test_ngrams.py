@@ -1,4 +1,4 @@
-"""What documents share: eight ways of writing the same text, and n-grams of words."""
+"""Equal documents, written in eight ways, and shared n-grams."""
 
 import random
 import unicodedata
@@ -32,7 +32,7 @@ def test_a_text_written_in_another_way_is_the_same_text(way):
     assert np.array_equal(hasher([TEXT]).hashes, hasher([written]).hashes)
 
 
-def test_scripts_keep_their_vowels_and_text_without_letters_is_compared_as_it_is():
+def test_scripts_keep_their_vowels_and_text_without_letters_is_compared_by_its_characters():
     texts = ["कि", "का", "ก็", "กิ", "🙂", "🙂🙂", "…", "北京", "北 京"]
     assert len({*document_hashes(texts).tolist()}) == len(texts) - 1  # the last two have equal letters
     assert NgramHasher(3)(["कि का"]).documents.tolist() == [0]
@@ -40,7 +40,7 @@ def test_scripts_keep_their_vowels_and_text_without_letters_is_compared_as_it_is
 
 
 def plainly(documents: list[str], size: int) -> list[tuple[int, int, tuple[str, ...]]]:
-    """The n-grams by the words of the rule: document, first word, words; a short document is one n-gram."""
+    """Return document, first word and words of each n-gram; a short document is one n-gram."""
     found = []
     for number, document in enumerate(documents):
         folded = unicodedata.normalize("NFKC", document).casefold()
@@ -51,7 +51,7 @@ def plainly(documents: list[str], size: int) -> list[tuple[int, int, tuple[str, 
     return found
 
 
-def test_ngrams_are_those_of_the_rule_and_equal_where_their_words_are():
+def test_ngrams_follow_the_rule_and_are_equal_if_their_words_are():
     generator = random.Random(1)
     letters = ["a", "b", "Ab", "ä", "北", "x1", "B", "İ", " ", " ", ". ", "\n", "-", "\0", "a" * 5000]
     documents = ["".join(generator.choices(letters, k=generator.randrange(40))) for _ in range(200)] + ["", "…!", "A"]
@@ -67,7 +67,7 @@ def test_ngrams_are_those_of_the_rule_and_equal_where_their_words_are():
         assert all(words_of[key] == one[2] for key, one in zip(ngrams.hashes.tolist(), expected, strict=True))
 
 
-def test_the_numbers_do_not_depend_on_the_other_documents(monkeypatch):
+def test_hashes_do_not_depend_on_the_other_documents(monkeypatch):
     documents = [" ".join(random.Random(number).choices("abcdéfgh", k=30)) for number in range(50)] + ["plain text"]
     together = NgramHasher(4)(documents).hashes
     monkeypatch.setattr("fairseq_alma.data.ngrams._LETTERS_AT_ONCE", 16)
@@ -77,7 +77,7 @@ def test_the_numbers_do_not_depend_on_the_other_documents(monkeypatch):
     assert len(NgramHasher(4)([]).hashes) == len(document_hashes([])) == 0
 
 
-def test_a_set_finds_its_numbers_and_nothing_else():
+def test_a_set_finds_its_ngrams_and_no_others():
     numbers = np.random.default_rng(0).integers(0, 2**64, 4000, dtype=np.uint64)
     assert NgramSet(distinct([numbers[:2000], numbers[500:1000]])).find(numbers).tolist() == [*range(2000)]
     assert len(NgramSet(distinct([])).find(numbers)) == 0

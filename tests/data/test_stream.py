@@ -1,4 +1,4 @@
-"""The manifest: what identifies a stream, and what a damaged one answers."""
+"""The manifest: fingerprints, and errors for damaged manifests and files."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def edit_manifest(root: Path, **changes: object) -> None:
     (root / MANIFEST).write_text(json.dumps({**content, **changes}))
 
 
-def test_manifest_reads_back_as_it_was_written(tmp_path):
+def test_a_manifest_is_read_as_it_was_written(tmp_path):
     stream = write_stream(tmp_path)
     assert Stream.open(tmp_path) == stream
     assert stream.num_megabatches == 2
@@ -52,7 +52,7 @@ def test_manifest_reads_back_as_it_was_written(tmp_path):
     assert stream.prefix(stream.split("valid")) == tmp_path / "valid"
 
 
-def test_fingerprint_depends_on_content_and_not_on_the_place(tmp_path):
+def test_a_fingerprint_depends_on_content_and_not_on_the_folder(tmp_path):
     first, second = write_stream(tmp_path / "a"), write_stream(tmp_path / "b")
     assert first.fingerprint == second.fingerprint
     altered = replace(first.splits[0], num_words=7)
@@ -60,7 +60,7 @@ def test_fingerprint_depends_on_content_and_not_on_the_place(tmp_path):
     assert replace(first, history=({"command": "append"},)).fingerprint == first.fingerprint
 
 
-def test_validation_parts_of_megabatches_are_no_megabatches_but_belong_to_the_fingerprint(tmp_path):
+def test_validation_parts_are_not_megabatches_but_change_the_fingerprint(tmp_path):
     text = write_stream(tmp_path)
     parts = [Split(name(t), (), num_images=t) for t in range(2) for name in (megabatch_name, megabatch_valid_name)]
     entry = ImagesEntry("mnist", (1, 2, 2), 10, (0.5,), (0.5,), False, ())
@@ -76,7 +76,7 @@ def test_validation_parts_of_megabatches_are_no_megabatches_but_belong_to_the_fi
     assert replace(stream, images=replace(entry, mean=(0.4,))).fingerprint != stream.fingerprint
 
 
-def test_a_stream_with_a_held_out_slice_of_some_mega_batches_only_is_damaged(tmp_path):
+def test_a_stream_with_held_out_parts_of_some_mega_batches_only_is_damaged(tmp_path):
     stream = write_stream(tmp_path)
     whole = replace(stream, splits=(*stream.splits[:2], holdout_of(0), holdout_of(1), *stream.splits[2:]))
     write_manifest(whole, tmp_path / MANIFEST)
@@ -91,7 +91,7 @@ def holdout_of(megabatch):
     return Split(name, tuple(StreamFile(f"{name}{suffix}", 1, "0" * 64) for suffix in (".bin", ".idx")))
 
 
-def test_longer_stream_keeps_the_fingerprint_of_its_beginning(tmp_path):
+def test_a_longer_stream_keeps_the_fingerprint_of_its_beginning(tmp_path):
     stream = write_stream(tmp_path)
     longer = replace(stream, splits=(*stream.splits[:2], Split(megabatch_name(2), ()), *stream.splits[2:]))
     assert longer.fingerprint != stream.fingerprint
@@ -99,7 +99,7 @@ def test_longer_stream_keeps_the_fingerprint_of_its_beginning(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("ask", "message"),
     [
         (lambda stream: stream.megabatch(-1), "no mega-batch -1, the stream has 2; give a number from 0 to 1"),
         (lambda stream: stream.megabatch(2), "no mega-batch 2, the stream has 2; give a number from 0 to 1"),
@@ -107,8 +107,8 @@ def test_longer_stream_keeps_the_fingerprint_of_its_beginning(tmp_path):
         (lambda stream: replace(stream, kind="images", dictionary=None).dictionary_sha256, r"images has no dict\.txt"),
     ],
 )
-def test_what_a_stream_does_not_have_is_refused_with_what_it_has(tmp_path, ask, said):
-    with pytest.raises(AlmaError, match=said):
+def test_a_missing_split_is_refused_with_the_existing_ones(tmp_path, ask, message):
+    with pytest.raises(AlmaError, match=message):
         ask(write_stream(tmp_path))
 
 
@@ -126,7 +126,7 @@ def test_what_a_stream_does_not_have_is_refused_with_what_it_has(tmp_path, ask, 
         ({"seed": 1, "dictionary": {"path": "dict.txt"}}, "damaged"),
     ],
 )
-def test_damaged_manifest_is_refused(tmp_path, changes, message):
+def test_a_damaged_manifest_is_refused(tmp_path, changes, message):
     write_stream(tmp_path)
     edit_manifest(tmp_path, **changes)
     with pytest.raises(AlmaError, match=message):

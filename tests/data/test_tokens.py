@@ -1,6 +1,6 @@
-"""Tokenizers: symbols that fairseq's Dictionary keeps apart, and text that comes back as it was.
+"""Tokenizers: symbols that fairseq's Dictionary distinguishes, and text that is decoded as it was encoded.
 
-Token files: the bytes that fairseq's own reader and writer agree with.
+Token files: the same bytes as fairseq's own reader and writer.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ def folder(request, tmp_path_factory):
     return folder
 
 
-def test_decode_gives_back_the_text_without_what_is_fairseqs_own_and_refuses_other_symbols(folder):
+def test_decode_ignores_fairseqs_own_symbols_and_refuses_unknown_ones(folder):
     tokenizer = StreamTokenizer(folder)
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert tokenizer.decode(["<s>", *tokenizer.encode("the cat"), "</s>", "<pad>", ""]) == "the cat"
@@ -41,14 +41,14 @@ def test_decode_gives_back_the_text_without_what_is_fairseqs_own_and_refuses_oth
         tokenizer.decode(["no-such-symbol"])
 
 
-def test_symbols_follow_the_units(folder):
+def test_symbols_are_in_the_order_of_the_tokens(folder):
     tokenizer = StreamTokenizer(folder)
     units = tokenizer.encode_batch([TEXT])[0]
     assert [tokenizer.symbols[unit] for unit in units] == tokenizer.encode(TEXT)
     assert len(set(tokenizer.symbols)) == tokenizer.vocab_size
 
 
-def test_fairseq_dictionary_gives_unit_u_the_id_u_plus_4(folder, tmp_path):
+def test_fairseq_dictionary_gives_token_u_the_id_u_plus_4(folder, tmp_path):
     from fairseq.data import Dictionary
 
     tokenizer = StreamTokenizer(folder)
@@ -61,19 +61,19 @@ def test_fairseq_dictionary_gives_unit_u_the_id_u_plus_4(folder, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["\u2581", "a\u2581b \u2581\u2581 c", "</s> <s> <unk> <pad>", " two  spaces\n"])
-def test_any_text_is_literal_and_comes_back(folder, text):
+def test_any_text_is_literal_and_decoded_unchanged(folder, text):
     tokenizer = StreamTokenizer(folder)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_byte_order_mark_before_a_tokenizer_is_none_of_it(folder, tmp_path):
+def test_a_byte_order_mark_before_a_tokenizer_is_ignored(folder, tmp_path):
     if not (folder / "tokenizer.json").exists():
         pytest.skip("about tokenizer.json only")
     (tmp_path / "tokenizer.json").write_text("\ufeff" + (folder / "tokenizer.json").read_text())
     assert StreamTokenizer(tmp_path).encode(TEXT) == StreamTokenizer(folder).encode(TEXT)
 
 
-def test_pieces_that_a_dictionary_cannot_hold_get_a_name_of_their_own(tmp_path):
+def test_pieces_that_a_dictionary_cannot_hold_get_other_names(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"</s>": 0, "a b": 1, "": 2, "c": 3, "\u2003": 4, "d": 7}
@@ -84,7 +84,7 @@ def test_pieces_that_a_dictionary_cannot_hold_get_a_name_of_their_own(tmp_path):
     assert symbols == ["<unit:0>", "<unit:1>", "<unit:2>", "c", "<unit:4>", "<unit:5>", "<unit:6>", "d"]
 
 
-def test_published_tokenizer_does_not_cut_pad_or_add_anything(folder, tmp_path):
+def test_a_published_tokenizer_does_not_truncate_pad_or_add_tokens(folder, tmp_path):
     from tokenizers import Tokenizer
 
     if not (folder / "tokenizer.json").exists():
@@ -106,7 +106,7 @@ def test_published_tokenizer_does_not_cut_pad_or_add_anything(folder, tmp_path):
         ("notes.txt", "x", "a tokenizer.json or a SentencePiece .model is needed"),
     ],
 )
-def test_file_that_is_no_tokenizer_is_refused(tmp_path, name, content, message):
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(AlmaError, match=message):
         StreamTokenizer(tmp_path / name)
@@ -138,7 +138,7 @@ def write(prefix, sequences=SEQUENCES, dtype="uint16"):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_fairseq_reads_what_was_written(tmp_path, dtype):
+def test_fairseq_reads_our_token_files(tmp_path, dtype):
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 
     described = write(tmp_path / "valid", dtype=dtype)
@@ -148,7 +148,7 @@ def test_fairseq_reads_what_was_written(tmp_path, dtype):
         assert StreamFile(f"valid.{suffix}", size, digest) == StreamFile.describe(tmp_path, f"valid.{suffix}")
 
 
-def test_files_equal_those_of_fairseq_byte_for_byte(tmp_path):
+def test_token_files_equal_those_of_fairseq_byte_for_byte(tmp_path):
     import torch
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
@@ -161,7 +161,7 @@ def test_files_equal_those_of_fairseq_byte_for_byte(tmp_path):
         assert (tmp_path / f"ours.{suffix}").read_bytes() == (tmp_path / f"theirs.{suffix}").read_bytes()
 
 
-def test_own_reader_gives_sizes_and_ids_and_refuses_a_file_that_is_cut_off_or_of_another_format(tmp_path):
+def test_our_reader_returns_sizes_and_ids_and_refuses_a_truncated_file_or_another_format(tmp_path):
     write(tmp_path / "a")
     file = TokenFile(tmp_path / "a")
     assert file.sizes.tolist() == [3, 1, 5]
@@ -175,7 +175,7 @@ def test_own_reader_gives_sizes_and_ids_and_refuses_a_file_that_is_cut_off_or_of
 
 
 @pytest.mark.parametrize("vocab_size", [1, 65495, 65496, 100_000])
-def test_id_type_is_the_one_fairseq_chooses(vocab_size):
+def test_the_id_type_equals_the_choice_of_fairseq(vocab_size):
     from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
     assert id_dtype(vocab_size) == np.dtype(best_fitting_int_dtype(vocab_size + 4))

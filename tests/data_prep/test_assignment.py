@@ -1,11 +1,15 @@
 """Assignment: sizes of sets, held-out parts, the tokenizer's sample, and sizes that the text does not have."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from data_prep.text import steps
 from data_prep.text.assignment import Shares, assign, keys_of
+from data_prep.text.options import parse_options
+from data_prep.text.steps import Plan, Work
 from data_prep.text.tokenizer import vocab_size_for
 from fairseq_alma.errors import AlmaError
 
@@ -92,3 +96,17 @@ def test_sizes_that_the_text_does_not_have_are_refused(shares, message):
 
 def test_the_vocabulary_size_follows_from_the_bytes():
     assert [vocab_size_for(size) for size in (0, 1000, 1_290_000, 10**8, 10**12)] == [512, 512, 2048, 16_384, 32_768]
+
+
+def test_assigning_takes_less_than_64_bytes_a_document(tmp_path):
+    work, number = Work(str(tmp_path)), 200_000
+    work.__dict__["plan"] = Plan(parse_options(["a", "--out", "S", "--megabatches", "3"]), (), ((),) * 4, ())
+    records = np.zeros(number, steps._HASHED)
+    records["key"], records["bytes"] = keys_of(np.arange(number, dtype=np.uint64), 1), 1000
+    for piece in range(4):
+        work.save(f"hashed-{piece:05d}", ([""], records[piece::4]))
+    tracemalloc.start()
+    work.assign()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * number

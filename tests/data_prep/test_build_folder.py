@@ -1,4 +1,4 @@
-"""Building a stream: one process at a time, nothing through links, nothing left behind."""
+"""Building a stream: one process at a time, nothing through links, no remaining files."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ def text_stream(tmp_path: Path) -> Path:
 
 
 def test_appending_reads_the_manifest_under_the_lock(text_stream: Path, tmp_path: Path, monkeypatch) -> None:
-    """Two commands at once: the second begins with the manifest that the first has not changed yet."""
+    """Two commands at once: the second starts before the first changes the manifest."""
     enter = command.work_folder
 
     @contextlib.contextmanager
@@ -62,7 +62,7 @@ def test_appending_does_not_write_through_a_link(text_stream: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+def test_no_file_remains_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "S"), "--megabatches", "1"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert wait_until(lambda: [*tmp_path.glob(".S.building/*/input-0")])

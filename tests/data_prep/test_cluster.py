@@ -1,4 +1,4 @@
-"""The stages for datatrove: the same stream as the command's to the last byte, whatever is killed."""
+"""The stages for datatrove: the same stream as that of the command to the last byte, also after a failure."""
 
 import functools
 import os
@@ -25,18 +25,18 @@ SIZES = ["--megabatches", "3", "--vocab-size", "300"]
 
 @pytest.fixture(autouse=True, scope="module")
 def small_pieces():
-    """Cut what is small into pieces, so that several ranks have something to do."""
+    """Cut small files into pieces, so that there is work for several ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data_prep.text.documents.PIECE_SIZE", 20_000)
         patch.setattr("data_prep.text.cluster.default_workers", lambda: 1)  # threads of tokenizers do not fork
-        # datatrove opens three logs a rank, for each of which loguru asks for all places of libraries: most of the time
+        # for each of three logs a rank, loguru looks up all library folders, which would take most of the time
         patch.setattr("sysconfig.get_path", functools.cache(sysconfig.get_path))
         yield
 
 
 @pytest.fixture(scope="module")
 def made(small_pieces, tmp_path_factory):
-    """A folder of two files of 400 documents together, of which 20 are there twice, and the command's stream of it."""
+    """A folder with two files of 420 documents, 20 of them duplicates, and their stream, made by the command."""
     folder = tmp_path_factory.mktemp("made")
     generator = random.Random(0)
     words = [f"{start}{end}" for start in ("ba", "co", "é") for end in ("n", "ming", "北")]
@@ -51,7 +51,7 @@ def made(small_pieces, tmp_path_factory):
 
 @pytest.fixture
 def texts(made, tmp_path):
-    """The same texts, which may be altered, and beside them the command's stream, ``one``."""
+    """Copies of the texts, which may be altered, and of the stream, ``one``."""
     shutil.copytree(made / "one", tmp_path / "one")
     return shutil.copytree(made / "texts", tmp_path / "texts")
 
@@ -61,7 +61,7 @@ def files_of(folder):
 
 
 class OneByOne(PipelineExecutor):
-    """What all executors have in common, in this process."""
+    """An executor that runs all ranks in this process."""
 
     def __init__(self, pipeline, tasks, logging_dir, depends=None):
         super().__init__(pipeline, logging_dir)
@@ -91,12 +91,12 @@ def run(inputs, out, *more, tasks=2, executor=OneByOne, work=None, **options):
 @pytest.mark.parametrize(
     ("tasks", "options"), [(3, {}), (2, {"executor": LocalPipelineExecutor, "workers": 2, "start_method": "fork"})]
 )
-def test_ranks_make_what_the_command_makes(texts, tmp_path, tasks, options):
+def test_ranks_make_the_same_stream_as_the_command(texts, tmp_path, tasks, options):
     run(texts, tmp_path / "stream", *SIZES, tasks=tasks, **options)
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
 
 
-def test_what_arrives_later_is_appended_as_the_command_appends_it(texts, tmp_path):
+def test_ranks_append_the_same_mega_batches_as_the_command(texts, tmp_path):
     (tmp_path / "later.txt").write_text("\n\n".join(f"{number} new words {number * 7919}" for number in range(90)))
     shutil.copytree(tmp_path / "one", tmp_path / "stream")
     more = ["--append", "--megabatches", "2"]
@@ -105,7 +105,7 @@ def test_what_arrives_later_is_appended_as_the_command_appends_it(texts, tmp_pat
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
 
 
-def test_a_run_that_failed_in_a_stage_goes_on_and_ends_with_the_same(texts, tmp_path, monkeypatch):
+def test_a_run_that_failed_in_a_stage_resumes_and_ends_with_the_same_stream(texts, tmp_path, monkeypatch):
     for name in ("hash", "assign", "sample", "prepare", "encode"):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(f"data_prep.text.steps.Work.{name}", lambda *_: sys.exit(9))
@@ -134,14 +134,14 @@ def test_bad_text_is_one_line_and_nothing_is_published(texts, tmp_path):
         ("texts", ["--append"], "no stream to append to"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(texts, tmp_path, monkeypatch, inputs, more, message):
+def test_impossible_requests_are_refused_in_one_line(texts, tmp_path, monkeypatch, inputs, more, message):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with pytest.raises(AlmaError, match=message):
         run(inputs, tmp_path / "stream", "--megabatches", "2", *more)
 
 
-def test_all_again_does_nothing_and_the_work_serves_no_other_command_or_input(texts, tmp_path):
+def test_a_completed_run_does_nothing_again_and_its_work_is_of_no_use_to_other_commands_or_input(texts, tmp_path):
     run(texts, tmp_path / "stream", *SIZES)
     before = (tmp_path / "stream/stream.json").stat().st_mtime_ns
     run(texts, tmp_path / "stream", *SIZES)
@@ -161,8 +161,8 @@ def test_documents_of_a_step_before_are_refused_rather_than_lost(texts, tmp_path
         stage.run(iter([Document("a text", "0")]))
 
 
-def test_a_stage_with_ranks_that_are_not_done_is_no_success(texts, tmp_path):
-    class Silent(OneByOne):  # as Ray's is
+def test_a_stage_with_incomplete_ranks_is_an_error(texts, tmp_path):
+    class Silent(OneByOne):  # like the executor for Ray
         def run(self):
             pass
 

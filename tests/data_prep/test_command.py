@@ -1,4 +1,4 @@
-"""The command: what it writes, that it is all or nothing, and what it refuses."""
+"""The command: the stream that it writes, complete or not at all, and its errors."""
 
 import json
 import os
@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def make_documents(count: int, seed: int = 0) -> list[str]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Path and sha256 of every file but the manifest."""
+    """Return path and sha256 of every file except the manifest."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "stream.json")
     return {str(path.relative_to(folder)): file_sha256(path) for path in paths}
 
@@ -63,7 +65,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def text(made, tmp_path):
-    """A file of 400 documents, 20 of them twice."""
+    """A file of 400 documents and 20 duplicates."""
     return shutil.copyfile(made / "text.txt", tmp_path / "text.txt")
 
 
@@ -73,7 +75,7 @@ def stream(made, tmp_path):
     return Stream.open(shutil.copytree(made / "stream", tmp_path / "stream"))
 
 
-def test_stream_holds_every_document_once_and_its_manifest_counts_them(stream):
+def test_a_stream_has_every_document_once_and_its_manifest_counts_them(stream):
     stream.verify([split.name for split in stream.splits])
     assert stream.num_megabatches == 3
     texts = {split.name: texts_of(stream, split.name) for split in stream.splits}
@@ -91,7 +93,7 @@ def test_stream_holds_every_document_once_and_its_manifest_counts_them(stream):
     assert max(words) - min(words) <= longest
 
 
-def test_dictionary_counts_the_first_megabatch_in_the_order_of_the_units(stream):
+def test_the_dictionary_counts_the_first_megabatch_in_the_order_of_the_tokens(stream):
     from fairseq.data import Dictionary
 
     dictionary = Dictionary.load(str(stream.root / "dict.txt"))
@@ -113,7 +115,7 @@ def test_stock_language_modeling_task_reads_valid_and_test_in_place(stream):
         assert targets == TokenFile(stream.root / name).ids.tolist()
 
 
-def test_tokenizer_knows_nothing_but_the_first_megabatch(tmp_path):
+def test_the_tokenizer_is_trained_on_the_first_megabatch_only(tmp_path):
     first, later = make_documents(60), [one.replace("gra", "qqq") for one in make_documents(60, seed=1)]
     assert "qqq" not in "".join(first)
     for name, documents in (("first.txt", first), ("later.txt", later)):
@@ -127,7 +129,7 @@ def test_tokenizer_knows_nothing_but_the_first_megabatch(tmp_path):
     assert "qqq" in "".join(texts_of(stream, "megabatch-001/train"))
 
 
-def test_what_lies_in_out_is_no_input_the_first_time_and_the_second(text, tmp_path, capsys):
+def test_files_in_out_are_not_input(text, tmp_path, capsys):
     create(tmp_path, tmp_path / "deep/stream")
     capsys.readouterr()
     stream = create(tmp_path, tmp_path / "deep/stream")
@@ -153,7 +155,7 @@ def test_another_command_on_the_same_folder_is_refused(stream, text, tmp_path, m
         create(text, tmp_path / "stream", *more)
 
 
-def test_folder_that_holds_something_else_is_refused_and_left_alone(text, tmp_path):
+def test_a_folder_that_is_not_a_stream_is_refused_and_unchanged(text, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").write_text("mine")
     with pytest.raises(AlmaError, match="exists and is not a stream"):
@@ -163,11 +165,11 @@ def test_folder_that_holds_something_else_is_refused_and_left_alone(text, tmp_pa
     assert (tmp_path / "out/mine").read_text() == "mine"
 
 
-def test_append_adds_megabatches_and_touches_nothing_else_and_again_does_nothing(stream, text, tmp_path, capsys):
+def test_append_adds_megabatches_changes_no_other_file_and_does_nothing_the_second_time(stream, text, tmp_path, capsys):
     before = files_of(stream.root)
     later = make_documents(100, seed=9)
     (tmp_path / "later.txt").write_text("\n\n".join(later + make_documents(400)[:50]))
-    (stream.root / "megabatch-003").mkdir()  # as a killed run leaves it
+    (stream.root / "megabatch-003").mkdir()  # as after a killed run
     (stream.root / "megabatch-003/train.bin").write_text("half")
     append = [tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 2]
     assert run(*append) == 0
@@ -201,7 +203,7 @@ def write_dated(path: Path, months: dict[str, int], seed: int = 0) -> Path:
 MONTHS = {"2024-10": 90, "2024-09": 60, "2024-11": 70}
 
 
-def test_each_month_is_a_mega_batch_and_held_out_text_is_of_all(tmp_path, capsys):
+def test_each_month_is_a_mega_batch_and_held_out_text_is_from_all_months(tmp_path, capsys):
     given = write_dated(tmp_path / "posts.jsonl", MONTHS)
     by_month = ["--by", "date", "--period", "month"]
     assert run(given, *by_month, "--out", tmp_path / "stream", "--vocab-size", 300, "--test-bytes", 5400) == 0
@@ -214,14 +216,14 @@ def test_each_month_is_a_mega_batch_and_held_out_text_is_of_all(tmp_path, capsys
     later = write_dated(tmp_path / "later.jsonl", {"2024-12": 40}, seed=9)
     assert run(later, *by_month, "--out", stream.root, "--append") == 0
     assert Stream.open(stream.root).num_megabatches == 4
-    assert run(later, *by_month, "--out", stream.root, "--append") == 0  # the very same command: nothing to do
+    assert run(later, *by_month, "--out", stream.root, "--append") == 0  # the same command does nothing
     again = write_dated(tmp_path / "again.jsonl", {"2024-12": 20, "2025-01": 20}, seed=5)
     with pytest.raises(AlmaError, match=r"--by date: 2024-12 is mega-batch 3 of .* already; remove those"):
         run(again, *by_month, "--out", stream.root, "--append")
     assert Stream.open(stream.root).num_megabatches == 4
 
 
-def test_whole_numbers_are_in_their_order_and_parquet_has_columns(tmp_path):
+def test_integer_groups_are_in_numerical_order_and_parquet_columns_are_read(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -234,7 +236,7 @@ def test_whole_numbers_are_in_their_order_and_parquet_has_columns(tmp_path):
         run(tmp_path / "a.parquet", "--by", "when", "--out", tmp_path / "other")
 
 
-def test_plain_text_has_no_months_and_too_many_are_too_many(text, tmp_path, monkeypatch):
+def test_by_is_refused_for_plain_text_and_for_too_many_values(text, tmp_path, monkeypatch):
     with pytest.raises(AlmaError, match=r"--by date: .*text\.txt is plain text, which has no fields"):
         run(text, "--by", "date", "--out", tmp_path / "stream")
     given = write_dated(tmp_path / "posts.jsonl", MONTHS)
@@ -245,12 +247,12 @@ def test_plain_text_has_no_months_and_too_many_are_too_many(text, tmp_path, monk
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Cut small files into pieces too, so that several processes have something to do."""
+    """Cut small files into pieces, so that there is work for several processes."""
     monkeypatch.setattr("data_prep.text.documents.PIECE_SIZE", 30_000)
 
 
 def near_copies(documents: list[str]) -> list[str]:
-    """The same words with others after them, and with other white space, capitals and punctuation."""
+    """Return the documents with additional words, other white space, capitals and punctuation."""
     return [f"{document.upper().replace(' ', ',  ')} copied {number}." for number, document in enumerate(documents)]
 
 
@@ -263,7 +265,7 @@ def copied(tmp_path):
     return path
 
 
-def test_near_copies_of_what_is_held_out_are_left_out_counted_and_listed(copied, tmp_path, capsys):
+def test_near_copies_of_held_out_text_are_dropped_counted_and_listed(copied, tmp_path, capsys):
     stream = create(copied, tmp_path / "stream", "--holdout-bytes", 2000)
     names = [split.name for split in stream.splits if not split.name.endswith("/train")]
     held_out = {
@@ -282,17 +284,20 @@ def test_near_copies_of_what_is_held_out_are_left_out_counted_and_listed(copied,
     assert stream.decontaminated == 13
 
 
-def test_what_is_left_out_depends_neither_on_pieces_nor_on_the_number_of_workers(copied, tmp_path, request):
+def test_the_stream_does_not_depend_on_pieces_workers_or_a_pipe(copied, tmp_path, request, monkeypatch):
     more = ["--holdout-bytes", "3%"]
     one = create(copied, tmp_path / "one", *more)
     request.getfixturevalue("small_pieces")
-    command = [str(copied), "--out", str(tmp_path / "two"), "--megabatches", "3", "--vocab-size", "300", *more]
-    assert main([*command, "--workers", "2"]) == 0
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
-    assert Stream.open(tmp_path / "two").history == one.history
+    command = ["--out", str(tmp_path / "two"), "--megabatches", "3", "--vocab-size", "300", "--workers", "2", *more]
+    assert main([str(copied), *command]) == 0
+    assert Stream.open(tmp_path / "two") == replace(one, root=tmp_path / "two")
+    command[1] = str(tmp_path / "piped")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=copied.open("rb")))
+    assert main(["-", *command]) == 0
+    assert files_of(tmp_path / "piped") == files_of(tmp_path / "two") == files_of(tmp_path / "one")
 
 
-def test_append_keeps_out_what_is_held_out_of_any_arrival_and_holds_out_as_much(text, tmp_path):
+def test_append_drops_copies_of_any_held_out_text_and_holds_out_parts_of_the_same_size(text, tmp_path):
     stream = create(text, tmp_path / "stream", "--holdout-bytes", 3600)
     assert all(3600 <= stream.split(holdout_name(t)).num_bytes < 4400 for t in range(3))
     held_out = [text for name in ("test", "megabatch-001/holdout") for text in texts_of(stream, name)]
@@ -311,7 +316,7 @@ def test_append_keeps_out_what_is_held_out_of_any_arrival_and_holds_out_as_much(
     assert not trained & {text.upper().replace(" ", ",  ") for text in of_month if len(text.split()) > 12}
 
 
-def test_a_mega_batch_of_which_nothing_is_left_is_refused(stream, tmp_path):
+def test_a_mega_batch_without_remaining_documents_is_refused(stream, tmp_path):
     copies = near_copies([text for text in held_out_texts(stream) if len(text.split()) > 20][:5])
     (tmp_path / "later.txt").write_text("\n\n".join(copies))
     message = r"^--megabatches 1: 5 of 5 documents share .* none remains for megabatch-003/train; .* --no-decontaminate"
@@ -344,7 +349,7 @@ def test_one_per_input_keeps_the_order_of_the_inputs(tmp_path):
     assert len({text.split()[0] for text in texts_of(stream, "test")}) == 3
 
 
-def test_given_tokenizer_is_used_and_copied(stream, text, tmp_path):
+def test_a_given_tokenizer_is_used_and_copied(stream, text, tmp_path):
     tokenizer = stream.root / "tokenizer/tokenizer.json"
     assert run(text, "--out", tmp_path / "second", "--megabatches", 2, "--tokenizer", tokenizer) == 0
     second = Stream.open(tmp_path / "second")
@@ -352,14 +357,7 @@ def test_given_tokenizer_is_used_and_copied(stream, text, tmp_path):
     assert second.dictionary_sha256 != stream.dictionary_sha256  # counts of another first mega-batch
 
 
-def test_standard_input_and_another_number_of_workers_give_the_same_stream_as_a_file(stream, text, tmp_path):
-    command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "piped")]
-    command += ["--megabatches", "3", "--vocab-size", "300", "--workers", "2"]
-    subprocess.run(command, input=text.read_bytes(), check=True, capture_output=True)
-    assert files_of(tmp_path / "piped") == files_of(stream.root)
-
-
-def test_a_name_that_is_not_utf_8_is_recorded_as_it_can_be_shown(text, tmp_path):
+def test_a_name_that_is_not_utf_8_is_recorded_with_escapes(text, tmp_path):
     odd = os.fsencode(tmp_path) + b"/a\xff.txt"
     shutil.copyfile(text, odd)
     stream = create(Path(os.fsdecode(odd)), tmp_path / "stream")
@@ -368,7 +366,7 @@ def test_a_name_that_is_not_utf_8_is_recorded_as_it_can_be_shown(text, tmp_path)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_bad_input_leaves_nothing_behind(tmp_path, small_pieces, workers):
+def test_no_file_remains_after_bad_input(tmp_path, small_pieces, workers):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_bytes(b"good\n\n" * 30_000 + b"b\xffad\n")
     with pytest.raises(AlmaError, match=r"a\.txt, line 60001: byte 0xff is not UTF-8"):
@@ -376,7 +374,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path, small_pieces, workers):
     assert os.listdir(tmp_path) == ["in"]
 
 
-def test_full_disk_is_one_line_and_leaves_nothing_behind(text, tmp_path):
+def test_a_full_disk_is_one_line_and_no_file_remains(text, tmp_path):
     (tmp_path / "disk").mkdir()
     program = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -392,7 +390,7 @@ def test_full_disk_is_one_line_and_leaves_nothing_behind(text, tmp_path):
     assert os.listdir(tmp_path / "disk") == []
 
 
-def test_killed_run_does_not_hinder_the_next_one(text, tmp_path, no_patience):
+def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "stream")]
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)

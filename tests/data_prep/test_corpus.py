@@ -1,4 +1,4 @@
-"""Published corpora, with files at hand instead of the network."""
+"""Published corpora, with small files instead of the network."""
 
 import hashlib
 import io
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def publish(monkeypatch):
-    """Let a row of the table have other values."""
+    """Change a row of the table."""
 
     def change(name: str, **changes: Any) -> None:
         monkeypatch.setattr(corpus, "CORPORA", {**CORPORA, name: replace(CORPORA[name], **changes)})
@@ -110,7 +110,7 @@ def test_files_of_an_archive_are_fetched_once_checked_and_unpacked(folder, publi
     asked = []
     monkeypatch.setattr(corpus.urllib.request, "urlopen", lambda url, **_: asked.append(url) or io.BytesIO(content))
     assert main([name, *IMAGES]) == 0
-    assert main([name, *IMAGES]) == 0  # everything is there
+    assert main([name, *IMAGES]) == 0  # all files exist
     assert asked == [CORPORA[name].url]
     publish(name, sha256=("0" * 64,))
     with pytest.raises(AlmaError, match="the published content has 0000"):
@@ -121,7 +121,7 @@ def test_files_of_an_archive_are_fetched_once_checked_and_unpacked(folder, publi
         main([name, "--source", "third", *IMAGES])
 
 
-def test_an_address_that_does_not_answer_is_named(folder):
+def test_an_unreachable_address_is_named(folder):
     with pytest.raises(AlmaError, match=r"cifar-10-binary\.tar\.gz: cannot be downloaded \(no network in tests.*by"):
         main(["cifar10", *IMAGES])
     assert not any(path.is_file() for path in folder.rglob("*"))

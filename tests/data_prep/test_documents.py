@@ -1,4 +1,4 @@
-"""Blocks, parts and pieces: wherever the input is cut, its documents are the same, each once and in order."""
+"""Blocks, parts and pieces: the documents are the same, each once and in order, for any cuts of the input."""
 
 import datetime
 import gzip
@@ -62,7 +62,7 @@ def test_each_document_is_in_one_piece_wherever_blocks_and_pieces_are_cut(tmp_pa
     assert num_pieces > 12 * 5 * 2
 
 
-def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
+def test_a_document_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_SIZE", 10)
     monkeypatch.setattr(module, "MAX_DOCUMENT_SIZE", 50)
     (tmp_path / "a.txt").write_text("short\n\n" + "long\n" * 100)
@@ -90,7 +90,7 @@ def test_an_error_names_the_line_of_the_decompressed_file(form, content, message
         documents_of(block(form, content, len(before), path))
 
 
-def test_groups_are_those_of_the_documents_that_are_kept():
+def test_empty_documents_have_no_group():
     records = [
         {"text": "a", "date": "2024-05-17T10:00"},
         {"text": " ", "date": "x"},
@@ -111,7 +111,7 @@ def test_groups_are_those_of_the_documents_that_are_kept():
         *((value, "month", "a date with its month") for value in ("2024", "2024-13", "17.05.2024", 202405)),
     ],
 )
-def test_a_value_that_names_no_group_is_refused_with_its_row(value, period, needed):
+def test_a_value_that_is_not_a_group_is_refused_with_its_row(value, period, needed):
     given = block("parquet", [("a", value)], 5, by="date", period=period)
     message = rf"input, row 6: 'date' is .*, {needed}.* is needed; correct the record or --by"
     with pytest.raises(AlmaError, match=message):

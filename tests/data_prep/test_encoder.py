@@ -1,4 +1,4 @@
-"""The fast encoder: exactly what the tokenizer gives, on text of every kind."""
+"""The fast encoder: the same tokens as the tokenizer, on text of every kind."""
 
 import random
 import sys
@@ -22,7 +22,7 @@ PIECES = [
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """Byte-level BPE with merges over the odd pieces as well."""
+    """Byte-level BPE with merges of the odd pieces too."""
     folder = tmp_path_factory.mktemp("tokenizer")
     generator = random.Random(0)
     text = ["".join(generator.choices(PIECES, k=2000)) for _ in range(20)]
@@ -32,7 +32,7 @@ def tokenizer(tmp_path_factory):
 
 
 def reference(tokenizer, documents):
-    """What the tokenizer itself gives, in the bytes of a token file."""
+    """Return the tokens of the tokenizer itself, in the bytes of a token file."""
     units = tokenizer.encode_batch(documents)
     return [(np.array([*(unit + 4 for unit in ids), 2])).astype(UINT16).tobytes() for ids in units]
 
@@ -44,8 +44,8 @@ def test_random_text_of_odd_pieces_is_encoded_as_by_the_tokenizer(tokenizer):
 
 
 @pytest.mark.slow
-def test_every_character_beside_letters_spaces_and_punctuation_is_encoded_as_by_the_tokenizer(tokenizer):
-    # all of the smaller scripts and marks, a part of the large blocks (CJK, Hangul, private use)
+def test_every_character_next_to_letters_spaces_and_punctuation_is_encoded_as_by_the_tokenizer(tokenizer):
+    # all smaller scripts and marks, a sample of the large blocks (CJK, Hangul, private use)
     characters = map(chr, [*range(0x3100), *range(0xA000, 0xAC00), *range(0xFE00, 0x10000), *range(0x3100, 0xD800, 97)])
     documents = [
         f"ab{c}cd {c}ef{c} 12{c}34, {c}'s{c} .{c}. \n{c}x{c}\ny" for c in characters if unicodedata.category(c) != "Cn"
@@ -55,7 +55,7 @@ def test_every_character_beside_letters_spaces_and_punctuation_is_encoded_as_by_
 
 
 @pytest.mark.parametrize("cache_size", [0, 1, 50])
-def test_full_cache_changes_nothing_and_stays_small(tokenizer, cache_size):
+def test_a_full_cache_changes_no_token_and_stays_small(tokenizer, cache_size):
     encoder = DocumentEncoder(tokenizer, UINT16, cache_size)
     documents = [f"the cat number {number} isn't here" for number in range(300)]
     for start in range(0, 300, 10):
@@ -77,7 +77,7 @@ def test_added_tokens_are_found_in_the_text_as_the_tokenizer_finds_them(tokenize
     assert encoded[0] != reference(tokenizer, documents)[0]
 
 
-def test_tokenizer_of_another_rule_is_left_to_itself(tmp_path):
+def test_text_for_a_tokenizer_with_another_rule_is_not_split(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     rule = Tokenizer(models.WordLevel({"[unk]": 0, "cat": 1, "!": 2}, unk_token="[unk]"))
@@ -88,7 +88,7 @@ def test_tokenizer_of_another_rule_is_left_to_itself(tmp_path):
     assert DocumentEncoder(tokenizer, UINT16, 100).encode(documents) == reference(tokenizer, documents)
 
 
-def test_white_space_to_python_but_not_to_the_rule_is_what_the_encoder_knows():
+def test_the_encoder_knows_the_white_space_of_python_that_the_rule_does_not_know():
     from tokenizers import pre_tokenizers
 
     from data_prep.text.encoder import _ODD
@@ -97,7 +97,7 @@ def test_white_space_to_python_but_not_to_the_rule_is_what_the_encoder_knows():
     differing = set()
     for code in range(sys.maxunicode + 1):
         character = chr(code)
-        # after punctuation, what is no white space, letter or digit goes on with the same piece
+        # a character after punctuation continues the piece unless it is white space, a letter or a digit
         if character.isspace() and len(rule.pre_tokenize_str(f"!{character}")) == 1:
             differing.add(character)
     assert differing == set(_ODD)

@@ -1,4 +1,4 @@
-"""Inputs: every compression gives the same text, broken ones are named."""
+"""Inputs: every compression gives the same text, and errors name broken files."""
 
 import bz2
 import gzip
@@ -36,13 +36,13 @@ def read(path: Path, form=None, field="text") -> list[str]:
 
 
 def parts_of(suffix) -> list[bytes]:
-    """The text, compressed in two parts."""
+    """Return the text, compressed in two parts."""
     half = len(TEXT) // 2
     return [COMPRESSIONS[suffix](part) for part in (TEXT[:half], TEXT[half:])]
 
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_compressed_text_reads_like_plain_text_in_one_part_or_several_and_with_padding_behind_them(tmp_path, suffix):
+def test_compressed_text_in_one_part_or_several_with_padding_is_read_like_plain_text(tmp_path, suffix):
     padding = bytes(4) * 100
     parts = parts_of(suffix)
     for content in (COMPRESSIONS[suffix](TEXT), b"".join(parts), b"".join(part + padding for part in parts)):
@@ -57,7 +57,7 @@ def with_damaged_middle(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 @pytest.mark.parametrize(
-    ("damaged", "said"),
+    ("damaged", "message"),
     [
         (lambda first, second: first[: len(first) // 2], ": broken"),
         (lambda first, second: with_damaged_middle(first), "(: broken|, line)"),
@@ -65,16 +65,16 @@ def with_damaged_middle(content: bytes) -> bytes:
         (lambda first, second: first + second[:20], r": broken \w+ data after "),
         (lambda first, second: first + b"notes of mine", r": broken \w+ data after "),
     ],
-    ids=["cut off", "damaged", "second part damaged", "second part cut off", "something else behind it"],
+    ids=["cut off", "damaged", "second part damaged", "second part cut off", "other data after it"],
 )
-def test_compressed_text_that_is_not_whole_is_refused_and_no_part_left_out(tmp_path, suffix, damaged, said):
+def test_incomplete_compressed_text_is_refused(tmp_path, suffix, damaged, message):
     (tmp_path / f"a.txt.{suffix}").write_bytes(damaged(*parts_of(suffix)))
-    with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}{said}"):
+    with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}{message}"):
         read(tmp_path / f"a.txt.{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bz2", "xz")), "zst"])
-def test_what_unpacks_to_thousands_of_times_its_size_takes_little_memory(tmp_path, suffix):
+def test_a_file_that_decompresses_to_thousands_of_times_its_size_takes_little_memory(tmp_path, suffix):
     zeros = bytes(1 << 25)
     file = tmp_path / f"a.txt.{suffix}"
     file.write_bytes(COMPRESSIONS[suffix](zeros) * 8)
@@ -87,7 +87,7 @@ def test_what_unpacks_to_thousands_of_times_its_size_takes_little_memory(tmp_pat
     assert peak < 3 * len(zeros)
 
 
-def test_xz_that_asks_for_gigabytes_is_refused(tmp_path):
+def test_an_xz_file_that_needs_gigabytes_of_memory_is_refused(tmp_path):
     content = bytearray(lzma.compress(b"text", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 16}]))
     content[16] = 40  # of the block's header: a dictionary of 4 GiB
     content[20:24] = zlib.crc32(content[12:20]).to_bytes(4, "little")
@@ -97,13 +97,13 @@ def test_xz_that_asks_for_gigabytes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"plain text", b""])
-def test_file_that_is_not_compressed_as_its_name_says_is_refused(tmp_path, content):
+def test_a_plain_file_with_the_name_of_a_compressed_one_is_refused(tmp_path, content):
     (tmp_path / "a.txt.xz").write_bytes(content)
     with pytest.raises(AlmaError, match=r"a\.txt\.xz: .*, xz data is needed"):
         read(tmp_path / "a.txt.xz")
 
 
-def test_json_lines_are_known_by_their_name_also_when_compressed(tmp_path):
+def test_the_name_identifies_compressed_json_lines(tmp_path):
     lines = "\n".join(json.dumps({"body": document}) for document in DOCUMENTS)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     assert read(tmp_path / "a.jsonl.gz", field="body") == DOCUMENTS
@@ -132,7 +132,7 @@ def test_splits_of_a_data_set_are_not_mixed(tmp_path):
         read(tmp_path)
 
 
-def test_what_is_about_a_data_set_is_no_document_unless_it_is_all_there_is(tmp_path, capsys):
+def test_files_about_a_data_set_are_ignored_unless_there_are_no_others(tmp_path, capsys):
     for name in ("README.md", "LICENSE", "dataset_infos.json", "LICENSE-apache.txt", "notes.txt"):
         (tmp_path / name).write_text(f"text of {name}")
     assert read(tmp_path) == ["text of notes.txt"]
@@ -158,7 +158,7 @@ def files_in(folder):
     return [source.path for source in find_sources([str(folder)], None, "body", folder)]
 
 
-def test_folder_stands_for_its_files_in_the_order_of_their_names(tmp_path):
+def test_a_folder_represents_its_files_in_the_order_of_their_names(tmp_path):
     for name in ("b.txt", "a/2.txt", "a/1.txt", ".hidden", "a/.git/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -176,7 +176,7 @@ def test_a_pipe_is_copied_and_read_like_a_file(tmp_path):
         assert [document for block in FilePart(source).blocks() for document in documents_of(block)] == DOCUMENTS
 
 
-def test_a_missing_input_or_a_device_shows_before_a_pipe_is_waited_for(tmp_path):
+def test_a_missing_input_or_a_device_is_refused_before_a_pipe_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(AlmaError, match="nothing: no such file or folder"):
         find_sources([str(tmp_path / "pipe"), str(tmp_path / "nothing")], None, "text", tmp_path)
@@ -185,7 +185,7 @@ def test_a_missing_input_or_a_device_shows_before_a_pipe_is_waited_for(tmp_path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nothing")])
-def test_what_is_no_file_in_a_folder_is_refused(make, tmp_path):
+def test_a_pipe_or_a_broken_link_in_a_folder_is_refused(make, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("text")
     make(tmp_path / "in/b.txt")
@@ -193,14 +193,14 @@ def test_what_is_no_file_in_a_folder_is_refused(make, tmp_path):
         read(tmp_path / "in")
 
 
-def test_a_folder_that_cannot_be_read_is_named_and_not_left_out(tmp_path, monkeypatch):
+def test_an_unreadable_folder_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/1.txt").write_text("text")
     (tmp_path / "b").mkdir()
     scandir = os.scandir
 
     def refuse(path):
-        if str(path).endswith("b"):  # root may read whatever its mode says
+        if str(path).endswith("b"):  # root may read any file
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_not_left_out(tmp_path, monkey
         read(tmp_path)
 
 
-def test_a_link_to_a_folder_is_said_not_to_be_followed(tmp_path, capsys):
+def test_a_link_to_a_folder_is_reported_and_not_followed(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "in/a.txt").write_text("text")
