@@ -1,7 +1,4 @@
-"""The options of this package's architectures and of ``alma-grow``, each declared once.
-
-Neither torch nor fairseq: alma-stream reads the words after ``--`` without them.
-"""
+"""Options of this package's architectures and of ``alma-grow``. Neither torch nor fairseq."""
 
 from dataclasses import MISSING, dataclass
 from functools import partial
@@ -16,11 +13,10 @@ from fairseq_alma.options import Options, flags_of, integer, opt, real
 MAX_EXPERTS = 10_000
 MAX_SIZE = 1_000_000
 SIZE = integer(1, MAX_SIZE)
-"""Of a layer, in any direction."""
 LAYERS = integer(1, 1000)
-_FREQUENCY = integer(0, MAX_SIZE)  # of layers with experts
+_FREQUENCY = integer(0, MAX_SIZE)
 USUAL_FREQUENCY = 2
-"""A Switch model has experts in every second layer."""
+"""Default MoE frequency: every second layer is a Switch layer."""
 SHARE, FACTOR = real(0, 1), real(0, 1e6)
 TEXT, IMAGES = ("text",), ("images",)
 of_text, shape_of_text = partial(opt, kinds=TEXT), partial(opt, kinds=TEXT, shape=True)
@@ -32,7 +28,7 @@ SWITCH_SIZES = {
     "alma_switch_lm_base": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
     "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
 }
-"""Sizes of the decoder of each Switch language model by its name; the paper's base and large ones, and a small one."""
+"""Decoder sizes of the Switch language models; base and large are the paper's."""
 TRANSFORMER_SIZES = {
     "alma_transformer_lm": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_tiny": {"layers": 2, "embed_dim": 64},
@@ -41,143 +37,119 @@ TRANSFORMER_SIZES = {
     "alma_transformer_lm_base": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_large": {"layers": 16, "embed_dim": 1024},
 }
-"""Sizes of each ``alma_transformer_lm``; those of heads and feed-forward layers follow (`transformer_sizes`)."""
-
-
-@dataclass(frozen=True)
-class TransformerOptions(Options):
-    """Options of ``alma_switch_lm`` with the names that fairseq's ``transformer_lm`` has."""
-
-    activation_fn: str = shape_of_text("relu", "activation function of the feed-forward layers", choices=ACTIVATIONS)
-    dropout: float = of_text(0.1, "dropout probability", range=SHARE)
-    attention_dropout: float = of_text(0.0, "dropout probability for attention weights", range=SHARE)
-    activation_dropout: float = of_text(
-        0.0, "dropout probability after the activation in feed-forward layers and experts", range=SHARE
-    )
-    decoder_embed_dim: int = shape_of_text(512, "model dimension", range=SIZE)
-    decoder_ffn_embed_dim: int = shape_of_text(2048, "hidden dimension of feed-forward layers and experts", range=SIZE)
-    decoder_layers: int = shape_of_text(6, "number of layers", range=LAYERS)
-    decoder_attention_heads: int = shape_of_text(8, "number of attention heads", range=SIZE)
+"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` derives the other sizes."""
 
 
 @dataclass(frozen=True)
 class SwitchOptions(Options):
-    """Options of ``alma_switch_lm`` alone."""
+    """Options of ``alma_switch_lm``; the names are those of fairseq's ``transformer_lm``."""
 
-    decoder_sinusoidal_pos: bool = shape_of_text(False, "use sinusoidal rather than learned positional embeddings")
-    no_scale_embedding: bool = shape_of_text(
-        False, "do not multiply embeddings by the square root of the model dimension"
+    activation_fn: str = shape_of_text("relu", "activation function of FFN layers and experts", choices=ACTIVATIONS)
+    dropout: float = of_text(0.1, "dropout probability", range=SHARE)
+    attention_dropout: float = of_text(0.0, "dropout probability of attention weights", range=SHARE)
+    activation_dropout: float = of_text(
+        0.0, "dropout probability after the activation in FFN layers and experts", range=SHARE
     )
+    decoder_embed_dim: int = shape_of_text(512, "model dimension", range=SIZE)
+    decoder_ffn_embed_dim: int = shape_of_text(2048, "hidden size of FFN layers and experts", range=SIZE)
+    decoder_layers: int = shape_of_text(6, "number of layers", range=LAYERS)
+    decoder_attention_heads: int = shape_of_text(8, "number of attention heads", range=SIZE)
+    decoder_sinusoidal_pos: bool = shape_of_text(False, "use sinusoidal instead of learned positional embeddings")
+    no_scale_embedding: bool = shape_of_text(False, "do not scale embeddings by the square root of the model dimension")
     moe_freq: int = shape_of_text(
-        USUAL_FREQUENCY, "put a Switch layer in place of every n-th feed-forward layer; 0: nowhere", range=_FREQUENCY
+        USUAL_FREQUENCY, "make every n-th FFN layer a Switch layer; 0: no Switch layer", range=_FREQUENCY
     )
 
 
 @dataclass(frozen=True)
 class ExpertOptions(Options):
-    """Options of language models that may have Switch layers."""
+    """Options of language models with or without Switch layers."""
 
     num_experts: Optional[int] = shape_of_text(
         None,
-        "experts in each Switch layer; 1 makes the model dense; default: as many as the checkpoint that training "
-        "starts from (--finetune-from-model, --restore-file) has, else 4 for alma_switch_lm, 1 for alma_transformer_lm",
+        "experts per Switch layer; 1: dense model (default: as in the checkpoint to start from, else 4 for "
+        "alma_switch_lm and 1 for alma_transformer_lm)",
         range=integer(1, MAX_EXPERTS),
     )
     capacity_factor: float = of_text(
-        1.0, "training: tokens an expert takes, as a multiple of an even share; 0: no limit", range=FACTOR
+        1.0, "training: maximum tokens per expert, as a multiple of an even share; 0: no limit", range=FACTOR
     )
-    eval_capacity_factor: float = of_text(0.0, "the same at test; 0: no token is ever dropped", range=FACTOR)
+    eval_capacity_factor: float = of_text(
+        0.0, "tests: maximum tokens per expert, as a multiple of an even share; 0: no limit", range=FACTOR
+    )
     balance_loss_weight: float = of_text(
         0.01, "weight of the load-balancing loss, summed over Switch layers", range=FACTOR
     )
     gate_trees: Optional[str] = shape_of_text(
         None,
-        "JSON: for each Switch layer its gate's tree of choices, as alma-grow prints it; empty: flat; default: that "
-        "of the checkpoint that training starts from, else flat",
+        "gate tree of each Switch layer, as JSON printed by alma-grow; empty: flat (default: as in the checkpoint to "
+        "start from, else flat)",
     )
     checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass: less memory, more time")
     compile: bool = of_text(
-        False,
-        "let torch.compile fuse model and criterion in training, which begins minutes later. A dense model is one "
-        "graph; each layer of experts breaks it. Needs a compiler (Triton on a GPU, a C++ compiler on a CPU)",
+        False, "compile model and criterion for training with torch.compile; needs Triton on a GPU, g++ on a CPU"
     )
 
 
 @dataclass(frozen=True)
 class AlmaTransformerOptions(Options):
-    """Options of ``alma_transformer_lm`` next to `ExpertOptions`.
+    """Options of ``alma_transformer_lm`` in addition to `ExpertOptions`.
 
-    What shapes the network and is not given is that of the checkpoint that training starts from, else the default.
+    A shape option without a value takes that of the checkpoint that training starts from, else the default.
     """
 
-    dropout: float = of_text(0.0, "dropout probability, of embeddings and residual branches", range=SHARE)
+    dropout: float = of_text(0.0, "dropout probability of embeddings and residual branches", range=SHARE)
     decoder_layers: Optional[int] = shape_of_text(None, "number of layers (default: by --arch)", range=LAYERS)
     decoder_embed_dim: Optional[int] = shape_of_text(None, "model dimension (default: by --arch)", range=SIZE)
     decoder_ffn_embed_dim: Optional[int] = shape_of_text(
-        None,
-        "hidden dimension of feed-forward layers and experts (default: 8/3 of the model dimension, in whole eights)",
-        range=SIZE,
+        None, "hidden size of FFN layers and experts (default: 8/3 of the model dimension)", range=SIZE
     )
     decoder_attention_heads: Optional[int] = shape_of_text(
         None, "number of query heads (default: the model dimension over --head-dim)", range=SIZE
     )
     num_kv_heads: Optional[int] = shape_of_text(
-        None, "number of key-value heads; must divide the query heads (default: as many)", range=SIZE
+        None, "number of key-value heads, a divisor of the query heads (default: the query heads)", range=SIZE
     )
     head_dim: Optional[int] = shape_of_text(
-        None,
-        "dimension of a head, even (default: the model dimension over the heads; without both 32, from a model "
-        "dimension of 512 on 64)",
-        range=SIZE,
+        None, "dimension of a head, even (default: 64 for model dimensions from 512 on, else 32)", range=SIZE
     )
     rope_theta: Optional[float] = shape_of_text(
         None, "base of the rotary frequencies (default: 10000)", range=real(1, 1e12)
     )
-    norm_eps: Optional[float] = shape_of_text(
-        None, "added to the mean square in RMS norms (default: 1e-6)", range=real(0, 1)
-    )
-    no_embedding_norm: bool = shape_of_text(False, "no norm behind the embeddings")
+    norm_eps: Optional[float] = shape_of_text(None, "epsilon of RMS norms (default: 1e-6)", range=real(0, 1))
+    no_embedding_norm: bool = shape_of_text(False, "omit the norm after the embeddings")
     share_decoder_input_output_embed: bool = shape_of_text(
-        False, "use the input embeddings as output projection; the perplexity of small models gets much worse"
+        False, "use the input embeddings as output projection; increases the perplexity of small models"
     )
     moe_freq: Optional[int] = shape_of_text(
-        None,
-        "with --num-experts: every n-th feed-forward layer is a Switch layer (default: 2)",
-        range=_FREQUENCY,
+        None, "with --num-experts: make every n-th FFN layer a Switch layer (default: 2)", range=_FREQUENCY
     )
     symbol_ids: Optional[str] = shape_of_text(
-        None,
-        "JSON list: the token ids of <s>, <pad>, </s> and <unk> in an imported vocabulary, null where it has none; "
-        "alma-import writes it",
+        None, "token ids of <s>, <pad>, </s> and <unk> in an imported vocabulary, as JSON written by alma-import"
     )
 
 
 @dataclass(frozen=True)
 class LengthOptions(Options):
-    """Options that language models take from the task: the longest sequence."""
+    """Options that language models read from the task."""
 
     tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
-    max_target_positions: Optional[int] = of_text(None, "the longest sequence, in tokens", range=SIZE)
+    max_target_positions: Optional[int] = of_text(None, "maximum length of a sequence, in tokens", range=SIZE)
 
 
 @dataclass(frozen=True)
 class JointOptions(Options):
-    """Of several models that are trained as one; its members' own options are one quoted string."""
+    """Options of several models trained jointly."""
 
-    num_members: int = opt(2, "number of models that are trained jointly", range=integer(1, 10_000), shape=True)
+    num_members: int = opt(2, "number of jointly trained models", range=integer(1, 10_000), shape=True)
     member_arch: str = opt("alma_mlp", "architecture of each member", shape=True)
-    member_options: str = opt("", "options of the members' architecture in one string, as '--width 64'")
-    joint_logits: str = opt(
-        "mean",
-        "the model's logits are the mean of its members', or their sum",
-        choices=("mean", "sum"),
-        shape=True,
-    )
+    member_options: str = opt("", "options of the members' architecture in one string, such as '--width 64'")
+    joint_logits: str = opt("mean", "combination of the members' logits", choices=("mean", "sum"), shape=True)
 
 
 @dataclass(frozen=True)
 class MLPOptions(Options):
-    """Of a fully connected network, of mixtures or not."""
+    """Options of fully connected networks."""
 
     width: int = shape_of_images(64, "neurons of each hidden layer, or of each expert; the paper: 4 to 64", range=SIZE)
     hidden_layers: int = shape_of_images(2, "number of hidden layers", range=LAYERS)
@@ -185,66 +157,58 @@ class MLPOptions(Options):
 
 @dataclass(frozen=True)
 class VGGVariantOptions(Options):
-    """In which the VGG network here and that of the paper's released code differ; the text leaves them open."""
+    """Options of VGG networks that the paper does not specify."""
 
     last_pool: str = shape_of_images(
-        "mean",
-        "behind the last convolution: mean over the image; max: a fifth max pooling, as in the paper's released code",
-        choices=("mean", "max"),
+        "mean", "last pooling: mean over the image, or max as in the paper's code", choices=("mean", "max")
     )
     initial_weights: str = shape_of_images(
-        "he",
-        "of convolutions: he, fan-out, as VGG; default: torch's, as the paper's released code",
-        choices=("he", "default"),
+        "he", "initialization of convolutions: he, or torch's default as in the paper's code", choices=("he", "default")
     )
 
 
 @dataclass(frozen=True)
 class VGGOptions(Options):
-    """Of a VGG network, of mixtures or not."""
+    """Options of VGG networks."""
 
     channels: int = shape_of_images(
-        32, "feature maps of every layer (of each expert; before any growth); the paper: 4 to 64", range=SIZE
+        32, "feature maps of each layer, or of each expert, before growth; the paper: 4 to 64", range=SIZE
     )
 
 
 @dataclass(frozen=True)
 class GrownVGGOptions(Options):
-    """Of a VGG network that grows."""
+    """Options of growing VGG networks."""
 
     layer_channels: str = shape_of_images(
-        "", "feature maps of each layer, numbers with commas; growth writes it; empty: --channels"
+        "", "feature maps of each layer, separated by commas, written by growth; empty: --channels"
     )
 
 
 @dataclass(frozen=True)
 class MixtureOptions(Options):
-    """Of mixtures of experts in the layers of an image model."""
+    """Options of image models with mixtures of experts."""
 
-    num_experts: int = shape_of_images(
-        1, "experts in each mixture, of a model that has not grown", range=integer(1, MAX_EXPERTS)
-    )
+    num_experts: int = shape_of_images(1, "experts per mixture before growth", range=integer(1, MAX_EXPERTS))
     gate: str = shape_of_images(
         "soft",
-        "soft: mean of all experts, weighted; hard: one is drawn in training, the best one at test",
+        "soft: weighted mean of all experts; hard: one random expert, the best at test",
         choices=("soft", "hard"),
     )
-    gate_trees: str = shape_of_images(
-        "", "the choices of each mixture as nested lists of expert numbers; growth writes it"
-    )
+    gate_trees: str = shape_of_images("", "gate tree of each mixture, as JSON written by growth; empty: flat")
 
 
-LANGUAGE = (TransformerOptions, SwitchOptions, ExpertOptions)
+LANGUAGE = (SwitchOptions, ExpertOptions)
 ALMA_TRANSFORMER = (AlmaTransformerOptions, ExpertOptions)
 IMAGE_NETWORKS = (MLPOptions, VGGOptions, GrownVGGOptions, MixtureOptions)
-"""Sizes and parts of an image model; also see `VGGVariantOptions`."""
+"""Sizes and parts of image models, without `VGGVariantOptions`."""
 MODELS = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
 NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowOptions(Options):
-    """Of ``alma-grow``: one growth step of a language model."""
+    """Options of ``alma-grow``: one growth step of a language model."""
 
     path: str = opt(MISSING, "run or checkpoint of alma_transformer_lm or alma_switch_lm to grow", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
@@ -284,9 +248,9 @@ class GrowOptions(Options):
 
 @dataclass
 class Beginning:
-    """fairseq-train's options for the checkpoint to start from, for the other groups of its options.
+    """fairseq-train's options for the checkpoint to start from.
 
-    ``finetune_from_model`` gives the weights alone, ``restore_file`` all that a training has.
+    ``finetune_from_model`` loads weights alone, ``restore_file`` the complete training state.
     """
 
     finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
@@ -295,37 +259,37 @@ class Beginning:
 
 WEIGHTS_FLAG = "--finetune-from-model"
 NO_BEGINNING = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
-"""`Beginning` where there is none: the default of ``--restore-file`` names the run's own last checkpoint."""
+"""Values of `Beginning` without a checkpoint; the default of ``--restore-file`` is the last checkpoint of the run."""
 
 
 def from_weights(path: Union[str, Path]) -> tuple[str, str]:
-    """Return the words by which fairseq-train begins with a checkpoint's weights alone."""
+    """Return the option of fairseq-train that loads the weights of a checkpoint."""
     return WEIGHTS_FLAG, str(path)
 
 
 def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
-    """Return the checkpoint that fairseq-train starts from, or None.
+    """Return the checkpoint that fairseq-train starts from; None for new weights.
 
     Args:
         cfg: a configuration with the fields of `Beginning`.
-        continue_once: value of ``--continue-once``, which counts as long as the run's last checkpoint is not there.
+        continue_once: value of ``--continue-once``, which applies if the run has no last checkpoint.
     """
     if continue_once is not None:
         return continue_once
     if cfg.finetune_from_model is not None:
         return cfg.finetune_from_model
-    return None if cfg.restore_file == NO_BEGINNING["restore_file"] else cfg.restore_file
+    return None if cfg.restore_file == LAST_CHECKPOINT else cfg.restore_file
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:
-    """Fill in what options of ``alma_transformer_lm`` leave open.
+    """Set the options of ``alma_transformer_lm`` that are None to their defaults.
 
     Args:
-        options: by name, None where one is not given; filled in here.
-        arch: one of `TRANSFORMER_SIZES`.
+        options: values by name, changed in place.
+        arch: a key of `TRANSFORMER_SIZES`.
 
     Raises:
-        AlmaError: they do not fit together.
+        AlmaError: the options do not fit each other.
     """
 
     def default(name: str, value: Any) -> Any:
@@ -342,7 +306,7 @@ def complete_sizes(options: dict[str, Any], arch: str) -> None:
         )
     if default("head_dim", width // heads) % 2:
         raise AlmaError(
-            f"--head-dim {options['head_dim']}: is odd, and rotary positions need pairs; give an even one, or other "
+            f"--head-dim {options['head_dim']}: is odd, but rotary positions need pairs; give an even number, or other "
             "--decoder-attention-heads"
         )
     kv_heads = default("num_kv_heads", heads)
