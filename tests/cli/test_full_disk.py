@@ -1,7 +1,6 @@
 """A full disk ends a command with one line and no partial file; the same command then resumes."""
 
 import errno
-import io
 import os
 from pathlib import Path
 
@@ -22,17 +21,22 @@ WORDS = ["--", "--width", "6", "--max-epoch", "3", "--cpu"]
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int) -> None:
     """Raise ENOSPC after a number of bytes in files of one name."""
-    taken: dict[str, int] = {}
 
-    def write(self: files._RecordingFile, content) -> int:
-        temporary = os.path.basename(os.readlink(f"/proc/self/fd/{self.fileno()}"))
-        taken[temporary] = taken.get(temporary, 0) + len(content)
-        if temporary == f".{name}.tmp" and taken[temporary] > num_bytes:
-            self.failure = OSError(errno.ENOSPC, "No space left on device")
-            raise self.failure
-        return io.FileIO.write(self, content)
+    def open_limited(descriptor: int, *mode, **how):
+        file = open(descriptor, *mode, **how)  # noqa: SIM115
+        write, taken = file.write, [0]
 
-    monkeypatch.setattr(files._RecordingFile, "write", write)
+        def write_limited(content) -> int:
+            taken[0] += len(content)
+            if taken[0] > num_bytes:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(content)
+
+        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) == f".{name}.tmp":
+            file.write = write_limited
+        return file
+
+    monkeypatch.setattr(files, "open", open_limited, raising=False)
 
 
 def names(folder: Path) -> set[str]:
