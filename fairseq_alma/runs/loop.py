@@ -224,6 +224,8 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
                     f"{stage} starts from it; run --stage {start.stage} --member {start.member} first"
                 )
             with run.folder.lock_member(training.model) as locks:
+                if run.folder.read_stage(stage) is not None:  # completed by another process while this one waited
+                    break
                 clock = run.folder.start_clock(stage, member)
                 for step in backend.steps(run.folder, plan):
                     if training.model in step.trains:

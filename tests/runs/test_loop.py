@@ -164,6 +164,18 @@ def test_a_stage_waits_for_models_of_other_processes_before_it_is_locked(tmp_pat
     assert awaited == [0, 1]
 
 
+def test_a_stage_that_completes_while_a_member_waits_for_its_lock_is_skipped(tmp_path, monkeypatch):
+    lock, backend = RunFolder.lock_member, FakeBackend()
+
+    def complete_and_lock(folder, model):
+        run(tmp_path, FakeBackend(), ensemble(), only=0)
+        return lock(folder, model)
+
+    monkeypatch.setattr(RunFolder, "lock_member", complete_and_lock)
+    train_alone(tmp_path, 1, backend, only=0)
+    assert backend.calls == [] and not list(tmp_path.glob("stage-*/clock*"))
+
+
 def test_a_member_of_a_growing_ensemble_is_trained_in_its_own_stage(tmp_path):
     backend = FakeBackend()
     run(tmp_path, backend, ensemble("gens"), only=0)
