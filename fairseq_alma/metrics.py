@@ -1,4 +1,4 @@
-"""Parameters of an ``alma_transformer_lm``, and bits per byte."""
+"""Number of parameters of an ``alma_transformer_lm``, and bits per byte."""
 
 from typing import Optional, Sequence
 
@@ -7,15 +7,15 @@ def transformer_params(
     model_dim: int, ffn_dim: int, num_layers: int, heads: tuple[int, int, int], vocab_size: int,
     num_experts: Sequence[int] = (),
 ) -> int:  # fmt: skip
-    """Return the parameters of an ``alma_transformer_lm`` with untied embeddings.
+    """Return the number of parameters of an ``alma_transformer_lm`` with untied embeddings.
 
     Args:
         model_dim: M.
         ffn_dim: F.
-        num_layers: all layers, dense and Switch.
+        num_layers: number of dense and Switch layers.
         heads: query heads, key-value heads, and the dimension of a head.
-        vocab_size: V, fairseq's four special symbols included.
-        num_experts: of each Switch layer, under a flat gate.
+        vocab_size: V, with fairseq's four symbols.
+        num_experts: experts of each Switch layer, under a flat gate.
     """
     query_heads, kv_heads, head_dim = heads
     attention = model_dim * head_dim * 2 * (query_heads + kv_heads)
@@ -26,14 +26,14 @@ def transformer_params(
 
 
 def bits_per_byte(loss: float, num_tokens: int, num_bytes: int) -> Optional[float]:
-    """Convert a loss per token, which depends on the tokenizer, to one per byte of text, which does not.
+    """Convert a mean loss in bits per token to bits per byte, which do not depend on the tokenizer.
 
     Args:
         loss: bits per token.
-        num_tokens: tokens of the text that it is the mean over.
-        num_bytes: length of that text in UTF-8.
+        num_tokens: tokens of the text.
+        num_bytes: bytes of the text in UTF-8.
 
     Returns:
-        Bits per byte, or None for a text without bytes.
+        Bits per byte; None for an empty text.
     """
     return loss * num_tokens / num_bytes if num_bytes else None

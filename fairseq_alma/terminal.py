@@ -1,7 +1,6 @@
-"""Progress of a command: one live line on a terminal, a line now and then elsewhere."""
+"""Output of a command: one progress line on a terminal, a line every 15 seconds elsewhere."""
 
 import errno
-import math
 import os
 import shutil
 import sys
@@ -17,27 +16,23 @@ T = TypeVar("T")
 
 
 class LiveLine:
-    """One line on standard error that shows the progress of a command.
+    """Progress of a command on standard error.
 
     Args:
-        every: seconds between two updates; None: what suits a terminal or a log.
+        every: seconds between two updates (default: 0.1 on a terminal, else 15).
     """
 
     def __init__(self, every: Optional[float] = None) -> None:
         self.is_terminal = is_terminal(sys.stderr)
         usual = TERMINAL_EVERY_SECONDS if self.is_terminal else LOG_EVERY_SECONDS
-        self.every, self.next = usual if every is None else every, -math.inf
-
-    def is_due(self) -> bool:
-        """Return whether something may be shown now; if so, it counts as shown."""
-        now = time.monotonic()
-        if now < self.next:
-            return False
-        self.next = now + self.every
-        return True
+        self.every = usual if every is None else every
+        self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Show a text, on a terminal in place of the one before and no longer than a line."""
+        """Print a text if an update is due; on a terminal, replace the last one and cut the text at the line's end."""
+        if (now := time.monotonic()) < self.next:
+            return
+        self.next = now + self.every
         if self.is_terminal:
             write(sys.stderr, ERASE + printable(text)[: shutil.get_terminal_size().columns - 1])
         else:
@@ -50,32 +45,28 @@ class LiveLine:
 
 
 def track(items: Iterable[T], total: int, title: str, unit: str) -> Iterator[T]:
-    """Yield each item, and show how many are done: ``title: 3/10 batches``."""
+    """Yield each item and show the progress: ``title: 3/10 batches``."""
     line = LiveLine()
     try:
         for number, item in enumerate(items):
-            if line.is_due():
-                line.show(f"{title}: {number:,}/{total:,} {unit}")
+            line.show(f"{title}: {number:,}/{total:,} {unit}")
             yield item
     finally:
         line.clear()
 
 
 def is_terminal(stream: Optional[TextIO]) -> bool:
-    """Return whether a line can be erased and written again there."""
+    """Return whether a stream is a terminal that can erase a line."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def print_line(line: str, stream: Optional[TextIO]) -> None:
-    """Print a line to ``sys.stdout`` or ``sys.stderr``, on a terminal in place of the live line."""
+    """Print a line to ``sys.stdout`` or ``sys.stderr``; on a terminal, replace the progress line."""
     write(stream, f"{ERASE if is_terminal(stream) else ''}{printable(line)}\n")
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write at once; where nobody reads any more (``| head``, a terminal that is closed), work continues unseen.
-
-    So it does where standard error cannot be written for another reason: no result is lost.
-    """
+    """Write and flush; discard the text if the reader has gone (``| head``), or if standard error cannot be written."""
     if stream is None:
         return
     try:
@@ -88,14 +79,14 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Drop what a stream holds but cannot write: the interpreter would stumble over it again at its end."""
+    """Redirect a stream to /dev/null; otherwise its buffer fails again when the interpreter ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a command's output that is not blank; empty if there is none."""
+    """Return the last line of a text that is not blank; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 

@@ -71,15 +71,13 @@ def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
     """Yield the results of a step for all pieces; show its share of the bytes, MB per second and the time left."""
     line, start, done = LiveLine(), time.monotonic(), 0
     total = sum(size for size, _ in plan.stamps)
-    line.is_due()  # nothing is known at the start
     try:
         for result in in_order(function, len(plan.pieces), plan.num_workers):
             yield result
             done += result.bytes_read if isinstance(result, Encoded) else result
-            if line.is_due():
-                share, seconds = min(done / max(total, 1), 1.0), max(time.monotonic() - start, 1e-9)
-                left = format_duration(seconds / max(share, 1e-9) * (1 - share))
-                line.show(f"{title}: {share:.0%}, {done / 1e6 / seconds:,.1f} MB/s, {left} left")
+            share, seconds = min(done / max(total, 1), 1.0), max(time.monotonic() - start, 1e-9)
+            left = format_duration(seconds / max(share, 1e-9) * (1 - share))
+            line.show(f"{title}: {share:.0%}, {done / 1e6 / seconds:,.1f} MB/s, {left} left")
     finally:
         line.clear()
     print_line(f"{title}: {total / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s", sys.stderr)
