@@ -52,22 +52,6 @@ def test_the_experts_with_the_largest_summed_loss_are_copied_and_the_record_says
     assert sum(layer["losses"]) == pytest.approx(record["held_out"]["loss"] * record["held_out"]["num_tokens"])
 
 
-def test_an_optimizer_that_is_kept_goes_on(trained, tmp_path):
-    grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "1", "--optimizer", "copy")
-    options = ["--restore-file", str(tmp_path / "grown.pt"), "--reset-dataloader", "--reset-lr-scheduler"]
-    last = train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *options, "--max-update", "22")
-    assert torch.load(last)["optimizer_history"][-1]["num_updates"] == 22  # 20 before growth and 2 after it
-
-
-def test_a_dense_model_with_one_expert_becomes_a_mixture(trained, tmp_path):
-    path = train_model(
-        trained.stream, tmp_path / "dense", "--megabatch", "0", "--num-experts", "1", "--max-update", "2"
-    )
-    grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", path=path)
-    assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["gate_trees"] == "[[[0,1]]]"
-    assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, path), rel=1e-5)
-
-
 def test_what_is_there_is_replaced_only_by_force(trained, tmp_path):
     (tmp_path / "grown.pt").write_text("mine")
     with pytest.raises(AlmaError, match="exists already"):
@@ -75,18 +59,6 @@ def test_what_is_there_is_replaced_only_by_force(trained, tmp_path):
     assert (tmp_path / "grown.pt").read_text() == "mine"
     grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "1", "--force")
     assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["num_experts"] == 5
-
-
-def test_more_layers_change_no_loss_and_train_on(trained, tmp_path):
-    out = tmp_path / "grown.pt"
-    main(["--path", str(trained.checkpoint), "--out", str(out), "--layers", "3", "--cpu", "--optimizer", "copy"])
-    assert loss_of(trained, out) == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-6)
-    options = ["--restore-file", str(out), "--reset-dataloader", "--reset-lr-scheduler", "--max-update", "22"]
-    last = train_model(trained.stream, tmp_path / "m", "--megabatch", "2", "--decoder-layers", "3", *options)
-    before, after = torch.load(out), torch.load(last)
-    assert after["optimizer_history"][-1]["num_updates"] == 22
-    moved = {name for name, tensor in after["model"].items() if not torch.equal(tensor, before["model"][name])}
-    assert "decoder.layers.2.self_attn.out_proj.weight" in moved
 
 
 def alter(path, out, change):

@@ -1,18 +1,16 @@
 import pytest
+import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text import stage_checkpoints as checkpoints
 from fairseq_alma.text.stage_checkpoints import Progress
 from tests.checkpoints.small import small_checkpoint
 
-torch = pytest.importorskip("torch")
-
 
 def save(path, num_updates=10, epoch=2, tokens=640, **more):
     path.parent.mkdir(parents=True, exist_ok=True)
     extra_state = {"train_iterator": {"epoch": epoch}, "AlmaLMTask": {"train_tokens": tokens}}
-    state = small_checkpoint(num_updates, **{"extra_state": extra_state, **more})
-    torch.save(state, path)
+    torch.save(small_checkpoint(num_updates, **{"extra_state": extra_state, **more}), path)
     return path
 
 
@@ -23,40 +21,45 @@ def truncate(path):
 def test_progress_is_read_from_the_checkpoint(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt", num_updates=10, epoch=3, tokens=640)
     assert checkpoints.read_progress(path) == Progress(num_updates=10, num_epochs=2, train_tokens=640)
-
-
-def test_a_checkpoint_without_a_count_of_tokens_is_refused(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt", extra_state={"train_iterator": {"epoch": 1}})
     with pytest.raises(AlmaError, match=r"checkpoint_last.pt: .*has no count of training tokens"):
         checkpoints.read_progress(path)
 
 
 @pytest.mark.parametrize(
-    "max_update,max_epoch,over", [(10, None, True), (11, None, False), (None, 2, True), (None, 3, False), (11, 2, True)]
+    ("max_update", "max_epoch", "is_over"),
+    [(10, None, True), (11, None, False), (None, 2, True), (None, 3, False), (11, 2, True)],
 )
-def test_training_is_over_at_either_limit(max_update, max_epoch, over):
-    assert Progress(10, 2, 0).has_reached(max_update, max_epoch) is over
+def test_either_limit_ends_a_training(max_update, max_epoch, is_over):
+    assert Progress(10, 2, 0).has_reached(max_update, max_epoch) is is_over
 
 
-def test_a_whole_last_checkpoint_is_gone_on_from(tmp_path):
+def test_a_training_resumes_from_a_complete_last_checkpoint(tmp_path):
     last = save(tmp_path / "checkpoint_last.pt", num_updates=10)
     save(tmp_path / "checkpoint_1_5.pt", num_updates=5)
     assert checkpoints.repair_last(tmp_path) == last
     assert checkpoints.read_progress(last).num_updates == 10
 
 
-def test_a_truncated_last_checkpoint_is_replaced_by_the_newest_whole_one(tmp_path):
+@pytest.mark.parametrize("is_truncated", [True, False])
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_undamaged_one(tmp_path, is_truncated):
     for updates in (5, 9, 10):
         save(tmp_path / f"checkpoint_1_{updates}.pt", num_updates=updates)
     truncate(tmp_path / "checkpoint_1_10.pt")
     last = save(tmp_path / "checkpoint_last.pt")
-    truncate(last)
+    if is_truncated:
+        truncate(last)
+    else:  # like a page that was never written
+        content = last.read_bytes()
+        middle = len(content) // 2
+        last.write_bytes(content[:middle] + bytes(64) + content[middle + 64 :])
+        assert checkpoints.is_complete(last)
     assert checkpoints.repair_last(tmp_path) == last
     assert checkpoints.read_progress(last).num_updates == 9
     assert (tmp_path / "checkpoint_1_9.pt").stat().st_ino != last.stat().st_ino
 
 
-def test_without_a_whole_checkpoint_the_stage_starts_again(tmp_path):
+def test_a_stage_without_an_undamaged_checkpoint_starts_again(tmp_path):
     truncate(save(tmp_path / "checkpoint_last.pt"))
     (tmp_path / "checkpoint_last.pt.tmp").write_bytes(b"half")
     assert checkpoints.repair_last(tmp_path) is None
@@ -64,7 +67,7 @@ def test_without_a_whole_checkpoint_the_stage_starts_again(tmp_path):
     assert checkpoints.repair_last(tmp_path / "never made") is None
 
 
-def test_every_truncation_of_a_checkpoint_is_seen(tmp_path):
+def test_every_truncation_of_a_checkpoint_is_detected(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt")
     content = path.read_bytes()
     assert checkpoints.is_complete(path)
@@ -73,19 +76,18 @@ def test_every_truncation_of_a_checkpoint_is_seen(tmp_path):
         assert not checkpoints.is_complete(path)
 
 
-def test_dropping_the_optimizer_state_leaves_all_else(tmp_path):
+def test_only_the_optimizer_state_is_dropped(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt")
     before, size = torch.load(path, weights_only=True), path.stat().st_size
-    checkpoints.drop_optimizer_state(path)
-    checkpoints.drop_optimizer_state(path)
+    for _ in range(2):
+        checkpoints.drop_optimizer_state(path)
     after = torch.load(path, weights_only=True)
     assert set(before) - set(after) == {"last_optimizer_state"}
     assert torch.equal(after["model"]["network.layers.0.weight"], before["model"]["network.layers.0.weight"])
-    assert path.stat().st_size < size
-    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint_last.pt"]
+    assert path.stat().st_size < size and [entry.name for entry in tmp_path.iterdir()] == ["checkpoint_last.pt"]
 
 
-def test_what_is_not_needed_is_removed_and_what_is_not_ours_stays(tmp_path):
+def test_checkpoints_are_removed_and_files_of_the_user_stay(tmp_path):
     folder = tmp_path / "member-0"
     for name in ("checkpoint_last.pt", "checkpoint_1_5.pt", "checkpoint_best.pt", "checkpoint_1_9.pt.tmp"):
         save(folder / name)
@@ -97,14 +99,3 @@ def test_what_is_not_needed_is_removed_and_what_is_not_ours_stays(tmp_path):
     (folder / "notes.txt").unlink()
     checkpoints.remove_all(folder)
     assert not folder.exists()
-
-
-def test_damage_inside_a_last_checkpoint_is_seen_before_a_training_resumes_from_it(tmp_path):
-    save(tmp_path / "checkpoint_1_9.pt", num_updates=9)
-    last = save(tmp_path / "checkpoint_last.pt", num_updates=10)
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)  # as a page that was never written
-    last.write_bytes(content)
-    assert checkpoints.is_complete(last)
-    assert checkpoints.repair_last(tmp_path) == last
-    assert checkpoints.read_progress(last).num_updates == 9

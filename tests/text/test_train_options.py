@@ -6,25 +6,23 @@ BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 
 
 def test_options_are_grouped_with_their_values():
-    options = TrainOptions([*BASE, "--adam-betas", "(0.9, 0.98)", "--cpu", "--lr=0.1", "--stop-at", "-1", "--x", "-.5"])
+    words = ["-a", "x", "--max-epoch", "3", "--max-epoch", "4", "--adam-betas", "(0.9, 0.98)", "--cpu", "--lr=0.1"]
+    options = TrainOptions([*words, "--stop-at", "-1", "--x", "-.5"])
     assert options.as_dict() == {
-        "--arch": "alma_switch_lm_tiny", "--max-update": "10", "--adam-betas": "(0.9, 0.98)", "--cpu": "",
-        "--lr": "0.1", "--stop-at": "-1", "--x": "-.5",
+        "--arch": "x", "--max-epoch": "4", "--adam-betas": "(0.9, 0.98)", "--cpu": "", "--lr": "0.1", "--stop-at": "-1",
+        "--x": "-.5",
     }  # fmt: skip
-
-
-def test_the_last_of_two_values_counts():
-    assert TrainOptions([*BASE, "--max-update", "20"]).max_update == 20
+    assert (options.max_update, options.max_epoch) == (None, 4)
 
 
 @pytest.mark.parametrize("name", [*sorted(OWNED), "--save-d", "--mega", "--finetune-from", "--save-interval=5"])
-def test_what_alma_stream_decides_is_refused_also_by_an_abbreviation(name):
+def test_options_set_by_alma_stream_are_refused_also_when_abbreviated(name):
     with pytest.raises(ValueError, match="is not allowed after the --"):
         TrainOptions([*BASE, name, "x"])
 
 
 @pytest.mark.parametrize(
-    "words,message",
+    ("words", "message"),
     [
         (["--max-update", "5"], "no --arch"),
         (["--arch", "x"], "neither --max-update nor --max-epoch"),
@@ -37,16 +35,26 @@ def test_what_alma_stream_decides_is_refused_also_by_an_abbreviation(name):
         (["stream", "--arch", "x"], "'stream' after the -- is not an option"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_runs(words, message):
+def test_invalid_options_are_refused_before_anything_runs(words, message):
     with pytest.raises(ValueError, match=message):
         TrainOptions(words)
 
 
-def test_the_evaluation_gets_what_it_needs_and_nothing_else():
-    words = ["--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--autocast", "bf16"]
-    assert TrainOptions([*BASE, *words]).for_evaluation() == [
-        ("--cpu", ()), ("--tokens-per-sample", ("64",)), ("--batch-size", ("8",)),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--autocast", "bf16"],
+            [("--cpu", ()), ("--tokens-per-sample", ("64",)), ("--batch-size", ("8",))],
+        ),
+        (
+            ["--batch-size", "8", "--max-sentences-valid", "2", "--max-tokens", "100"],
+            [("--batch-size", ("2",)), ("--max-tokens", ("100",))],
+        ),
+    ],
+)
+def test_the_evaluation_gets_only_its_options_and_prefers_the_batch_size_of_validation(words, expected):
+    assert TrainOptions([*BASE, *words]).for_evaluation() == expected
 
 
 @pytest.mark.parametrize(("given", "num_procs", "each"), [("4", 2, "2"), ("8,4", 4, "2,1"), ("3", 3, "1")])
@@ -56,24 +64,16 @@ def test_processes_share_the_batches_of_an_update(given, num_procs, each):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        *((words.split(), "--num-procs 2: .* after the -- is no multiple") for words in ("", "--update-freq 2,1")),
+        ([], "--num-procs 2: .* after the -- is no multiple"),
+        (["--update-freq", "2,1"], "--num-procs 2: .* after the -- is no multiple"),
         (["--update-freq", "x"], "--num-procs 2: .* --update-freq x"),
     ],
 )
-def test_batches_that_processes_cannot_share_are_refused(given, said):
-    with pytest.raises(ValueError, match=said):
+def test_batches_that_are_no_multiple_of_the_processes_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
         TrainOptions([*BASE, *given]).shared(2)
-
-
-def test_the_evaluation_prefers_the_batch_size_of_validation():
-    options = TrainOptions([*BASE, "--batch-size", "8", "--max-sentences-valid", "2", "--max-tokens", "100"])
-    assert options.for_evaluation() == [("--batch-size", ("2",)), ("--max-tokens", ("100",))]
-
-
-def test_short_names_are_understood():
-    assert TrainOptions(["-a", "x", "--max-epoch", "3"]).max_epoch == 3
 
 
 def test_lengthened_options_have_more_updates_and_the_same_warm_up():
