@@ -220,7 +220,7 @@ Piece = tuple[FilePart, ...]
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     """Cut files into pieces of about `PIECE_SIZE` bytes."""
     pieces: list[Piece] = []
-    size = PIECE_SIZE  # of the last piece
+    size = PIECE_SIZE + 1  # of the last piece; here, and after a large file, the next file begins a new one
     for source in sources:
         starts, own_size = _part_starts(source), source.stamp[0]
         if len(starts) == 1 and size + own_size <= PIECE_SIZE:
@@ -229,7 +229,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
         else:
             ends: list[Optional[int]] = [*starts[1:], None]
             pieces += [(FilePart(source, *part),) for part in zip(starts, ends, strict=True)]
-            size = own_size if len(starts) == 1 else PIECE_SIZE
+            size = own_size if len(starts) == 1 else PIECE_SIZE + 1
     return pieces
 
 

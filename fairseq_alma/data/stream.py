@@ -228,7 +228,7 @@ class Stream:
         manifest = root / MANIFEST
         if not manifest.is_file():
             raise AlmaError(
-                f"{root}: no {MANIFEST} found, so this is not a stream; give the --out of alma-prep-text or "
+                f"{root}: there is no {MANIFEST}, so this is not a stream; give the --out of alma-prep-text or "
                 "alma-prep-images"
             )
         content = read_json_object(manifest, _REMEDY)
