@@ -1,1 +1,1 @@
-"""Reports over runs: tables, figures and one page, from the records of runs. Imports neither torch nor fairseq."""
+"""Reports: tables, figures and one page from the records of runs. No torch, no fairseq."""

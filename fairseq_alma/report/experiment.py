@@ -1,4 +1,4 @@
-"""Group runs that differ by their seeds alone into experiments: means over seeds, names that distinguish them."""
+"""Group runs that differ only in their seeds into experiments, with means over seeds and distinct names."""
 
 import math
 import statistics
@@ -16,14 +16,14 @@ LEARNER_COLOURS = {
 }  # fmt: skip
 """Colours of Okabe and Ito (2008), in the order in which tables list the learners."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
-"""Options that label and experts already show."""
+"""Options that the label and the number of experts already show."""
 # 97.5 % points of Student's t distribution with 1, 2, ... degrees of freedom.
 T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over seeds; ``deviation`` is the standard deviation with n - 1, NaN for one seed."""
+    """A figure over seeds; ``deviation`` is the sample standard deviation, NaN for one seed."""
 
     mean: float
     deviation: float
@@ -31,7 +31,7 @@ class Spread:
 
     @staticmethod
     def of(by_seed: Mapping[Any, float]) -> Optional["Spread"]:
-        """Return mean and deviation over the seeds that have a value, or None if none has one."""
+        """Return mean and deviation over the seeds with a value; None without values."""
         found = {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
         values = list(found.values())
         if not values:
@@ -48,7 +48,7 @@ class Spread:
         return point * self.deviation / math.sqrt(freedom + 1)
 
     def minus(self, other: "Spread") -> Optional["Spread"]:
-        """Return the difference over the seeds that both have, or None if they share none."""
+        """Return the difference over the common seeds; None without common seeds."""
         return Spread.of(
             {seed: value - other.by_seed[seed] for seed, value in self.by_seed.items() if seed in other.by_seed}
         )
@@ -60,12 +60,12 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """One learner with all its settings, over any number of seeds.
+    """One learner with one set of options, over any number of seeds.
 
     Attributes:
-        runs: with distinct seeds, the one with the most updates first.
-        times: updates per stage, divided by the fewest among experiments on this backbone.
-        name: distinguishes it from the others of the report.
+        runs: runs with distinct seeds, by falling number of updates.
+        times: updates per stage, divided by the smallest number among experiments on this backbone.
+        name: its name in the report.
     """
 
     runs: Sequence[RecordedRun]
@@ -74,7 +74,7 @@ class Experiment:
 
     @property
     def first(self) -> RecordedRun:
-        """The run with the most updates; what all seeds share can be read off it."""
+        """The run with the most updates."""
         return self.runs[0]
 
     @property
@@ -85,26 +85,26 @@ class Experiment:
 
     @property
     def colour(self) -> str:
-        """The colour of its learner; grey for one that the paper does not have."""
+        """The colour of its learner; grey for a learner outside of the paper."""
         return LEARNER_COLOURS.get(self.first.record["learner"], "#666666")
 
     @property
     def is_complete(self) -> bool:
-        """Whether a run learned from the whole stream, which an i.i.d. control does not."""
+        """Whether a run learned from the full stream; False for an i.i.d. control."""
         return not self.first.options.get("iid") and any(run.is_complete for run in self.runs)
 
     def spread(self, figure: Callable[[RecordedRun], float]) -> Optional[Spread]:
-        """Return a figure over the seeds whose runs are complete."""
+        """Return a figure over the seeds of complete runs."""
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
-    def at(self, arrival: int, column: str = "curve") -> Optional[Spread]:
-        """Return a figure of the update at an arrival, over seeds; None where there is no update."""
-        has_it = [run for run in self.runs if arrival in run.done.index]
-        return Spread.of({run.seeds: float(run.arrivals.at[arrival, column]) for run in has_it})
+    def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
+        """Return a figure of the update at an arrival, times ``scale``, over seeds; None without an update."""
+        runs = [run for run in self.runs if arrival in run.done.index]
+        return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 
     @cached_property
     def course(self) -> DataFrame:
-        """Means over the runs with the most updates, a row for each arrival; ``deviation`` is that of the curve."""
+        """Means over the runs with the most updates, a row for each arrival; ``deviation`` belongs to ``curve``."""
         longest = [run for run in self.runs if len(run.done) == len(self.first.done)]
         rows = concat([run.arrivals for run in longest]).groupby(level=0)
         course = rows[["curve", "average", "tflops", "params", "experts"]].mean()
@@ -115,26 +115,36 @@ class Experiment:
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """Group runs into experiments, ordered by size of the backbone, learner and waiting time.
 
-    Of two runs with the same settings and seeds, the one with more updates counts.
+    Of two runs with the same options and seeds, the run with more updates counts.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):
         groups.setdefault(run.experiment, {}).setdefault(run.seeds, run)
-    fewest: dict[str, int] = {}
+
+    def max_update(run: RecordedRun) -> int:
+        updates = str(run.record["train_options"].get("--max-update", ""))
+        return int(updates) if updates.isdecimal() else 0
+
+    fewest, smallest = {}, {}
     for run in runs:
-        if updates := _max_update(run):
-            fewest[run.size] = min(updates, fewest.get(run.size, updates))
-    found = [
-        Experiment(of, _max_update(of[0]) / fewest[of[0].size] if _max_update(of[0]) else 1.0)
-        for of in (list(group.values()) for group in groups.values())
-    ]
-    smallest = {run.size: min(_params(other) for other in runs if other.size == run.size) for run in runs}
-    found.sort(key=lambda each: (smallest[each.first.size], each.first.size, *_order(each)))
-    return _named(found)
+        same = [other for other in runs if other.size == run.size]
+        fewest[run.size] = min((max_update(other) for other in same if max_update(other)), default=1)
+        smallest[run.size] = min(float(other.done.num_params.min()) if len(other.done) else 0.0 for other in same)
+    found = [[*group.values()] for group in groups.values()]
+    made = [Experiment(of, max_update(of[0]) / fewest[of[0].size] if max_update(of[0]) else 1.0) for of in found]
+
+    def order(each: Experiment) -> tuple[Any, ...]:
+        run, learners = each.first, list(LEARNER_COLOURS)
+        rank = [*learners, run.record["learner"]].index(run.record["learner"])
+        most = tuple(run.done[["num_members", "num_experts"]].max()) if len(run.done) else (0, 0)
+        options = run.options["replay"], run.options.get("iid") or 0, run.options["wait"]
+        return smallest[run.size], run.size, rank, *options, each.times, *most
+
+    return _named(sorted(made, key=order))
 
 
 def by_size(groups: Sequence[Experiment]) -> dict[str, list[Experiment]]:
-    """Return experiments by the size of their backbone, the smallest first."""
+    """Return experiments by the size of their backbone, in order."""
     return {
         size: [each for each in groups if each.first.size == size]
         for size in dict.fromkeys(e.first.size for e in groups)
@@ -142,7 +152,7 @@ def by_size(groups: Sequence[Experiment]) -> dict[str, list[Experiment]]:
 
 
 def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
-    """Return each i.i.d. control with the learner of the same settings that waits for nothing, and k."""
+    """Return each i.i.d. control, the learner with the same options and ``--wait 1``, and the mega-batches k."""
 
     def key(each: Experiment) -> tuple[str, str]:
         kept = {
@@ -158,50 +168,28 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
     ]
 
 
-def _max_update(run: RecordedRun) -> int:
-    updates = str(run.record["train_options"].get("--max-update", ""))
-    return int(updates) if updates.isdecimal() else 0
-
-
-def _params(run: RecordedRun) -> float:
-    return float(run.done.num_params.min()) if len(run.done) else 0.0
-
-
-def _order(each: Experiment) -> tuple[Any, ...]:
-    run, learners = each.first, list(LEARNER_COLOURS)
-    name = run.record["learner"]
-    rank = learners.index(name) if name in learners else len(learners)
-    most = tuple(run.done[["num_members", "num_experts"]].max()) if len(run.done) else (0, 0)
-    return rank, run.options["replay"], run.options.get("iid") or 0, run.options["wait"], each.times, *most
-
-
 def _named(groups: Sequence[Experiment]) -> list[Experiment]:
-    """Name each experiment by its label and, as far as needed, by experts, size and the options that differ."""
+    """Name each experiment by its label and, if needed, by experts, size and differing options."""
+
+    def experts(each: Experiment) -> str:
+        return each.first.experts if each.first.experts.endswith("models") else f"{each.first.experts} experts"
 
     def options(each: Experiment, others: Sequence[Experiment]) -> str:
-        kept = [name for name in each.first.settings if name not in IMPLIED]
-        kept += [name for other in others for name in other.first.settings if name not in IMPLIED]
-        differing = [n for n in dict.fromkeys(kept) if len({other.first.settings.get(n) for other in others}) > 1]
+        names = [name for other in (each, *others) for name in other.first.settings if name not in IMPLIED]
+        differing = [n for n in dict.fromkeys(names) if len({other.first.settings.get(n) for other in others}) > 1]
         shown = [f"{n} {each.first.settings[n]}" if n in each.first.settings else f"no {n}" for n in differing]
         return ", ".join(shown or [each.first.stream_key[:8]])
 
     parts: list[Callable[[Experiment], str]] = [
         lambda each: each.label,
-        lambda each: f"{each.label}, {_experts(each)}",
+        lambda each: f"{each.label}, {experts(each)}",
         lambda each: f"{each.label}, {each.first.size}",
-        lambda each: f"{each.label}, {_experts(each)}, {each.first.size}",
+        lambda each: f"{each.label}, {experts(each)}, {each.first.size}",
     ]
     named = []
     for each in groups:
-        for part in parts:
-            rivals = [other for other in groups if part(other) == part(each)]
-            if len(rivals) == 1:
-                named.append(Experiment(each.runs, each.times, part(each)))
-                break
-        else:
-            named.append(Experiment(each.runs, each.times, f"{parts[1](each)}, {options(each, rivals)}"))
+        rivals = [[other for other in groups if part(other) == part(each)] for part in parts]
+        unique = [part(each) for part, others in zip(parts, rivals, strict=True) if len(others) == 1]
+        name = unique[0] if unique else f"{parts[1](each)}, {options(each, rivals[-1])}"
+        named.append(Experiment(each.runs, each.times, name))
     return named
-
-
-def _experts(each: Experiment) -> str:
-    return each.first.experts if each.first.experts.endswith("models") else f"{each.first.experts} experts"

@@ -21,7 +21,7 @@ from fairseq_alma.report.table import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 FAR = 2.0
-"""An untrained model that is worse than every other value by this factor is not drawn."""
+"""An untrained model is not drawn if it is worse than all other values by this factor."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -36,7 +36,7 @@ LEFT_OUT = {"png": "Software", "pdf": "CreationDate"}
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: name of its files, title, and a caption of one or two sentences."""
+    """A figure with the name of its files, title and caption."""
 
     name: str
     title: str
@@ -45,7 +45,7 @@ class Drawing:
 
 
 def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
-    """Draw the figures that the runs allow, the curve first; all of one kind of data."""
+    """Draw the figures of runs on one kind of data, the curve first."""
     with matplotlib.rc_context(STYLE):
         drawings = [draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)]
     return [drawing for drawing in drawings if drawing is not None]
@@ -62,7 +62,7 @@ def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
 
 
 def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """Choose the look of each experiment: the colour of its learner, marker and dashes in turn among its kin."""
+    """Return the style of each experiment: the colour of its learner, with different markers and dashes."""
     seen: dict[str, int] = {}
     found = []
     for each in groups:
@@ -74,7 +74,7 @@ def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
 
 
 def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw the test value in force at each arrival, with one standard deviation over seeds."""
+    """Draw the test value of the current model at each arrival, with one standard deviation over seeds."""
     begun = [each for each in groups if len(each.first.done)]
     if not begun:
         return None
@@ -101,7 +101,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # the panels share it
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
     _legend(figure, panels)
-    caption = "The value of the model in force at each arrival; bands are one standard deviation over seeds."
+    caption = "The value of the current model at each arrival; bands are one standard deviation over seeds."
     if top is not None:
         caption += f" Before the first update the untrained model counts ({untrained:,.4g}, not shown)."
     title = f"Test {'perplexity' if is_text else 'error'} after each mega-batch"
@@ -109,7 +109,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 
 def _draw_staircase(axes: Axes, each: Experiment, look: dict[str, Any]) -> None:
-    """Draw a value that holds from its arrival until the next update; an i.i.d. control is a marker alone."""
+    """Draw each value from its arrival until the next update; an i.i.d. control is one marker."""
     course = each.course[each.course.curve.notna()]
     updates = course[course.done]
     if each.first.options.get("iid"):
@@ -125,9 +125,9 @@ def _draw_staircase(axes: Axes, each: Experiment, look: dict[str, Any]) -> None:
 
 
 def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw what complete runs come to over the stream against training compute and parameters.
+    """Draw the result of complete runs over the stream against training compute and parameters.
 
-    Text: a path through the arrivals, as in Figure 5. Images: a point for the whole stream, as in Figures 2 and 7.
+    Text: a line through the arrivals, as in Figure 5. Images: a point for the full stream, as in Figures 2 and 7.
     """
     complete = [each for each in groups if each.is_complete]
     if not complete:
@@ -162,15 +162,15 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
     panels[0].set_ylabel("average test perplexity" if is_text else "CER (% points)")
     _legend(figure, panels)
     caption = "Lower and further left is better. " + (
-        "Each line is a learner's way from its first update to the last arrival; the large marker is the end."
+        "Each line leads from the first update of a learner to the last arrival, the large marker."
         if is_text
-        else "A marker stands for a whole stream; bars are one standard deviation over seeds."
+        else "A marker is the result over the full stream; bars are one standard deviation over seeds."
     )
     return Drawing("trade-off", "Result against cost", caption, figure)
 
 
 def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw the validation value before and right after each growth step, and after the training that follows."""
+    """Draw the validation value before and after each growth step, and after the next training."""
     grown = [each for each in groups if each.first.done.after_growth.notna().any()]
     if not grown:
         return None
@@ -188,7 +188,7 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("validation perplexity" if scale == 1 else "validation error (%)")
     _legend(figure, [axes])
-    caption = "Three points for each growth step: before it, right after it, and after the training that follows."
+    caption = "Three points for each growth step: before it, after it, and after the next training."
     return Drawing("growth", "Growth steps", caption, figure)
 
 

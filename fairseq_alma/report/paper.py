@@ -14,7 +14,7 @@ REFERENCE = ("SM_w1", "4")
 
 @functools.cache
 def paper_tables() -> dict[str, Any]:
-    """Return ``paper_tables.json``; its key ``units`` describes the numbers."""
+    """Return ``paper_tables.json``; its key ``units`` gives the units."""
     tables: dict[str, Any] = json.loads(resources.files(__package__).joinpath("paper_tables.json").read_bytes())
     return tables
 
@@ -25,17 +25,17 @@ def final(row: dict[str, Any]) -> float:
 
 
 def paper_size(groups: Sequence[Experiment]) -> dict[str, str]:
-    """Return the paper's size for each size of backbone: the one that it names, else the smaller one is base."""
+    """Return the paper's name of each size of the backbone; without names, the smaller size is base."""
     ours = list(by_size(groups))
     named = {size: word for size in ours for word in SIZES if word in size.split(", ")}
     return named or dict(zip(ours, SIZES, strict=False))
 
 
 def paper_perplexities(groups: Sequence[Experiment]) -> Table:
-    """Lay out Table 2 next to the same learners here; ratios to SM_w1 with 4 experts are what compares."""
+    """Return Table 2 next to the same learners here, with ratios to SM_w1 with 4 experts."""
     sizes, rows = paper_size(groups), []
     plain = [each for each in groups if each.first.settings.get("--grow-method", "copy") == "copy"]
-    plain.sort(key=lambda each: -len(each.first.settings))  # of several, the one with the fewest options counts
+    plain.sort(key=lambda each: -len(each.first.settings))  # the last one, with the fewest options, counts
     ours = {(sizes.get(each.first.size), each.label, each.first.experts): each for each in plain}
     theirs = {(row["size"], row["learner"], row["experts"]): row for row in paper_tables()["table2"]}
     for key, row in theirs.items():
@@ -51,12 +51,12 @@ def paper_perplexities(groups: Sequence[Experiment]) -> Table:
             "paper, of SM_w1": number(final(row) / final(theirs[key[0], *REFERENCE]), 3),
         }
         rows.append(cells | {"ours, of SM_w1": number(own.mean / base.mean, 3) if own and base else NOTHING})
-    notes = "of SM_w1: final perplexity divided by that of the single model with 4 experts; ratios are comparable."
+    notes = "of SM_w1: final perplexity divided by the perplexity of SM_w1 with 4 experts; only these ratios compare."
     return Table("paper", "The paper's Table 2 next to these runs", notes, rows)
 
 
 def paper_controls(groups: Sequence[Experiment]) -> Table:
-    """Lay out Table 1, sequential learning next to i.i.d. training, with the same learners here."""
+    """Return Table 1, sequential learning next to i.i.d. training, next to the same learners here."""
     sizes, rows = paper_size(groups), []
     theirs = {(row["size"], row["learner"], row["experts"]): row for row in paper_tables()["table1"]}
     for control, sequential, k in iid_pairs(groups):

@@ -1,9 +1,10 @@
-"""Read the records of a run into a DataFrame with one row for each arrival.
+"""Read the records of a run into a DataFrame with a row for each arrival.
 
-While a learner waits, the model of its last update counts; before the first update, an untrained one. Source: section
+While a learner waits, the model of its last update counts; before the first update, an untrained model. Source: section
 3.1 of the paper, equations 1 and 2 (CER, Mem, Comp).
 """
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -16,20 +17,19 @@ from pandas import DataFrame, Index
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.presets import canonical
-from fairseq_alma.runs.run_folder import RUN_RECORD, STAGE_RECORD, STAGE_REMEDY, RunFolder
+from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
 
-TEXT, IMAGES = "text", "images"
-REMEDY = "leave this folder out, or run it again"
-RESULT = {TEXT: "ppl", IMAGES: "error"}
-TEST_FLOPS = {TEXT: "test_flops_per_token", IMAGES: "test_flops_per_image"}
+REMEDY = "remove this folder from the command, or run it again"
+RESULT = {"text": "ppl", "images": "error"}
+TEST_FLOPS = {"text": "test_flops_per_token", "images": "test_flops_per_image"}
 COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops", "wall_seconds")
 COLUMNS = (
     "stage", "value", "loss", "bits_per_byte", "valid", "before_growth", "after_growth", *COUNTS, "test_flops",
     "evaluation", "holdouts",
 )  # fmt: skip
 PLACE_AND_PACE = ("--num-workers", "--cpu")
-"""Training options for place and speed; they do not change the result."""
+"""Training options that do not change the result."""
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
@@ -39,16 +39,16 @@ SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """One run, complete or not.
+    """A run, complete or not.
 
     Attributes:
         path: its folder.
-        record: its run.json.
-        arrivals: a row for each arrival (the index, 0 to B-1). ``planned``: an update belongs there; ``done``: it is
-            complete. From its stage.json, NaN where there is none: ``value``, the test perplexity or error (0 to 1);
-            ``loss``; ``valid``, ``before_growth``, ``after_growth``, the same on the validation set; counts. For every
-            arrival that is known: ``curve``, the value in force (errors in percent), ``average``, its mean so far,
-            ``params`` and ``experts`` (per layer, over all models) that predict, ``tflops`` spent so far.
+        record: content of run.json.
+        arrivals: a row for each arrival (index 0 to B-1). ``planned``: an update belongs there; ``done``: the update is
+            complete. From stage.json, else NaN: ``value``, the test perplexity or error (0 to 1); ``loss``; ``valid``,
+            ``before_growth``, ``after_growth``, the same on the validation set; counts. For each known arrival:
+            ``curve``, the value of the current model (errors in percent); ``average``, the mean so far; ``params`` and
+            ``experts`` (per layer) of all predicting models; ``tflops`` spent so far.
     """
 
     path: Path
@@ -62,12 +62,12 @@ class RecordedRun:
 
     @property
     def is_text(self) -> bool:
-        """Whether the run learns from text; otherwise from images."""
-        return self.stream["kind"] == TEXT
+        """Whether the data are text rather than images."""
+        return self.stream["kind"] == "text"
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options of alma-stream."""
+        """The options for alma-stream."""
         return self.record["options"]
 
     @property
@@ -87,20 +87,20 @@ class RecordedRun:
 
     @property
     def learner(self) -> str:
-        """The learner's name in the paper, or its own name if the paper does not have it."""
+        """The name of the learner in the paper, else its own name."""
         known = LEARNERS[self.stream["kind"]].get(self.record["learner"])
         return (known.label if known else "") or self.record["learner"]
 
     @property
     def label(self) -> str:
-        """Learner and waiting time as in Table 2, ``SM_w3``; the i.i.d. control of k mega-batches is ``SM iid k3``."""
+        """Learner and waiting time as in Table 2, ``SM_w3``; ``SM iid k3`` for an i.i.d. control of 3 mega-batches."""
         if self.options.get("iid"):
             return f"{self.learner} iid k{self.options['iid']}"
         return f"{self.learner}_w{self.options['wait']}" + (" replay" if self.options["replay"] else "")
 
     @property
     def size(self) -> str:
-        """Size of the backbone, ``mlp, width 64``; empty if no option gives it."""
+        """Size of the backbone, ``mlp, width 64``; empty without options of size."""
         options = self.record["train_options"]
         words = [word for word in str(options.get("--arch", "")).split("_") if word in SIZE_WORDS]
         return ", ".join([*words, *(text.format(options[name]) for name, text in SIZES.items() if options.get(name))])
@@ -109,16 +109,16 @@ class RecordedRun:
     def experts(self) -> str:
         """Experts in a layer ``@`` models as in Table 2: ``4``, ``4@2``, ``4, 6, 8``; ``5 models`` without experts."""
         pairs = list(zip(self.done.num_experts.astype(int), self.done.num_members.astype(int), strict=True))
-        if not pairs:
-            return "–"
         several = any(members > 1 for _, members in pairs)
-        if several and all(experts == 1 for experts, _ in pairs):
-            return f"{_sequence([str(members) for _, members in pairs])} models"
-        return _sequence([f"{experts}@{members}" if several else str(experts) for experts, members in pairs])
+        are_models = several and all(experts == 1 for experts, _ in pairs)
+        show = "{1}" if are_models else "{0}@{1}" if several else "{0}"
+        sizes = [size for size, _ in itertools.groupby(show.format(*pair) for pair in pairs)]
+        sequence = ", ".join(sizes) if len(sizes) <= 5 else f"{sizes[0]} to {sizes[-1]}"
+        return (f"{sequence} models" if are_models else sequence) or "–"
 
     @property
     def final(self) -> float:
-        """Test perplexity or error (percent) after the last update so far."""
+        """Test perplexity or error (percent) after the newest update."""
         return float(self.done.curve.iloc[-1]) if len(self.done) else math.nan
 
     @property
@@ -130,17 +130,17 @@ class RecordedRun:
 
     @property
     def memory(self) -> float:
-        """Mem: parameters summed over all arrivals; before the first update those that the update finds."""
+        """Mem: parameters summed over all arrivals; before the first update, its parameters count."""
         return float(self.arrivals.params.bfill().sum()) if self.is_complete else math.nan
 
     @property
     def bits_per_byte(self) -> float:
-        """Test loss of the last update in bits per byte; NaN for images."""
+        """Test loss of the newest update in bits per byte; NaN for images."""
         return float(self.done.bits_per_byte.iloc[-1]) if len(self.done) else math.nan
 
     @cached_property
     def stream_key(self) -> str:
-        """Equal for streams with comparable results: the same images in another order, the same text."""
+        """A key that streams with comparable results share: the same text, or the same images in any order."""
         stream = self.stream
         if not self.is_text and stream.get("source"):
             return json.dumps([stream["source"], stream.get("dataset"), stream["num_megabatches"]])
@@ -148,7 +148,7 @@ class RecordedRun:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """All options that change the result, by their flags."""
+        """The options that change the result, by flag."""
         options = {
             f"--{name.replace('_', '-')}": value for name, value in self.options.items()
             if name not in (*FREE_OPTIONS, *ROUNDING_OPTIONS) and value not in (None, False)
@@ -163,91 +163,78 @@ class RecordedRun:
 
     @cached_property
     def experiment(self) -> str:
-        """What runs have in common that differ by their seeds alone."""
+        """A key that runs share if they differ only in their seeds."""
         parts = [self.record["learner"], self.settings, self.stream_key, len(self.arrivals)]
         return json.dumps(parts, sort_keys=True)
 
 
 def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> RecordedRun:
-    """Read a run's records.
+    """Read the records of a run.
 
     Args:
         path: its folder.
-        on_fault: receives the error of each damaged stage.json, whose stage then counts as not complete; None: raise.
+        on_fault: receives the error of each damaged stage.json, whose stage is then not complete; None: raise it.
 
     Raises:
-        AlmaError: the folder is no run, or one of its records is damaged; names the file.
+        AlmaError: the folder is not a run, or a record is damaged.
     """
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None
     if record is None:
         found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
-        raise AlmaError(f"{path}: {found}, so this is no run; give a folder that alma-stream wrote (--run)")
+        raise AlmaError(f"{path}: {found}, so this is not a run; give the run directory of alma-stream (--run)")
     kind = record["stream"]["kind"]
     if kind not in RESULT:
         raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; alma-report reads runs on {' and '.join(RESULT)}")
     stages = []
     for number in folder.stages():
         try:
-            stage = folder.read_stage(number)
-            if stage is not None and TEST_FLOPS[kind] not in stage:
-                file = folder.stage_folder(number) / STAGE_RECORD
-                raise AlmaError(f"{file}: damaged, no {TEST_FLOPS[kind]} in it; {STAGE_REMEDY}")
-            stages += [stage] if stage is not None else []
+            stages.append(folder.read_stage(number))
         except AlmaError as error:
             if on_fault is None:
                 raise
             on_fault(error)
     try:
-        return RecordedRun(path, record, _arrivals(record, stages))
+        return RecordedRun(path, record, _arrivals(record, [stage for stage in stages if stage is not None]))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
-        raise AlmaError(f"{path / RUN_RECORD}: damaged, {what}; {REMEDY}") from error
+        raise AlmaError(f"{path / RUN_RECORD}: damaged, or one of its stages ({what}); {REMEDY}") from error
 
 
 def read_run(path: Path) -> DataFrame:
-    """Return `RecordedRun.arrivals` of a run. Raises AlmaError if the folder is no run, or damaged."""
+    """Return `RecordedRun.arrivals` of a run. Raises AlmaError if the folder is not a run, or is damaged."""
     return load_run(path).arrivals
 
 
 def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFrame:
-    """Lay out the stages of a run over the arrivals of its stream, see `RecordedRun.arrivals`."""
+    """Return `RecordedRun.arrivals` from run.json and the stage.json of complete stages."""
     stream, kind = record["stream"], record["stream"]["kind"]
-    by_arrival = {max(stage["megabatches"]): stage for stage in stages}
-    num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in by_arrival), 1)
+    result, rows = RESULT[kind], {}
+    for stage in stages:
+        rows[max(stage["megabatches"])] = row = {name: stage[name] for name in ("stage", *COUNTS)}
+        row |= {"value": stage["test"][result], "loss": stage["test"]["loss"], "valid": stage["valid"][result]}
+        row |= {"test_flops": stage[TEST_FLOPS[kind]], "evaluation": (stage.get("evaluation") or {}).get("figures")}
+        row |= {"bits_per_byte": stage["test"].get("bits_per_byte"), "holdouts": stage.get("holdouts") or None}
+        grown = [name for name in ("before_growth", "after_growth") if stage.get(name)]
+        row |= {name: stage[name]["valid"][result] for name in grown}
+    num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in rows), 1)
     planned = {stage.last_arrival for stage in planned_stages(record, num_arrivals)}
-    rows = {arrival: _row(kind, stage) for arrival, stage in by_arrival.items()}
     frame = DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).astype(
         {name: float for name in COLUMNS if name not in ("evaluation", "holdouts")}
     )
     frame = frame.reindex(Index(range(num_arrivals), name="arrival"))
     frame.insert(0, "planned", [arrival in planned for arrival in frame.index])
-    frame.insert(1, "done", [arrival in by_arrival for arrival in frame.index])
-    # Text has one validation set, so growth begins with what the stage before ended with.
-    grown = frame.after_growth.notna() & frame.before_growth.isna()
-    frame.loc[grown, "before_growth"] = frame.valid.ffill().shift()[grown]
-    known = min((arrival for arrival in planned if arrival not in by_arrival), default=num_arrivals)
-    untrained = float(stream["vocab_size"]) if kind == TEXT else 1 - 1 / stream["num_classes"]
-    # A diverged model has a perplexity of NaN or infinity, which counts until the next update.
+    frame.insert(1, "done", [arrival in rows for arrival in frame.index])
+    # Text has one validation set, so the value before growth is the final value of the stage before.
+    is_unknown = frame.after_growth.notna() & frame.before_growth.isna()
+    frame.loc[is_unknown, "before_growth"] = frame.valid.ffill().shift()[is_unknown]
+    known = min((arrival for arrival in planned if arrival not in rows), default=num_arrivals)
+    untrained = float(stream["vocab_size"]) if kind == "text" else 1 - 1 / stream["num_classes"]
+    # The perplexity of a diverged model, NaN or infinity, counts until the next update.
     value = frame.value.where(~(frame.done & frame.value.isna()), math.inf)
-    frame["curve"] = value.ffill().fillna(untrained).where(frame.index < known) * (1 if kind == TEXT else 100)
+    frame["curve"] = value.ffill().fillna(untrained).where(frame.index < known) * (1 if kind == "text" else 100)
     frame["average"] = frame.curve.cumsum() / (frame.index + 1)
     frame["params"] = frame.num_params.ffill()
     frame["experts"] = (frame.num_experts * frame.num_members).ffill()
     frame["tflops"] = frame.train_flops.fillna(0).cumsum() / 1e12
     return frame
-
-
-def _row(kind: str, stage: Mapping[str, Any]) -> dict[str, Any]:
-    result = RESULT[kind]
-    row = {name: stage[name] for name in ("stage", *COUNTS)}
-    row |= {"value": stage["test"][result], "loss": stage["test"]["loss"], "valid": stage["valid"][result]}
-    row |= {"test_flops": stage[TEST_FLOPS[kind]], "evaluation": (stage.get("evaluation") or {}).get("figures")}
-    row |= {"bits_per_byte": stage["test"].get("bits_per_byte"), "holdouts": stage.get("holdouts") or None}
-    return row | {name: stage[name]["valid"][result] for name in ("before_growth", "after_growth") if stage.get(name)}
-
-
-def _sequence(sizes: list[str]) -> str:
-    """Join the sizes of a growing model; of more than five the first and the last."""
-    changes = [size for index, size in enumerate(sizes) if index == 0 or size != sizes[index - 1]]
-    return ", ".join(changes) if len(changes) <= 5 else f"{changes[0]} to {changes[-1]}"

@@ -1,4 +1,4 @@
-"""A table with cells for people and for programs, as Markdown, CSV and LaTeX."""
+"""A table of texts and numbers, as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -10,15 +10,11 @@ from typing import Collection, Mapping, Optional, Sequence, Union
 from fairseq_alma.report.experiment import Spread
 
 WAITING, NOT_YET = "*", "–"
-LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    **{mark: f"\\{mark}" for mark in "&%$#_{}"}, "±": r"$\pm$", "–": "--", "*": r"$\ast$", "|": r"$|$",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: text for people, its number and the deviation over seeds (None: a name, or no value)."""
+    """A cell: text, number, and standard deviation over seeds; None for a name or a missing value."""
 
     text: str
     number: Optional[float] = None
@@ -30,7 +26,7 @@ NOTHING = Cell(NOT_YET)
 
 
 def number(value: float, digits: int) -> Cell:
-    """Return a cell with that many decimals; a dash for NaN."""
+    """Return a cell with a number of decimals; a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(f"{value:,.{digits}f}", value)
 
 
@@ -40,14 +36,14 @@ def count(value: float) -> Cell:
 
 
 def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell:
-    """Return a cell with mean and deviation over seeds, or ``missing`` if there is none."""
+    """Return a cell with mean and standard deviation over seeds; ``missing`` without a value."""
     if value is None:
         return Cell(missing)
     return Cell(value.show(digits), value.mean, None if math.isnan(value.deviation) else value.deviation)
 
 
 def show_count(value: float) -> str:
-    """Format a large count in three digits: ``65.4M``; from a thousand tera on ``3.62e+15``."""
+    """Format a count in three digits: ``65.4M``, from 1e15 on ``3.62e+15``."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if limit <= value < 1e15:
             digits = value / limit
@@ -60,13 +56,13 @@ class Table:
     """A table.
 
     Attributes:
-        name: of its files.
-        title: what it shows.
-        notes: what the columns mean, in one paragraph.
-        rows: by the titles of the columns, the same in all rows.
-        best: titles of the columns whose smallest number is marked.
-        hidden: titles of the columns that only the CSV file has.
-        unranked: indices of rows that are never marked.
+        name: name of its files.
+        title: title.
+        notes: meaning of the columns, in one paragraph.
+        rows: cells by the titles of the columns, which are the same in all rows.
+        best: titles of the columns with the smallest number in bold.
+        hidden: titles of the columns that are only in the CSV file.
+        unranked: indices of rows that are never bold.
     """
 
     name: str
@@ -79,25 +75,24 @@ class Table:
 
     @property
     def header(self) -> list[str]:
-        """Titles of the columns that people see."""
+        """Titles of the columns outside of the CSV file."""
         return [title for title in self.rows[0] if title not in self.hidden]
 
     def body(self) -> list[list[tuple[str, bool]]]:
-        """Return text of each cell and whether it is the best of its column."""
-        lowest = {title: self._lowest(title) for title in self.best}
-        return [
-            [
-                (_text(row[title]), index not in self.unranked and lowest.get(title) == _number(row[title]) is not None)
+        """Return the text of each cell and whether it is the best of its column, if there are two to compare."""
+        lowest = {}
+        for title in self.best:
+            ranked = [_number(row[title]) for index, row in enumerate(self.rows) if index not in self.unranked]
+            known = [value for value in ranked if value is not None and math.isfinite(value)]
+            lowest[title] = min(known) if len(known) > 1 else None
+        body = []
+        for index, row in enumerate(self.rows):
+            ranked_row = index not in self.unranked
+            body.append([
+                (_text(row[title]), ranked_row and lowest.get(title) == _number(row[title]) is not None)
                 for title in self.header
-            ]
-            for index, row in enumerate(self.rows)
-        ]
-
-    def _lowest(self, title: str) -> Optional[float]:
-        """Return the smallest number of a column, or None unless there are at least two."""
-        ranked = [_number(row[title]) for index, row in enumerate(self.rows) if index not in self.unranked]
-        known = [value for value in ranked if value is not None and math.isfinite(value)]
-        return min(known) if len(known) > 1 else None
+            ])  # fmt: skip
+        return body
 
     def markdown(self) -> str:
         """Return title, table and notes."""
@@ -117,7 +112,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", head, f"|{'|'.join(rule)}|", *rest, "", self.notes, ""])
 
     def csv(self) -> str:
-        """Return the numbers with all digits; a column with deviations is followed by one of these."""
+        """Return the numbers with all digits; a column of deviations follows its column of means."""
         deviating = [title for title in self.rows[0] if any(_deviation(row[title]) is not None for row in self.rows)]
         titles = [
             each for title in self.rows[0] for each in ((title, f"{title} std") if title in deviating else (title,))
@@ -133,21 +128,10 @@ class Table:
     def latex(self) -> str:
         """Return a ``tabular`` for the package booktabs."""
         columns = "".join("l" if isinstance(self.rows[0][title], str) else "r" for title in self.header)
-        body = [
-            " & ".join(f"\\textbf{{{_latex(text)}}}" if best else _latex(text) for text, best in row) + r" \\"
-            for row in self.body()
-        ]
-        head = " & ".join(map(_latex, self.header)) + r" \\"
-        lines = [
-            f"% {self.title}",
-            f"\\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-        ]
-        return "\n".join([*lines, r"\end{tabular}", ""])
+        body = [[f"\\textbf{{{_latex(text)}}}" if best else _latex(text) for text, best in row] for row in self.body()]
+        head, *rows = (" & ".join(row) + r" \\" for row in [[*map(_latex, self.header)], *body])
+        lines = [f"% {self.title}", f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def _text(cell: Union[Cell, str]) -> str:
@@ -163,8 +147,7 @@ def _deviation(cell: Union[Cell, str]) -> Optional[float]:
 
 
 def _latex(text: str) -> str:
-    escaped = "".join(LATEX.get(mark, mark) for mark in text)
-    return re.sub(r"([\d.]+)e\+?(-?)0*(\d+)", r"$\1\\times 10^{\2\3}$", escaped)
+    return re.sub(r"[&%$#_{}]", r"\\\g<0>", text).replace("±", r"$\pm$").replace("–", "--")
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:

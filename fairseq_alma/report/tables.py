@@ -1,4 +1,4 @@
-"""The tables of a report: results by arrival, cost, growth, i.i.d. controls, evaluations, single runs."""
+"""The tables of a report: results by arrival, cost, growth, i.i.d. controls, held-out parts, evaluations, runs."""
 
 import math
 from typing import Optional, Sequence
@@ -12,7 +12,7 @@ MAX_COLUMNS, FEW_COLUMNS = 20, 10
 
 
 def all_tables(groups: Sequence[Experiment], paper: bool = False) -> list[Table]:
-    """Return the tables that the runs allow, all of them of one kind of data."""
+    """Return the tables of runs on one kind of data that are not empty."""
     found = [result_table(groups), cost_table(groups), growth_table(groups), iid_table(groups)]
     if paper and groups[0].first.is_text:
         found += [paper_perplexities(groups), paper_controls(groups)]
@@ -21,19 +21,19 @@ def all_tables(groups: Sequence[Experiment], paper: bool = False) -> list[Table]
 
 
 def measure(run: RecordedRun) -> tuple[str, str, str]:
-    """Return the names of the test value, of the last one, and of its mean or sum over the stream."""
+    """Return the names of the test value, of the final value, and of its mean or sum over the stream."""
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
-    """Return the arrivals that people see: all of a few, the last of each tenth of many."""
+    """Return the arrivals outside of CSV files: all up to 20, else the last of each tenth."""
     if num_arrivals <= MAX_COLUMNS:
         return list(range(num_arrivals))
     return [round(num_arrivals * part / FEW_COLUMNS) - 1 for part in range(1, FEW_COLUMNS + 1)]
 
 
 def result_table(groups: Sequence[Experiment]) -> Table:
-    """Lay out the test value of each experiment after each arrival (Table 2), and what it is over the stream."""
+    """Return the test value of each experiment after each arrival (Table 2) and over the stream."""
     first = groups[0].first
     value, final, over_stream = measure(first)
     num_arrivals = max(len(each.first.arrivals) for each in groups)
@@ -41,8 +41,11 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     for each in groups:
         run = each.first
         row: Row = {"learner": each.label, **_size(each, groups), "experts": run.experts}
-        row["params"] = Cell(_params(run), float(run.done.num_params.max()) if len(run.done) else None)
-        row["seeds"] = _seeds(each)
+        sizes, complete = list(run.done.num_params), sum(run.is_complete for run in each.runs)
+        ends = dict.fromkeys(count(size).text for size in sizes[:1] + sizes[-1:])
+        row["params"] = Cell(" to ".join(ends) or "–", max(sizes, default=None))
+        of = "" if complete == len(each.runs) else f" of {len(each.runs)}"
+        row["seeds"] = Cell(f"{complete}{of}", complete)
         for arrival in range(len(run.arrivals)):
             is_planned = run.arrivals.planned[arrival] or run.arrivals.done[arrival]
             row[f"t{arrival}"] = spread(each.at(arrival), 2, "–" if is_planned else WAITING)
@@ -55,9 +58,9 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     hidden = set(arrivals) - {f"t{arrival}" for arrival in shown_arrivals(num_arrivals)}
     what = "mean over all arrivals" if first.is_text else "sum over all arrivals, in percent points"
     notes = (
-        f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch (t0 is the first); * the learner "
-        f"waits, – not complete; while it waits its last model counts, before that an untrained one. {over_stream}: "
-        f"{what}. ± is the standard deviation over seeds."
+        f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch, t0 is the first. *: the learner "
+        f"waits, and its last model counts, before the first update an untrained model. –: not complete. "
+        f"{over_stream}: {what}. ±: standard deviation over seeds."
     )
     title = f"Test {value} after each mega-batch"
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
@@ -66,7 +69,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
 
 
 def cost_table(groups: Sequence[Experiment]) -> Table:
-    """Lay out what each experiment costs over the stream: Mem and Comp of section 3.1, and hours."""
+    """Return the cost of each experiment over the stream: Mem and Comp of section 3.1, and hours."""
     rows: list[Row] = []
     for each in groups:
         per = "token" if each.first.is_text else "image"
@@ -87,7 +90,7 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
 
 
 def growth_table(groups: Sequence[Experiment]) -> Table:
-    """Lay out the validation value before and after each growth step and after the training that follows."""
+    """Return the validation value before and after each growth step, and after the next training."""
     rows: list[Row] = []
     scale, (value, *_) = 1.0 if groups[0].first.is_text else 100.0, measure(groups[0].first)
     for each in groups:
@@ -98,15 +101,15 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
             rows.append({
                 "learner": each.label, **_size(each, groups), "at": f"t{arrival}",
                 "experts": f"{sizes[arrival - 1]:.0f} to {sizes[arrival]:.0f}" if arrival else "–",
-                **{title: spread(_scaled(each.at(arrival, name), scale), 2) for title, name in columns.items()},
+                **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"
-    notes = f"Validation {value}{unit}: of the weights before and after they grow, and of what predicts after training."
+    notes = f"Validation {value}{unit} before and after the weights grow, and of the predicting model after training."
     return Table("growth", "Growth steps", notes, rows)
 
 
 def iid_table(groups: Sequence[Experiment]) -> Table:
-    """Lay out sequential learning next to i.i.d. training on the same k mega-batches at once (Table 1)."""
+    """Return sequential learning next to i.i.d. training on the same k mega-batches (Table 1)."""
     rows: list[Row] = []
     for control, sequential, k in iid_pairs(groups):
         iid, other = control.at(k - 1), sequential.at(k - 1)
@@ -116,13 +119,13 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
             row |= {"k": Cell(str(k), k), "i.i.d.": spread(iid, 2), "sequential": spread(other, 2)}
             rows.append(row | {"gap": Cell(f"{gap:+.1%}", gap)})
     notes = (
-        "k: mega-batches. Both train on the same data for the same number of updates, at once or one after the other."
+        "k: number of mega-batches. Both train on the same data for the same number of updates, at once or in sequence."
     )
     return Table("iid", "Sequential learning next to i.i.d. training", notes, rows)
 
 
 def holdout_table(groups: Sequence[Experiment]) -> Table:
-    """Lay out the loss on what is held out of each mega-batch after each arrival, of one run of each experiment."""
+    """Return the loss on the held-out part of each mega-batch after each arrival, of one run of each experiment."""
     rows: list[Row] = []
     for each in groups:
         for arrival, holdouts in each.first.done.holdouts.dropna().items():
@@ -133,14 +136,14 @@ def holdout_table(groups: Sequence[Experiment]) -> Table:
                 row[f"m{part['megabatch']}"] = number(part.get("bits_per_byte") or math.nan, 3)
             rows.append(row)
     notes = (
-        "Bits per byte on the held-out part of each mega-batch (m0 is the first); newest, before: on the newest one's, "
-        "before training on it."
+        "Bits per byte on the held-out part of each mega-batch, m0 is the first. newest, before: on the held-out part "
+        "of the newest mega-batch before training on it."
     )
     return Table("holdouts", "Held-out parts of the mega-batches", notes, filled(rows))
 
 
 def evaluation_table(groups: Sequence[Experiment]) -> Table:
-    """Lay out the figures of ``--then-evaluate`` after each arrival, a row for each figure of a run."""
+    """Return the figures of ``--then-evaluate`` after each arrival, a row for each figure of a run."""
     rows: list[Row] = []
     for each in groups:
         for run in each.runs:
@@ -155,7 +158,7 @@ def evaluation_table(groups: Sequence[Experiment]) -> Table:
 
 
 def run_table(groups: Sequence[Experiment]) -> Table:
-    """List the runs, with the test value of each after each arrival for programs."""
+    """Return the runs; the CSV file also has the test value after each arrival."""
     rows: list[Row] = []
     _, final, over_stream = measure(groups[0].first)
     for each in groups:
@@ -167,11 +170,11 @@ def run_table(groups: Sequence[Experiment]) -> Table:
             rows.append(row | {f"t{arrival}": number(value, 2) for arrival, value in run.done.curve.items()})
     rows = filled(rows)
     hidden = {title for title in rows[0] if title[1:].isdecimal()}
-    return Table("runs", "Runs", "Folders, stages that are complete, and results.", rows, hidden=hidden)
+    return Table("runs", "Runs", "Folders, complete stages and results.", rows, hidden=hidden)
 
 
 def _size(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:
-    """Return the columns that distinguish experiments of one label: size of the backbone, and other options."""
+    """Return the columns that distinguish experiments with the same label: size of the backbone, and options."""
     columns = {"size": each.first.size} if len({other.first.size for other in groups}) > 1 else {}
     keys = [(other.label, other.first.experts, other.first.size) for other in groups]
     if len(set(keys)) < len(keys):
@@ -180,19 +183,5 @@ def _size(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:
     return columns
 
 
-def _seeds(each: Experiment) -> Cell:
-    complete = sum(run.is_complete for run in each.runs)
-    return Cell(str(complete) if complete == len(each.runs) else f"{complete} of {len(each.runs)}", complete)
-
-
-def _params(run: RecordedRun) -> str:
-    sizes = [count(size).text for size in run.done.num_params]
-    return "–" if not sizes else sizes[-1] if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
-
-
 def _mean(found: Optional[Spread]) -> Cell:
     return count(math.nan if found is None else found.mean)
-
-
-def _scaled(found: Optional[Spread], scale: float) -> Optional[Spread]:
-    return None if found is None else Spread.of({seed: scale * value for seed, value in found.by_seed.items()})

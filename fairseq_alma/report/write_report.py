@@ -1,4 +1,4 @@
-"""Write a report: the tables and figures of a set of runs as files, and one HTML page that needs no other file."""
+"""Write a report: tables and figures of runs as files, and one HTML page that contains all of them."""
 
 import base64
 import shlex
@@ -28,11 +28,11 @@ DRAWINGS = ("curve", "trade-off", "growth")
 
 
 class Report:
-    """The report on at least one run, all of one kind of data.
+    """The report on runs.
 
     Args:
-        runs: complete or not.
-        paper: add the paper's own numbers.
+        runs: at least one run, complete or not; all on one kind of data.
+        paper: whether to add the paper's own numbers.
     """
 
     def __init__(self, runs: Sequence[RecordedRun], paper: bool = False) -> None:
@@ -45,43 +45,40 @@ class Report:
         self.own += [(f"Sample of text, {name}", text) for name, text in samples if text]
 
     def text(self) -> str:
-        """Return what a terminal shows: results, sentences, then the other tables but the list of runs."""
+        """Return the text for a terminal: results, sentences, then the other tables except the list of runs."""
         result, *others = (table.markdown() for table in self.tables if table.name != "runs")
         lines = [*self.sentences, *(f"{title}: {sentence}" for title, sentence in self.own)]
         return "\n".join([result, *([*lines, ""] if lines else []), *others])
 
     def write(self, out: Path) -> Path:
-        """Write tables, figures and page into a folder and return the page.
+        """Write tables, figures and page into a folder and return the path of the page.
 
-        Tables and figures of an earlier report there that this one does not have are removed. Without matplotlib there
-        are no figures, and a line on standard error names what to install.
+        Other tables and figures of an earlier report are removed. Without matplotlib there are no figures.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
-        drawings, pictures = self._drawings(), []
+        drawings = self._drawings()
         known = {f"{name}.{end}" for name in TABLES for end in TEXTS}
         known |= {f"{FIGURES}/{name}.{end}" for name in DRAWINGS for end in ("png", "pdf")}
-        for name in (PAGE, *texts):  # all of them, before the first is written
+        for name in (PAGE, *texts):  # before the first file is written
             refuse_irregular(out / name)
         for name in known - set(texts):
             (out / name).unlink(missing_ok=True)
         for name, text in texts.items():
             _write(out / name, text)
-        if drawings:
-            from fairseq_alma.report import figures
-
-            pictures = [(drawing, figures.write(drawing, out / FIGURES)) for drawing in drawings]
+        pictures = [(drawing, write(drawing, out / FIGURES)) for drawing, write in drawings]
         _write(out / PAGE, self._page(pictures, out))
         return out / PAGE
 
     def _drawings(self) -> list[Any]:
+        """Return each figure with the function that writes it."""
         try:
-            from fairseq_alma.report.figures import draw_all
+            from fairseq_alma.report.figures import draw_all, write
         except ModuleNotFoundError as error:
             if error.name != "matplotlib":
                 raise
             print_line("no figures: matplotlib is not installed; run pip install 'fairseq-alma[report]'", sys.stderr)
             return []
-        return draw_all(self.groups)
+        return [(drawing, write) for drawing in draw_all(self.groups)]
 
     def _page(self, pictures: Sequence[Any], out: Path) -> str:
         environment = jinja2.Environment(
@@ -109,7 +106,7 @@ class Report:
 
 
 def command_of(run: RecordedRun) -> str:
-    """Return the alma-stream command that a run.json records."""
+    """Return the alma-stream command of a run.json."""
     words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.record["learner"]]
     words += ["--run", str(run.path), "--seed", str(run.record["seed"])]
     for name, value in run.options.items():
@@ -132,25 +129,25 @@ def _describe_stream(run: RecordedRun) -> str:
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return the runs whose results compare with those of the first, and an error for each other run.
+    """Return the runs with results that compare with those of the first run, and an error for each other run.
 
     Args:
         runs: at least one.
-        mix: accept other streams of the same kind of data.
+        mix: whether to accept other streams of the same kind of data.
     """
+
+    def name(run: RecordedRun) -> str:
+        return f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}"
+
     first = runs[0]
     kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]
     advice = "report it separately" + ("" if mix else ", or give --mix for streams of the same kind")
     errors = [
-        AlmaError(f"{run.path}: its stream ({_name(run)}) is not that of {first.path} ({_name(first)}); {advice}")
+        AlmaError(f"{run.path}: its stream ({name(run)}) is not the stream of {first.path} ({name(first)}); {advice}")
         for run in runs
         if run not in kept
     ]
     return kept, errors
-
-
-def _name(run: RecordedRun) -> str:
-    return f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}"
 
 
 def _write(path: Path, text: str) -> None:

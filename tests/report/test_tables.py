@@ -113,7 +113,7 @@ def test_a_table_is_markdown_csv_and_latex():
     assert list(csv.DictReader(io.StringIO(table.csv()))) == [
         {"learner": "a|b_1", "PPL": "2.5", "PPL std": "0.1"}, {"learner": "c", "PPL": "3.0", "PPL std": ""},
     ]  # fmt: skip
-    assert r"a$|$b\_1 & \textbf{2.50 $\pm$ 0.10} \\" in table.latex()
+    assert r"a|b\_1 & \textbf{2.50 $\pm$ 0.10} \\" in table.latex()
 
 
 def test_counts_have_three_digits():
