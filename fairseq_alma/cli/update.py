@@ -1,248 +1,178 @@
 """``alma-update``: the monthly job. One folder holds stream, run, report and exported model; each call adds a month.
 
-It only puts the other commands together: ``alma-prep-text`` (``--append``), ``alma-stream``, ``alma-report`` and
-``alma-export``, each of which resumes or begins anew after a kill, and so does this. ``update.json`` has the options of
-the first call, and for each month what was decided (`next_step`) and the tests after it.
+It calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alma-export``. ``update.json`` has the options of
+the first call and, for each month, the decision (`next_step`) and the tests after it. It is written before a month is
+trained, after its training and at its end, so that the next call finishes a month that was killed.
 """
 
 import contextlib
 import itertools
+import os
 import shutil
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Iterator, NamedTuple, Optional, Sequence
+from statistics import fmean
+from typing import Iterator, Optional, Sequence
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-import fairseq_alma
 from data_prep.text.command import main as prep_text
 from data_prep.text.documents import FilePart, Source, documents_of
 from data_prep.text.options import FORMATS
 from data_prep.text.source import find_sources
 from fairseq_alma.cli.entry import Parser, command
-from fairseq_alma.data.stream import MANIFEST, Stream, file_sha256, holdout_name
+from fairseq_alma.cli.stream import main as stream_main
+from fairseq_alma.data.stream import Stream, file_sha256, holdout_name
 from fairseq_alma.data.tokens import StreamTokenizer
-from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exportable import ARCHITECTURE, refuse_model
-from fairseq_alma.files import as_record, locked, read_json_object, synchronise, write_json_atomically
+from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
 from fairseq_alma.metrics import bits_per_byte
-from fairseq_alma.options import Options, opt, real, utf8_path, utf8_word
+from fairseq_alma.options import Options, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
-from fairseq_alma.terminal import format_duration, print_line
-from fairseq_alma.text.command import Command
+from fairseq_alma.terminal import print_line
 from fairseq_alma.text.defaults import num_params, row_of
 from fairseq_alma.text.helper import call
 
 RECORD, VERSION = "update.json", 2
 STREAM, RUN, REPORT, EXPORT, LOG = "stream", "run", "report", "export", "update.log"
-NEXT, OLD = "run.next", "run.old"
-"""The run that is to replace the other one, and the replaced one for a moment."""
+NEXT = "run.next"
+"""The run that is trained next to the run that it will replace."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
-"""What the first call holds out; the last for each month."""
+"""Held-out shares of the first month; the last one holds for each month."""
 BUDGET = 3.0
+LEAST_PASSES = 1.0
+"""Minimum number of passes through the new text, also where ``--size`` or ``--redo`` has spent the budget before."""
 LEAST_RESTART = 1.5
-"""Passes through all text so far that a larger model needs at least to catch up with the model that it replaces."""
+"""Minimum number of passes through all text with which a larger model catches up with the model that it replaces."""
 TOKENS_PER_PARAMETER = 8
-"""With more tokens for each parameter, a model is too small for what it has read."""
+"""With more tokens for each parameter, a model is too small for its text."""
 AHEAD = 6
-"""A new model has the size for this many times the text so far, as more will come (measured: how-to/monthly.md)."""
+"""A new model is sized for this many times the text so far, because more text will follow (how-to/monthly.md)."""
 LEAST_TOKENS = 2_600_000
-"""A new model has at least the size for a run of this many tokens (width 128), as a small first month is followed by
-more text: after six months of novels, mean bits per byte were 1.960 with 1.15 million parameters and batch 2, 2.004
-with 522 thousand and batch 4, 2.065 with the 320 thousand of the first month's size and batch 8."""
+"""A new model is at least of the size for a run of this many tokens (width 128), as more text follows a small month:
+mean bits per byte after six months of novels were 1.960 with 1.15 million parameters and batch 2, 2.004 with 522
+thousand and batch 4, 2.065 with the 320 thousand parameters and batch 8 that the first month alone gave."""
 WORSE = 1.01
-"""From this ratio of bits per byte on, a warning says that old text is predicted worse than before."""
+"""Ratio of bits per byte above which a warning reports that old text is predicted worse than before."""
 LEAST_OF_USUAL = 0.7
-"""Bytes per token that a month may have at least, as a share of those of the first month."""
-SAMPLED_DOCUMENTS, SAMPLE_TOKENS = 200, 40
-_REMEDY = "restore it from a backup, or begin a new MODEL"
+"""Minimum bytes per token of a month, as a share of those of the first month."""
+SAMPLED_DOCUMENTS = 200
 EPILOG = """\
-The first call makes MODEL/ with stream/, run/, report/ and export/. Each further call appends its text, trains on draws
-from all text so far, tests, and writes report and export anew. A killed call resumes with the same command. Options
-after -- are passed to fairseq-train; only the first call takes them.
+The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends its text, trains on draws
+from all text so far, tests the model, and writes report and export again. The same command resumes a killed call.
+Options after -- are passed to fairseq-train; give them with the first call.
 
   alma-update model 2026-01.txt.xz
-  alma-update model 2026-02.jsonl
   alma-update model inbox/2026-03/
   alma-update model --redo --budget 6
 """
 
 
-class Decision(NamedTuple):
-    """What a month does with the model.
-
-    Attributes:
-        action: ``begin`` or ``restart`` with a new model on all text so far, or ``continue``.
-        passes: through the new text; of a new model through all text.
-    """
-
-    action: str
-    passes: float
-
-
-def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: float = BUDGET) -> Decision:
+def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: float = BUDGET) -> tuple[str, float]:
     """Decide whether the model continues, or a larger one begins.
 
     Args:
-        parameters: of the model; 0: there is none.
-        tokens: of each month so far, the new one last.
-        spent: tokens that all months before have trained on, with each pass counted.
-        budget: passes; all months together never cost more than this through all text so far.
+        parameters: size of the model; 0 if there is none.
+        tokens: tokens of each month so far, the new one last.
+        spent: tokens that all months before were trained on, each pass counted.
+        budget: passes; all months together cost at most this number of passes through all text so far, unless
+            ``--size`` or ``--redo`` asked for more.
+
+    Returns:
+        ``begin`` or ``restart`` with passes of a new model through all text, or ``continue`` with passes through the
+        new text.
     """
     total = sum(tokens)
     affordable = (budget * total - spent) / total
     if not parameters:
-        return Decision("begin", budget)
+        return "begin", budget
     if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
-        return Decision("restart", min(budget, affordable))
-    return Decision("continue", min(budget, (budget * total - spent) / tokens[-1]))
+        return "restart", min(budget, affordable)
+    return "continue", min(budget, max(LEAST_PASSES, (budget * total - spent) / tokens[-1]))
 
 
 def new_size(tokens: float, vocab_size: int) -> int:
-    """Return the parameters of a new model that is trained on so many tokens now, all passes counted."""
+    """Return the number of parameters of a new model whose first training reads that many tokens, each pass counted."""
     row = row_of(max(LEAST_TOKENS, AHEAD * tokens))
     return num_params(row.width, row.layers, vocab_size)
 
 
 @dataclass(frozen=True)
 class UpdateOptions(Options):
-    """What a call decides for its month; how text is read, for all of them."""
+    """Options of a call; those that describe the text hold for all months."""
 
+    model: Path = operand("folder of the model; a new one is created", "MODEL", parse=utf8_path)
+    inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "passes through its text that a month may cost; all months never cost more through all text so far",
+        "maximum passes through the new text, and of all months through all text",
         range=real(0, 1000, above=True),
         metavar="R",
     )
-    redo: bool = opt(False, "train the newest month again, with another --budget or --size; gives no new text")
+    redo: bool = opt(False, "train the newest month again, for example with another --budget; takes no NEW_TEXT")
     size: Optional[int] = opt(
-        None, "parameters, such as 800k or 25M; later a new model of this size (default: by the text)", parse=read_size
+        None, "parameters of a new model, such as 800k or 25M (default: by the amount of text)", parse=read_size
     )
-    format: Optional[str] = opt(None, "as alma-prep-text --format, for every month", choices=FORMATS)
-    field: Optional[str] = opt(None, "as alma-prep-text --field, for every month", parse=utf8_word, metavar="NAME")
-    another_language: bool = opt(False, "accept a month whose text does not suit the tokenizer")
+    format: Optional[str] = opt(None, "format of the text, as alma-prep-text --format", choices=FORMATS)
+    field: Optional[str] = opt(None, "text field, as alma-prep-text --field", parse=utf8_word, metavar="NAME")
+    another_language: bool = opt(False, "accept text that does not suit the tokenizer")
 
 
 class Month(Struct, omit_defaults=True):
-    """What ``update.json`` has for a month.
+    """A month in ``update.json``. Its figures are bits per byte; None where nothing is held out."""
 
-    Attributes:
-        step: action and passes; see `Decision`.
-        size: parameters that the user asked for.
-        first: the month, from 0, with which the model's run began.
-        before: bits per byte on its held-out part before its training.
-        months: bits per byte on the held-out part of each month so far, after it; None: nothing is held out.
-        test: bits per byte on the first month's test.
-        params: of the model after it.
-        train_tokens: that it trained on, those of what was redone included.
-        seconds: of the call.
-    """
-
-    step: tuple[str, float]
-    first: int
-    size: Optional[int] = None
-    before: Optional[float] = None
-    months: list[Optional[float]] = []
-    test: Optional[float] = None
-    params: int = 0
-    train_tokens: int = 0
-    seconds: float = 0.0
-    is_done: bool = False
+    step: tuple[str, float]  # see `next_step`
+    first: int  # first month, from 0, of the run that has this month
+    size: Optional[int] = None  # parameters of a new model; None: alma-stream decides
+    replaces: bool = False  # a new run is trained, which then replaces the run
+    before: Optional[float] = None  # on this month's held-out part, before its training
+    months: list[Optional[float]] = []  # on the held-out part of each month so far, after its training
+    test: Optional[float] = None  # on the first month's test set, after its training
+    params: int = 0  # 0 until the month is trained
+    train_tokens: int = 0  # includes trainings of this month that --redo replaced
+    is_done: bool = False  # report and export are written
 
 
 class UpdateRecord(Struct):
-    """``update.json``: options of the first call (alma-prep-text, after ``--``), the months, and a pending redo."""
+    """``update.json``."""
 
-    kind: Annotated[str, Meta(pattern="^alma-update$")]
     version: int
-    text: list[str]
-    words: list[str]
+    text: list[str]  # options of the first call for alma-prep-text
+    words: list[str]  # options of the first call for fairseq-train
     months: list[Month]
-    redo: Optional[Month] = None
+    redo: Optional[Month] = None  # the newest month, while it is trained again
+
+    def save(self, root: Path) -> None:
+        """Write it to the folder of the model."""
+        write_json_atomically(root / RECORD, msgspec.to_builtins(self))
 
 
-class Model:
-    """The folder of a model that is updated.
-
-    Args:
-        root: MODEL/.
-
-    Attributes:
-        record: ``update.json``; None: there is none yet.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.record: Optional[UpdateRecord] = None
-        path = root / RECORD
-        if path.exists():
-            content = read_json_object(path, _REMEDY)
-            if content.get("kind") == "alma-update" and content.get("version") != VERSION:
-                raise AlmaError(
-                    f"{path}: written by version 0.2.0, whose streams and checkpoints are not read any more; begin a "
-                    "new MODEL with the same texts, or install fairseq-alma 0.2.0"
-                )
-            self.record = as_record(content, UpdateRecord, path, _REMEDY)
-            return
-        others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
-        if root.is_file() or others - {STREAM, LOG}:
-            raise AlmaError(
-                f"{root}: not a folder of alma-update, there is no {RECORD} in it; give a new folder, or one that "
-                "alma-update made"
-            )
-
-    @property
-    def run(self) -> RunFolder:
-        """The run."""
-        return RunFolder(self.root / RUN)
-
-    def stream(self) -> Optional[Stream]:
-        """Return the stream; None: there is none yet."""
-        return Stream.open(self.root / STREAM) if (self.root / STREAM / MANIFEST).is_file() else None
-
-    def save(self) -> None:
-        """Write ``update.json``."""
-        write_json_atomically(self.root / RECORD, msgspec.to_builtins(self.record))
-
-    def recover(self) -> None:
-        """Finish, or undo, the replacement of a run that a kill has cut off."""
-        old = self.root / OLD
-        if old.exists() and (self.root / RUN).exists():
-            shutil.rmtree(old)
-        elif old.exists():
-            old.rename(self.root / RUN)
-
-    def replace_run(self) -> None:
-        """Put the new run in place of the other one."""
-        if (self.root / RUN).exists():
-            (self.root / RUN).rename(self.root / OLD)
-        (self.root / NEXT).rename(self.root / RUN)
-        synchronise(self.root)
-        shutil.rmtree(self.root / OLD, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def logged(self) -> Iterator[None]:
-        """Let what commands print go to ``update.log``; their progress, notes and errors stay on standard error."""
-        with open(self.root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-            yield
+def read_record(root: Path) -> UpdateRecord:
+    """Read ``update.json``; return a record without months if the model is new. Raises AlmaError for other folders."""
+    path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
+    if path.exists():
+        content = read_json_object(path, remedy)
+        require_version(content.get("version"), VERSION, path, "give a new MODEL and the texts of all months")
+        return as_record(content, UpdateRecord, path, remedy)
+    others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
+    if root.is_file() or others - {STREAM, LOG}:
+        raise AlmaError(f"{root}: no {RECORD} found, so it is no folder of alma-update; give a new folder as MODEL")
+    return UpdateRecord(VERSION, [], [], [])
 
 
 def build_parser() -> Parser:
-    """Return the parser of what stands before ``--``."""
-    parser = Parser.of(
+    """Return the parser of the arguments before ``--``."""
+    return Parser.of(
         "alma-update",
-        "Make a language model of text, or teach it the text of one more month.",
+        "Train a language model on text, or update it with the text of one more month.",
         EPILOG,
         UpdateOptions,
         usage="alma-update MODEL [NEW_TEXT...] [options] [-- fairseq-train options]",
     )
-    parser.add_argument("model", type=utf8_path, metavar="MODEL", help="folder of the model; made if it is not there")
-    parser.add_argument("inputs", nargs="*", metavar="NEW_TEXT", help="files or folders: one month")
-    return parser
 
 
 @command
@@ -251,298 +181,203 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     parser = build_parser()
-    arguments = parser.parse_args(words[:cut])
-    options, root = UpdateOptions.read(arguments), arguments.model
-    if options.redo == bool(arguments.inputs):
-        parser.error(
-            "--redo: trains the newest month again, give no NEW_TEXT" if options.redo else "NEW_TEXT is needed"
-        )
-    sources = [] if options.redo else _sources(arguments.inputs, root, options)
-    is_new = not root.exists()
+    options = UpdateOptions.read(parser.parse_intermixed_args(words[:cut]))  # alma-update MODEL --size 1M NEW_TEXT
+    if options.redo == bool(options.inputs):
+        parser.error("--redo: trains the newest month again; give no NEW_TEXT" if options.redo else "NEW_TEXT: missing")
+    root, is_new = options.model, not options.model.exists()
+    read_record(root)  # a folder of another kind is refused before a lock is written into it
     try:
-        Model(root)  # what cannot be shows before anything is written
         with locked(root / ".lock", f"{root}", who="alma-update"):
-            model = Model(root)
-            model.recover()
+            record = read_record(root)
             if options.redo:
-                _redo(model, options)
+                _redo(root, record, options)
             else:
-                _update(model, sources, arguments.inputs, options, words[cut + 1 :])
-            return 0
+                _add(root, record, options, words[cut + 1 :])
+        return 0
     finally:
         if is_new and root.is_dir() and {each.name for each in root.iterdir()} <= {".lock", LOG}:
             shutil.rmtree(root)
 
 
-def _update(
-    model: Model, sources: Sequence[Source], inputs: Sequence[str], options: UpdateOptions, words: Sequence[str]
-) -> None:
-    """Add a month, or finish one."""
-    started = time.monotonic()
-    text = [word for flag in ("format", "field") if (value := getattr(options, flag)) for word in (f"--{flag}", value)]
-    stream = model.stream()
-    if model.record is not None and (text or words) and [*text, *words] != [*model.record.text, *model.record.words]:
-        before = " ".join([*model.record.text, *model.record.words]) or "none"
-        raise AlmaError(
-            f"{model.root / RECORD}: the model was begun with other options ({before} then, "
-            f"{' '.join([*text, *words])} now); leave them out, or begin another MODEL"
-        )
-    refuse_model("after the --: --arch", dict(itertools.pairwise(words)).get("--arch", ARCHITECTURE))
-    if stream is not None and model.record is not None:
-        seen = _month_of(stream, sources)
-        is_last = seen == stream.num_megabatches - 1
-        finished = _finish(model, stream, options if is_last else UpdateOptions(), started)
-        if seen is not None:
-            if not finished:
-                print_line(f"{model.root}: month {seen + 1} has this text already; nothing to do", sys.stdout)
+def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
+    """Add a month, or finish the newest one if it has this text."""
+    text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
+    if not record.months:
+        refuse_model("after the --: --arch", dict(itertools.pairwise(words)).get("--arch", ARCHITECTURE))
+        record.text, record.words = text, words
+    elif (text or words) and (text, words) != (record.text, record.words):
+        first = " ".join([*record.text, "--", *record.words])
+        raise AlmaError(f"{root / RECORD}: the first call had the options {first}; give these or none, or a new MODEL")
+    how = dict(itertools.pairwise(record.text))
+    form = None if how.get("--format") == "auto" else how.get("--format")
+    sources = find_sources(options.inputs, form, how.get("--field", "text"), folder=None, out=root)
+    if record.months:
+        stream = Stream.open(root / STREAM)
+        hashes = sorted(file_sha256(Path(source.path)) for source in sources)
+        known = [sorted(each.get("sha256", "") for each in entry["inputs"]) for entry in stream.history]
+        was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
+        if hashes in known:
+            if not was_unfinished:
+                print_line(f"{root}: month {known.index(hashes) + 1} has this text already; nothing to do", sys.stdout)
             return
-        _refuse_another_language(model, stream, sources, options)
-    with model.logged():
-        out = ["--out", str(model.root / STREAM), "--megabatches", "1"]
-        how = [*text, *SPLITS, "--vocab-size", "auto"] if model.record is None else [*model.record.text, "--append"]
+        if not options.another_language:
+            _refuse_another_language(stream, sources)
+    split = ["--append"] if record.months else [*SPLITS, "--vocab-size", "auto"]
+    with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
-            prep_text([*inputs, *out, *how])
+            prep_text([*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split])
         except AlmaError as error:
             if not str(error).startswith(("--megabatches", "--valid-bytes", "--test-bytes", "--holdout-bytes")):
                 raise
-            raise AlmaError(f"{inputs[0]}: too little text, or too few documents, for a month ({error})") from error
-    stream = model.stream()
-    assert stream is not None
-    if model.record is None:
-        model.record = UpdateRecord("alma-update", VERSION, text, [*words], [])
-        model.save()
-    _finish(model, stream, options, started)
+            raise AlmaError(f"{options.inputs[0]}: not enough text or documents for a month ({error})") from error
+    _finish(root, record, options.budget, options.size)
 
 
-def _redo(model: Model, options: UpdateOptions) -> None:
-    """Train the newest month again, next to the run; the new run replaces it at the end."""
-    started, record, stream = time.monotonic(), model.record, model.stream()
-    if record is None or stream is None or not record.months:
-        raise AlmaError(f"{model.root}: no month to redo; give NEW_TEXT for the first one")
-    _finish(model, stream, UpdateOptions(), started)
+def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
+    """Train the newest month again in a new run, which then replaces the run."""
+    if not record.months:
+        raise AlmaError(f"{root}: no month to redo; give NEW_TEXT for the first one")
+    was_unfinished = record.redo is None and _finish(root, record)
     last = record.months[-1]
-    passes = options.budget
-    is_new_model = last.step[0] != "continue" or options.size is not None
-    first = len(record.months) - 1 if is_new_model else last.first
-    wanted = Month((last.step[0] if options.size is None else "restart", passes), first, options.size)
-    wanted.before, wanted.train_tokens = last.before, last.train_tokens
-    if record.redo is None or (record.redo.step, record.redo.size) != (wanted.step, wanted.size):
-        shutil.rmtree(model.root / NEXT, ignore_errors=True)
-        record.redo = wanted
-        model.save()
-    if not is_new_model and not (model.root / NEXT).exists():
-        _copy_run(model, len(record.months) - 1 - last.first)
-    _train(model, stream, record.redo, model.root / NEXT, started, len(record.months) - 1)
-    record.months[-1], record.redo = record.redo, None
-    model.save()
-    _conclude(model, stream)
+    action = last.step[0] if options.size is None else "restart"
+    first = last.first if action == "continue" else len(record.months) - 1
+    redo = Month((action, options.budget), first, options.size or last.size, True, last.before)
+    redo.train_tokens = last.train_tokens
+    if was_unfinished and (last.step, last.size) == (redo.step, redo.size):
+        return  # a killed call with the same options, or the month itself
+    if record.redo is None or (record.redo.step, record.redo.size) != (redo.step, redo.size):
+        shutil.rmtree(root / NEXT, ignore_errors=True)
+        record.redo = redo
+        record.save(root)
+    _finish(root, record)
 
 
-def _copy_run(model: Model, last: int) -> None:
-    """Make the new run of all but the last stage of the other one; files are linked, as they are only replaced."""
-    unfinished = model.root / f"{NEXT}.tmp"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    gone = shutil.ignore_patterns(f"stage-{last:03d}", ".lock*")
-    shutil.copytree(model.root / RUN, unfinished, ignore=gone, copy_function=_link)
-    unfinished.rename(model.root / NEXT)
-
-
-def _link(source: str, target: str) -> None:
-    Path(target).hardlink_to(source)
-
-
-def _finish(model: Model, stream: Stream, options: UpdateOptions, started: float) -> bool:
-    """Train on a month that is in the stream and not done, and print its worth; return whether there was one."""
-    assert model.record is not None
-    index, months = stream.num_megabatches - 1, model.record.months
-    if len(months) <= index:
-        months.append(_decide(model, stream, options))
-        model.save()
-    month = months[index]
+def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Optional[int] = None) -> bool:
+    """Train the newest month, write report and export, and print its tests; return whether it was unfinished."""
+    stream, months = Stream.open(root / STREAM), record.months
+    index = stream.num_megabatches - 1
+    if len(months) == index:
+        tokens = [stream.megabatch(t).num_tokens for t in range(index + 1)]
+        spent = sum(month.train_tokens for month in months)
+        action, passes = next_step(months[-1].params if months else 0, tokens, spent, budget)
+        if months and size is not None:
+            action, passes = "restart", budget
+        if action != "continue" and size is None and "--arch" not in record.words:
+            assert stream.tokenizer is not None
+            size = new_size(passes * sum(tokens), stream.tokenizer.vocab_size)
+        first = months[-1].first if action == "continue" else index
+        months.append(Month((action, passes), first, size, replaces=action == "restart"))
+        record.save(root)
+    month = record.redo or months[index]
     if month.is_done:
         return False
-    replaces = index > 0 and month.first == index
-    if replaces and month.before is None:
-        path = stage_predictor(model.run, model.run.read_stage(index - 1 - months[index - 1].first) or {})
-        month.before = _test(model, stream, path, index)
-        model.save()
-    _train(model, stream, month, model.root / (NEXT if replaces else RUN), started, index)
-    model.save()
-    _conclude(model, stream)
+    if not month.params:
+        if month.replaces and month.before is None:
+            month.before = _test_old_model(root, record, stream)
+        _train(root, record, month, index)
+        months[index], record.redo = month, None
+        record.save(root)
+    if month.replaces and (root / NEXT).exists():  # update.json has the figures of the new run from here on
+        shutil.rmtree(root / RUN, ignore_errors=True)
+        (root / NEXT).rename(root / RUN)
+        synchronise(root)
+    _conclude(root, months, stream)
+    month.is_done = True
+    record.save(root)
     return True
 
 
-def _decide(model: Model, stream: Stream, options: UpdateOptions) -> Month:
-    """Return the new month with what it does."""
-    assert model.record is not None
-    months = model.record.months
-    tokens = [stream.megabatch(t).num_tokens for t in range(stream.num_megabatches)]
-    spent = sum(month.train_tokens for month in months)
-    step = next_step(months[-1].params if months else 0, tokens, spent, options.budget)
-    if months and options.size is not None:
-        step = Decision("restart", options.budget)
-    first, size = months[-1].first if step.action == "continue" else len(months), options.size
-    if step.action != "continue" and size is None and "--arch" not in model.record.words:
-        assert stream.tokenizer is not None
-        size = new_size(step.passes * sum(tokens), stream.tokenizer.vocab_size)
-    return Month((step.action, step.passes), first, size)
-
-
-def _train(model: Model, stream: Stream, month: Month, run: Path, started: float, index: int) -> None:
-    """Train a month, take over its figures, and put its run in its place."""
-    from fairseq_alma.cli.stream import main as stream_main
-
-    assert model.record is not None
-    if not run.exists() and (model.root / RUN).exists() and _has(model.run, index, month):
-        run = model.root / RUN  # it was put in its place already
-    argv = ["--stream", str(model.root / STREAM), "--run", str(run), "--replay", "--passes-of-new"]
-    argv += ["--first-wait", str(month.first + 1), "--passes", f"{month.step[1]:.6g}"]
-    argv += ["--size", str(month.size)] if month.size is not None and month.first == index else []
-    argv += ["--keep", str(index - 1)] if index > month.first else []
-    argv += ["--", *model.record.words] if model.record.words else []
-    with model.logged():
-        if status := stream_main(argv):
-            raise SystemExit(status)
-    folder = RunFolder(run)
-    stage = folder.read_stage(index - month.first)
-    assert stage is not None
-    found = {each["megabatch"]: each for each in stage.get("holdouts", [])}
-    month.months = [found[t]["bits_per_byte"] if t in found else None for t in range(index + 1)]
-    if month.before is None and index in found and found[index]["before"] is not None:
-        month.before = found[index]["before"]["bits_per_byte"]
-    month.test, month.params = stage["test"]["bits_per_byte"], stage["num_params"]
-    month.train_tokens += stage["train_tokens"]
-    month.seconds, month.is_done = round(time.monotonic() - started, 1), True
-    if run != model.root / RUN:
-        model.replace_run()
-
-
-def _has(run: RunFolder, index: int, month: Month) -> bool:
-    """Return whether a run began with a month's first one and has the month."""
-    record = run.read_run()
-    began = record is not None and record["options"].get("first_wait") == month.first + 1
-    return began and run.read_stage(index - month.first) is not None
-
-
-def _test(model: Model, stream: Stream, path: Path, month: int) -> Optional[float]:
-    """Return the bits per byte of a checkpoint on what is held out of a month."""
-    assert model.record is not None
-    split = stream.split(holdout_name(month))
+def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
+    """Return the bits per byte of the old model on the held-out part of the month with which a new model begins."""
+    split, run = stream.split(holdout_name(len(record.months) - 1)), RunFolder(root / RUN)
     if not split.num_tokens:
         return None
-    engine = ("--user-dir", str(Path(fairseq_alma.__file__).parent), "--task", "alma_lm")
-    cpu = [("--cpu",)] if "--cpu" in model.record.words else []
-    groups = ((str(stream.root),), engine, ("--path", str(path), "--gen-subset", split.name), *cpu)
-    losses = Command("fairseq-eval-lm", groups).run(model.root / LOG)
+    path = stage_predictor(run, run.read_stage(len(record.months) - 2 - record.months[-2].first) or {})
+    words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name]
+    words += ["--cpu"] if "--cpu" in record.words else []
+    losses = call("fairseq_alma.text.split_losses:main", words=words, log=root / LOG)
     return bits_per_byte(losses[split.name], split.num_tokens, split.num_bytes)
 
 
-def _conclude(model: Model, stream: Stream) -> None:
-    """Write report and export anew, and print what the newest month was worth."""
-    assert model.record is not None
-    index, month = stream.num_megabatches - 1, model.record.months[-1]
-    stage = model.run.read_stage(index - month.first)
+def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
+    """Train a month and set its figures."""
+    run = RunFolder(root / (NEXT if month.replaces else RUN))
+    if month.first < index and not run.root.exists():  # the new run has the stages before this one
+        copy = root / f"{NEXT}.tmp"
+        shutil.rmtree(copy, ignore_errors=True)
+        left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
+        shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)  # files are never changed
+        copy.rename(run.root)
+    argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--passes-of-new"]
+    argv += ["--first-wait", str(month.first + 1), "--passes", f"{month.step[1]:.6g}"]
+    argv += ["--size", str(month.size)] if month.size is not None else []
+    argv += ["--keep", str(index - 1)] if index > month.first else []  # for a redo
+    with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+        if status := stream_main([*argv, "--", *record.words]):
+            raise SystemExit(status)
+    stage = run.read_stage(index - month.first)
     assert stage is not None
-    new = model.root / f".{EXPORT}.new"
+    held_out = {each["megabatch"]: each for each in stage.get("holdouts", [])}
+    month.months = [held_out[t]["bits_per_byte"] if t in held_out else None for t in range(index + 1)]
+    if month.before is None and index in held_out and held_out[index]["before"] is not None:
+        month.before = held_out[index]["before"]["bits_per_byte"]
+    month.test, month.params = stage["test"]["bits_per_byte"], stage["num_params"]
+    month.train_tokens += stage["train_tokens"]
+
+
+def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
+    """Write report and export, and print the tests of the newest month."""
+    run, new = RunFolder(root / RUN), root / f".{EXPORT}.new"
+    checkpoint = stage_predictor(run, run.read_stage(len(months) - 1 - months[-1].first) or {})
     shutil.rmtree(new, ignore_errors=True)
-    calls = {
-        "fairseq_alma.cli.report:main": [str(model.root / RUN), "--out", str(model.root / REPORT)],
-        "fairseq_alma.cli.export:main": [str(stage_predictor(model.run, stage)), "--out", str(new)],
-    }
-    calls["fairseq_alma.cli.export:main"] += ["--stream", str(model.root / STREAM)]
-    for function, words in calls.items():
-        call(function, words, log=model.root / LOG)
-    shutil.rmtree(model.root / EXPORT, ignore_errors=True)
-    new.rename(model.root / EXPORT)
-    for line in _describe(model, stream, index):
+    call("fairseq_alma.cli.report:main", [str(run.root), "--out", str(root / REPORT)], log=root / LOG)
+    words = [str(checkpoint), "--out", str(new), "--stream", str(stream.root)]
+    call("fairseq_alma.cli.export:main", words, log=root / LOG)
+    shutil.rmtree(root / EXPORT, ignore_errors=True)
+    new.rename(root / EXPORT)
+    split = stream.megabatch(len(months) - 1)
+    first = f"month {len(months)} of {root}: {split.num_documents:,} documents, {split.num_bytes:,} bytes"
+    last = (f"report: {root / REPORT / 'index.html'}", f"model for transformers: {root / EXPORT}")
+    for line in (first, *describe(months), *last):
         print_line(line, sys.stdout)
 
 
-def _describe(model: Model, stream: Stream, index: int) -> Iterator[str]:
-    """Yield the lines that a month ends with."""
-    assert model.record is not None
-    months, month = model.record.months, model.record.months[index]
-    before, new = months[index - 1] if index else None, stream.megabatch(index)
-    known = list(before.months) if before else []
-    yield f"month {index + 1} of {model.root}: {new.num_documents:,} documents, {new.num_bytes:,} bytes to learn from"
-    yield _compared("everything so far", _mean([*known, month.before]), _mean(month.months))
-    yield _compared("new month", month.before, month.months[index])
-    yield _compared("first month's test", before.test if before else None, month.test)
-    old = _mean(known), _mean(month.months[: len(known)])
-    if old[0] is not None and old[1] is not None and old[1] > WORSE * old[0]:
-        yield (
-            f"warning: old text is predicted {100 * (old[1] / old[0] - 1):.1f} % worse than before this month; "
-            "alma-update MODEL --redo --budget R trains the month again with more passes"
-        )
-    how = {"begin": "a new model", "restart": "a larger model begun anew", "continue": "the model continues"}
+def describe(months: Sequence[Month]) -> Iterator[str]:
+    """Yield the lines about the newest month: bits per byte before and after it, and its training."""
+    month, last = months[-1], months[-2] if len(months) > 1 else Month(("", 0), 0)
+    rows = {
+        "everything so far": ([*last.months, month.before], month.months),
+        "old text": (last.months, month.months[:-1]),
+        "new month": ([month.before], month.months[-1:]),
+        "first month's test": ([last.test], [month.test]),
+    }
+    for what, values in rows.items():
+        before, after = (fmean(known) if (known := [x for x in each if x is not None]) else None for each in values)
+        if before is not None and after is not None:
+            change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
+            yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
+            if what == "old text" and after > WORSE * before:
+                yield f"warning: old text is predicted {change} than before; --redo --budget R trains with R passes"
+        elif after is not None:
+            yield f"{what}: {after:.3f} bits per byte"
     action, passes = month.step
-    text = "its text" if action == "continue" else "all text so far"
+    how = {"begin": "a new model", "restart": "a new, larger model", "continue": "the model continues"}
+    text = "the new text" if action == "continue" else "all text so far"
     yield f"training: {how[action]}, {passes:.2g} passes through {text} (drawn from all months)"
-    tokens = sum(stream.megabatch(t).num_tokens for t in range(index + 1))
-    yield f"model: {month.params:,} parameters, {tokens:,} tokens so far"
-    yield f"time: {format_duration(month.seconds)}"
-    stage = model.run.read_stage(index - month.first)
-    assert stage is not None
-    text = call("fairseq_alma.cli.update:sample", stage_predictor(model.run, stage), model.root / STREAM)
-    yield f"text: {printable(' '.join(text.split()))}"
-    yield f"report: {model.root / REPORT / 'index.html'}"
-    yield f"model for transformers: {model.root / EXPORT}"
+    yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} tokens trained on"
 
 
-def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _compared(what: str, before: Optional[float], after: Optional[float]) -> str:
-    if after is None:
-        return f"{what}: too little text to hold any out"
-    if before is None:
-        return f"{what}: {after:.3f} bits per byte"
-    change = 100 * (1 - after / before)
-    how = "better" if change >= 0 else "worse"
-    return f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({abs(change):.1f} % {how})"
-
-
-def sample(checkpoint: Path, stream: Path) -> str:
-    """Return a text that a model generates."""
-    from fairseq_alma.text.loaded_model import load_model
-
-    return load_model(checkpoint, stream).generate("", max_new_tokens=SAMPLE_TOKENS, seed=1)
-
-
-def _sources(inputs: Sequence[str], model: Path, options: UpdateOptions) -> list[Source]:
-    """Return the files of a month; refuse what can be read only once."""
-    for given in inputs:
-        if not (Path(given).is_file() or Path(given).is_dir()):
-            raise AlmaError(f"{given}: no such file or folder; give the files or folders of one month")
-    form = None if options.format in (None, "auto") else options.format
-    return find_sources(inputs, form, options.field or "text", model, model)
-
-
-def _month_of(stream: Stream, sources: Sequence[Source]) -> Optional[int]:
-    """Return the month, from 0, that has these very files; None: it is a new one."""
-    found = sorted(file_sha256(Path(source.path)) for source in sources)
-    for number, entry in enumerate(stream.history):
-        if sorted(each.get("sha256", "") for each in entry["inputs"]) == found:
-            return number
-    return None
-
-
-def _refuse_another_language(model: Model, stream: Stream, sources: Sequence[Source], options: UpdateOptions) -> None:
-    """Refuse a month whose bytes the stream's tokenizer cuts into many more tokens."""
-    if options.another_language:
-        return
+def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
+    """Raise AlmaError if the tokenizer needs many more tokens for a month's text than for that of the first month."""
     blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 1)]
     texts = [text for block in blocks for text in documents_of(block)[:SAMPLED_DOCUMENTS]]
-    tokens = sum(map(len, StreamTokenizer.open(stream.root).encode_batch(texts))) + len(texts)
-    found = sum(len(text.encode()) for text in texts) / max(1, tokens)
-    first = stream.megabatch(0)
-    usual = first.num_bytes / max(1, first.num_tokens)
+    num_tokens = sum(map(len, StreamTokenizer.open(stream.root).encode_batch(texts))) + len(texts)
+    found = sum(len(text.encode()) for text in texts) / max(1, num_tokens)
+    usual = stream.megabatch(0).num_bytes / max(1, stream.megabatch(0).num_tokens)
     if texts and found < LEAST_OF_USUAL * usual:
         raise AlmaError(
-            f"{sources[0].label}: {found:.2f} bytes per token, the first month of {model.root} has {usual:.2f}: "
-            "another language or encoding; give other text, or --another-language to learn from it"
+            f"{sources[0].label}: {found:.2f} bytes per token, the first month has {usual:.2f}; the language or the "
+            "encoding differs; give other text, or --another-language to accept it"
         )
 
 

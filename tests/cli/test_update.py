@@ -8,12 +8,14 @@ import shutil
 import pytest
 
 from fairseq_alma.cli import update
-from fairseq_alma.cli.update import BUDGET, RECORD, Decision, main, new_size, next_step
+from fairseq_alma.cli.update import BUDGET, RECORD, Month, describe, main, new_size, next_step
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.text import helper
 from fairseq_alma.text.defaults import num_params
 from tests.runs.results import weight_sums
 
 TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "1", "--cpu"]
+TOKENS_OF_AN_UPDATE = 4 * 128
 SENTENCE = "the cat sat on a mat while nine dogs barked at the old moon and nobody slept in that house before dawn"
 
 
@@ -41,23 +43,28 @@ def call(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_a_month_continues_the_model_and_all_of_them_cost_no_more_than_the_budget():
-    assert next_step(0, [1000], 0) == Decision("begin", 3.0)
-    assert next_step(1000, [1000, 500], 3000) == Decision("continue", 3.0)
-    assert next_step(100_000, [1000, 1000], 5000) == Decision("continue", 1.0)  # what is left of three passes
+def test_a_month_continues_the_model_within_the_budget_of_all_months():
+    assert next_step(0, [1000], 0) == ("begin", 3.0)
+    assert next_step(1000, [1000, 500], 3000) == ("continue", 3.0)
+    assert next_step(100_000, [1000, 1000], 4500) == ("continue", 1.5)  # the rest of three passes through both months
 
 
-def test_a_model_that_is_too_small_for_its_text_is_replaced_when_a_month_is_large_enough_to_pay_for_it():
-    assert next_step(100, [1000, 1000], 3000) == Decision("restart", 1.5)
-    assert next_step(100, [1000, 10_000], 3000).action == "restart"
-    assert next_step(100, [1000] * 4, 9000) == Decision("continue", 3.0)  # 0.75 passes are too few for a new model
-    assert next_step(10_000, [1000, 10_000], 3000) == Decision("continue", 3.0)  # large enough
+def test_a_month_after_an_expensive_redo_is_trained_for_one_pass():
+    assert next_step(100_000, [1000, 500], 9000) == ("continue", 1.0)
+    assert next_step(100_000, [1000, 500], 9000, budget=0.5) == ("continue", 0.5)
+
+
+def test_a_model_that_is_too_small_for_its_text_is_replaced_if_the_budget_allows_it():
+    assert next_step(100, [1000, 1000], 3000) == ("restart", 1.5)
+    assert next_step(100, [1000, 10_000], 3000)[0] == "restart"
+    assert next_step(100, [1000] * 4, 9000) == ("continue", 3.0)  # 0.75 passes are too few for a new model
+    assert next_step(10_000, [1000, 10_000], 3000) == ("continue", 3.0)  # large enough
     tokens, spent, parameters = [], 0.0, 0
     for month in range(24):
         tokens.append(1000 * (1 + month % 3))
-        step = next_step(parameters, tokens, spent)
-        parameters = sum(tokens) // 5 if step.action != "continue" else parameters
-        spent += step.passes * (tokens[-1] if step.action == "continue" else sum(tokens))
+        action, passes = next_step(parameters, tokens, spent)
+        parameters = sum(tokens) // 5 if action != "continue" else parameters
+        spent += passes * (tokens[-1] if action == "continue" else sum(tokens))
         assert spent <= BUDGET * sum(tokens) + 1e-6
 
 
@@ -81,10 +88,10 @@ def model(first, tmp_path):
 
 
 def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte(model, tmp_path, capsys):
-    said = call(capsys, model, write_month(tmp_path, 1))
-    for what in ("everything so far", "new month", "first month's test"):
+    output = call(capsys, model, write_month(tmp_path, 1))
+    for what in ("everything so far", "old text", "new month", "first month's test"):
         assert re.search(
-            rf"^{what}: \d\.\d+ bits per byte before, \d\.\d+ after \(\d+\.\d % (better|worse)\)$", said, re.M
+            rf"^{what}: \d\.\d+ bits per byte before, \d\.\d+ after \(\d+\.\d % (better|worse)\)$", output, re.M
         )
     stage = json.loads((model / "run/stage-001/stage.json").read_text())
     assert stage["megabatches"] == [0, 1] and len(stage["holdouts"]) == 2
@@ -94,60 +101,90 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
     assert "month 2 has this text already" in call(capsys, model, tmp_path / "month-1.txt")
 
 
+def kill(patch, name):
+    """Let a step of alma-update fail as if the command was killed there."""
+    patch.setattr(update, name, lambda *arguments: pytest.fail("killed"))
+
+
 @pytest.mark.slow
-def test_a_month_that_a_kill_cut_off_ends_as_one_that_was_not(model, tmp_path, capsys, monkeypatch):
-    month = write_month(tmp_path, 1)
-    shutil.copytree(model, tmp_path / "K")
+def test_a_month_that_was_killed_ends_like_one_that_was_not(model, tmp_path, capsys, monkeypatch):
+    month, killed = write_month(tmp_path, 1), tmp_path / "K"
+    shutil.copytree(model, killed)
     call(capsys, model, month)
-    with monkeypatch.context() as patch:
-        patch.setattr(update, "_conclude", lambda *arguments: pytest.fail("killed"))
-        with pytest.raises(pytest.fail.Exception):
-            main([str(tmp_path / "K"), str(month)])
-    call(capsys, tmp_path / "K", month)
-    assert weight_sums(tmp_path / "K/run") == weight_sums(model / "run")
+    for step in ("stream_main", "_conclude"):
+        with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
+            kill(patch, step)
+            main([str(killed), str(month)])
+    exported = (killed / "export/model.safetensors").read_bytes()
+    assert "month 2 of" in call(capsys, killed, month)
+    assert weight_sums(killed / "run") == weight_sums(model / "run")
+    assert (killed / "export/model.safetensors").read_bytes() != exported  # also report and export are finished
 
 
 def test_a_redone_month_replaces_its_stage_alone_and_a_killed_one_loses_nothing(model, tmp_path, capsys, monkeypatch):
     call(capsys, model, write_month(tmp_path, 1))
     before = weight_sums(model / "run")
-    with monkeypatch.context() as patch:
-        patch.setattr(update.Model, "replace_run", lambda self: pytest.fail("killed"))
-        with pytest.raises(pytest.fail.Exception):
-            main([str(model), "--redo", "--budget", "4"])
+    redo = [str(model), "--redo", "--budget", "4"]
+    with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
+        kill(patch, "stream_main")
+        main(redo)
     assert weight_sums(model / "run") == before
-    assert "4 passes through its text" in call(capsys, model, "--redo", "--budget", "4")
+    with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
+        kill(patch, "_conclude")
+        main(redo)
+    (model / "run").rename(model / "run.next")  # as if the command was killed while it replaced the run
+    with monkeypatch.context() as patch:
+        kill(patch, "stream_main")  # the month is not trained once more
+        assert "4 passes through the new text" in call(capsys, *redo)
     after = weight_sums(model / "run")
     assert after.keys() == before.keys() and [each for each in before if after[each] != before[each]] == [
         "stage-001/member-0/checkpoint_last.pt"
     ]
-    assert not (model / "run.next").exists() and not (model / "run.old").exists()
+    assert not (model / "run.next").exists()
 
 
 @pytest.mark.slow
-def test_a_larger_model_begins_anew_next_to_the_run_that_it_replaces(model, tmp_path, capsys):
-    said = call(capsys, model, write_month(tmp_path, 1), "--size", "60k")
-    assert "a larger model begun anew" in said and "new month: " in said and " before, " in said
+def test_a_larger_model_is_trained_in_a_new_run_that_replaces_the_run(model, tmp_path, capsys):
+    output = call(capsys, model, write_month(tmp_path, 1), "--size", "60k")
+    assert "a new, larger model" in output and re.search("^new month: .* before, ", output, re.M)
     assert not (model / "run/stage-001").exists() and not (model / "run.next").exists()
     assert len(json.loads((model / "run/stage-000/stage.json").read_text())["holdouts"]) == 2
-    said = call(capsys, model, write_month(tmp_path, 2))
-    assert "the model continues" in said and (model / "run/stage-001/stage.json").is_file()
+    output = call(capsys, model, write_month(tmp_path, 2))
+    assert "the model continues, 1 passes" in output and (model / "run/stage-001/stage.json").is_file()
 
 
-def test_a_month_that_makes_the_old_worse_is_a_warning(model, tmp_path, capsys):
-    call(capsys, model, write_month(tmp_path, 1))
-    record = json.loads((model / RECORD).read_text())
-    record["months"][0]["months"] = [0.5]
-    (model / RECORD).write_text(json.dumps(record))
-    opened = update.Model(model)
-    assert any(line.startswith("warning: old text") for line in update._describe(opened, opened.stream(), 1))
+@pytest.mark.slow
+def test_24_small_months_cost_at_most_three_passes_and_one_test_and_export_each(model, tmp_path, capsys, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        update, "call", lambda name, *rest, **how: calls.append(name) or helper.call(name, *rest, **how)
+    )
+    for number in range(1, 24):
+        calls.clear()
+        call(capsys, model, write_month(tmp_path, number, num_documents=10 + 5 * (number % 3)))
+        assert calls == ["fairseq_alma.cli.report:main", "fairseq_alma.cli.export:main"]
+        months, stream = json.loads((model / RECORD).read_text())["months"], Stream.open(model / "stream")
+        tokens = sum(stream.megabatch(t).num_tokens for t in range(number + 1))
+        assert sum(month["train_tokens"] for month in months) <= BUDGET * tokens + TOKENS_OF_AN_UPDATE
+        stage = model / f"run/stage-{number:03d}"
+        assert (stage / "test.log").read_text().count("$ fairseq-eval-lm") == 1
+        assert [each["megabatch"] for each in json.loads((stage / "stage.json").read_text())["holdouts"]]
+    assert len(months) == 24
+
+
+def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
+    months = [Month(("begin", 3.0), 0, months=[2.0]), Month(("continue", 3.0), 0, before=2.5, months=[2.03, 2.1])]
+    assert any(line.startswith("warning: old text is predicted 1.5 % worse") for line in describe(months))
+    months[1].months[0] = 2.01
+    assert not any(line.startswith("warning") for line in describe(months))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "no such file or folder"),
-        (b"", "no document|empty|too little text"),
-        (b"a\n", "too little text"),
+        (b"", "no document|empty|not enough text"),
+        (b"a\n", "not enough text"),
         (bytes(range(256)) * 40, "UTF-8|binary|NUL|text"),
     ],
 )
@@ -162,38 +199,47 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no document|empty|too little text|nothing"),
-        (month_of(0), "already|too little text|duplicates|no document"),
-        ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, the first month .* has \d"),
+        ("", "no document|empty|not enough text|nothing"),
+        (month_of(0), "already|not enough text|duplicates|no document"),
+        ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, the first month has \d"),
     ],
 )
 def test_a_bad_month_leaves_the_model_as_it_was(text, message, model, tmp_path, capsys):
     (tmp_path / "bad.txt").write_text(text, encoding="utf-8")
     before = (model / RECORD).read_bytes()
     try:
-        said = call(capsys, model, tmp_path / "bad.txt")
+        output = call(capsys, model, tmp_path / "bad.txt")
     except SystemExit as error:
-        said = str(error)
-    assert re.search(message, said)
+        output = str(error)
+    assert re.search(message, output)
     assert (model / RECORD).read_bytes() == before
 
 
 @pytest.mark.slow
 def test_a_month_of_a_few_lines_is_learned(model, tmp_path, capsys):
-    said = call(capsys, model, write_month(tmp_path, 1, num_documents=3))
-    assert "month 2 of" in said and "first month's test: " in said
+    output = call(capsys, model, write_month(tmp_path, 1, num_documents=3))
+    assert "month 2 of" in output and "first month's test: " in output
 
 
-def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_left_alone(tmp_path):
+def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_changed(tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to-mother.txt").write_text("dear mother")
     month = write_month(tmp_path, 1)
-    assert "letters: not a folder of alma-update" in refusal(tmp_path / "letters", month)
+    assert "letters: no update.json found" in refusal(tmp_path / "letters", month)
     assert [each.name for each in (tmp_path / "letters").iterdir()] == ["to-mother.txt"]
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / RECORD).write_text('{"kind": "alma-update", "text": [], "words": [], "months": []}')
-    assert "update.json: written by version 0.2.0" in refusal(tmp_path / "old", month)
+    assert "update.json: format version None found" in refusal(tmp_path / "old", month)
 
 
 def test_other_options_than_those_of_the_first_call_are_refused(model, tmp_path):
-    assert "begun with other options" in refusal(model, write_month(tmp_path, 1), "--", "--lr", "0.2")
+    message = refusal(model, write_month(tmp_path, 1), "--", "--lr", "0.2")
+    assert "the first call had the options -- --decoder-embed-dim 8 " in message
+
+
+def test_the_field_that_the_first_call_was_given_is_read_in_later_months(model, tmp_path):
+    record = json.loads((model / RECORD).read_text())
+    (model / RECORD).write_text(json.dumps({**record, "text": ["--field", "body"]}))
+    path = tmp_path / "month.jsonl"
+    path.write_text(json.dumps({"body": "Жили-были старик со старухой у самого синего моря"}), encoding="utf-8")
+    assert "bytes per token" in refusal(model, path)
