@@ -223,7 +223,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     size = PIECE_SIZE + 1  # of the last piece; here, and after a large file, the next file begins a new one
     for source in sources:
         starts, own_size = _part_starts(source), source.stamp[0]
-        if len(starts) == 1 and size + own_size <= PIECE_SIZE:
+        if pieces and len(starts) == 1 and size + own_size <= PIECE_SIZE:
             pieces[-1] += (FilePart(source),)
             size += own_size
         else:
