@@ -1,8 +1,8 @@
-"""A stream of images: the arrays, the indices of each mega-batch, and how it is written.
+"""Read and write a stream of images: arrays of images and labels, and the indices of each mega-batch.
 
 One array has the images in the order of publication; mega-batches, validation and test set are lists of indices. So a
-stream takes one copy of its data set, and an image has one number in streams of any seed and B. NumPy only; images are
-mapped from the disk.
+stream has one copy of its data set, and an image has the same number in streams of any seed and B. NumPy only; images
+are memory-mapped.
 """
 
 import math
@@ -28,7 +28,7 @@ from fairseq_alma.data.stream import (
 from fairseq_alma.errors import AlmaError, naming
 
 _MAGIC = b"\x93NUMPY"
-_SMALLEST_PHOTOGRAPH = 16  # pixels a side; less would leave nothing after the poolings of a VGG
+_SMALLEST_PHOTOGRAPH = 16  # pixels of height and width, as the poolings of a VGG need
 _REMEDY = "prepare the stream again, or copy this file again"
 _WHOLE_NUMBERS = np.dtype("<i8")
 _ROWS_AT_ONCE = 10_000
@@ -36,20 +36,19 @@ _DECIMALS = 6
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Return the array in a ``.npy`` file, mapped; nothing is unpickled.
+    """Return the array in a ``.npy`` file, memory-mapped; nothing is unpickled.
 
     Raises:
-        ValueError: the file is no ``.npy`` file of numbers, or shorter than its header says.
+        ValueError: the file is not a ``.npy`` file of numbers, or is truncated.
     """
     with open(path, "rb") as file:
-        start = file.read(len(_MAGIC))
-    if start != _MAGIC:  # else NumPy takes it for a pickle, and advises to trust it
-        raise ValueError("it does not begin as one")
+        if file.read(len(_MAGIC)) != _MAGIC:  # NumPy would advise to unpickle the file
+            raise ValueError("its first bytes are not those of the format")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # of whatever kind a damaged header leads NumPy and Python's parser to
+    except Exception as error:  # NumPy and Python's parser raise errors of many types on a damaged header
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -66,12 +65,12 @@ class ImageStream:
         stream: the manifest.
         images: ``(num_images, C, H, W)``, uint8, memory-mapped.
         labels: ``(num_images,)``, int64, from 0 to ``num_classes - 1``.
-        dataset: what they are, such as ``mnist``; this and what follows as in `ImagesEntry`.
+        dataset: name of the data set, such as ``mnist``.
         shape: ``(C, H, W)`` of one image.
         num_classes: number of classes.
-        mean: per channel, of the published training images, in units 0 to 1.
-        std: per channel, as ``mean``.
-        augment: whether training crops and flips at random.
+        mean: of each channel over the published training images, from 0 to 1.
+        std: standard deviation of each channel, in the unit of ``mean``.
+        augment: whether training crops and flips images at random.
     """
 
     stream: Stream
@@ -87,14 +86,14 @@ class ImageStream:
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "ImageStream":
-        """Open a stream and check its arrays against the manifest: sizes, shapes, ranges, and the sha256 of each file.
+        """Open a stream and check sizes, shapes, ranges and the sha256 of its files against the manifest.
 
         Raises:
-            AlmaError: no stream of images is there, or a file is missing or damaged.
+            AlmaError: the folder is not a stream of images, or a file is missing or damaged.
         """
         stream = Stream.open(path)
         if stream.kind != "images":
-            raise AlmaError(f"{path}: a stream of {stream.kind}; images need one made by alma-prep-images")
+            raise AlmaError(f"{path}: a stream of {stream.kind}; give a stream of images made by alma-prep-images")
         entry = stream.images
         assert entry is not None  # `Stream.open` checks that, and the lists of files
         stream.verify([split.name for split in stream.splits])
@@ -110,7 +109,7 @@ class ImageStream:
 
     @property
     def has_photographs(self) -> bool:
-        """Whether the images are photographs such as CIFAR's: three channels, 16 x 16 pixels or more."""
+        """Whether the images are photographs such as CIFAR's: three channels, at least 16 x 16 pixels."""
         return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     @property
@@ -119,13 +118,13 @@ class ImageStream:
         return self.stream.num_megabatches
 
     def train_indices(self, megabatches: Sequence[int]) -> np.ndarray:
-        """Return the indices of some mega-batches' training images in order. Raises AlmaError if one is absent."""
+        """Return the indices of the training images of some mega-batches. Raises AlmaError if a number is invalid."""
         return self._concatenate([self.stream.megabatch(t).name for t in megabatches])
 
     def valid_indices(self, megabatches: Sequence[int]) -> np.ndarray:
-        """Return the indices of some mega-batches' validation images, as `train_indices`."""
+        """Return the indices of the validation images of some mega-batches; see `train_indices`."""
         for megabatch in megabatches:
-            self.stream.megabatch(megabatch)  # refuses a number out of range
+            self.stream.megabatch(megabatch)  # raises for an invalid number
         return self._concatenate([megabatch_valid_name(t) for t in megabatches])
 
     def test_indices(self) -> np.ndarray:
@@ -139,20 +138,20 @@ class ImageStream:
 def _load(
     root: Path, file: StreamFile, dtype: np.dtype, shape: tuple[Optional[int], ...], end: Optional[int] = None
 ) -> np.ndarray:
-    """Return the array in a file of the stream: mapped, or in memory where its numbers must be below ``end``.
+    """Return the array in a file of the stream, memory-mapped, or with ``end`` in memory.
 
     Args:
-        root: the stream's folder.
-        file: the manifest's entry.
-        dtype: type that it must have.
-        shape: shape that it must have; None for any size.
-        end: its numbers must be from 0 to ``end - 1``; None: any.
+        root: folder of the stream.
+        file: entry of the manifest.
+        dtype: required type.
+        shape: required shape; None: any size.
+        end: numbers must be from 0 to ``end - 1``; None: any numbers.
     """
     path = root / file.path
     try:
         array = read_npy(path)
     except ValueError as error:
-        raise AlmaError(f"{path}: damaged, no .npy file ({error}); {_REMEDY}") from error
+        raise AlmaError(f"{path}: damaged, not a .npy file ({error}); {_REMEDY}") from error
     fits = array.ndim == len(shape) and all(need in (None, size) for need, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits:
         needed = ", ".join("any" if size is None else str(size) for size in shape)
@@ -179,27 +178,24 @@ def write_image_stream(
     augment: bool = False,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> Stream:
-    """Write a stream of images.
+    """Write a stream of images and return it.
 
     Args:
-        root: the stream's folder; made if it is not there.
+        root: folder of the stream; created if it does not exist.
         images: ``(num_images, C, H, W)``, uint8: the training images, then the test images.
-        labels: ``(num_images,)``, whole numbers from 0 to ``num_classes - 1``.
-        num_train: how many images are for training.
-        dataset: what they are, such as ``mnist``.
+        labels: ``(num_images,)``, integers from 0 to ``num_classes - 1``.
+        num_train: number of training images.
+        dataset: name of the data set, such as ``mnist``.
         num_classes: number of classes.
-        num_megabatches: B; each gets ``num_train // B`` images, what is left over gets into none.
+        num_megabatches: B; each gets ``num_train // B`` images, and the remainder is not used.
         seed: random seed of the assignment, from 0.
-        valid_fraction: share of each mega-batch for its validation, above 0 and below 1; one image at least, and one
-            remains for training.
-        augment: whether training crops and flips.
+        valid_fraction: share of each mega-batch for validation, above 0 and below 1; at least one image for validation
+            and one for training.
+        augment: whether training crops and flips images at random.
         history: see `Stream`.
 
-    Returns:
-        The stream.
-
     Raises:
-        AlmaError: B is larger than the images allow.
+        AlmaError: B is too large for the number of images.
     """
     megabatches = assign_images(num_train, num_megabatches, seed, valid_fraction)
     root.mkdir(parents=True, exist_ok=True)
@@ -223,20 +219,20 @@ def write_image_stream(
 def assign_images(
     num_train: int, num_megabatches: int, seed: int, valid_fraction: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Deal the training images into mega-batches of equal size.
+    """Assign the training images to mega-batches of equal size.
 
     Returns:
-        Per mega-batch the indices of its training images and of its validation images, int64.
+        For each mega-batch the indices of its training images and of its validation images, int64.
 
     Raises:
-        AlmaError: a mega-batch would have less than two images.
+        AlmaError: a mega-batch would have fewer than two images.
     """
     size = num_train // num_megabatches
     if size < 2:
         remedy = f"at most {num_train // 2}" if num_train > 1 else "more images"
         raise AlmaError(
-            f"--megabatches {num_megabatches}: {num_train} training images give {size} per mega-batch, 2 are needed "
-            f"(one to train, one to validate); give {remedy}"
+            f"--megabatches {num_megabatches}: {num_train} training images give {size} for each mega-batch, at least 2 "
+            f"are needed (training and validation); give {remedy}"
         )
     num_valid = min(max(round(valid_fraction * size), 1), size - 1)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)
@@ -245,13 +241,12 @@ def assign_images(
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel in units 0 to 1, from whole numbers, so equal anywhere.
+    """Return mean and standard deviation of each channel of ``(num_images, C, H, W)`` uint8 images, from 0 to 1.
 
-    Args:
-        images: ``(num_images, C, H, W)``, uint8.
+    Computed from integers, so that all machines get the same.
     """
     num_channels = images.shape[1]
-    counts = np.zeros((num_channels, 256), dtype=np.int64)  # how often each channel has each value
+    counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel
     for start in range(0, len(images), _ROWS_AT_ONCE):
         for channel in range(num_channels):
             counts[channel] += np.bincount(images[start : start + _ROWS_AT_ONCE, channel].reshape(-1), minlength=256)

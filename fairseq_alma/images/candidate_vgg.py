@@ -16,19 +16,14 @@ from fairseq_alma.images.networks import BATCH_NORM_EPS, VGG, ConvBlock, MemberL
 
 
 class KeptCandidates(NamedTuple):
-    """The candidates of one layer that are kept.
-
-    Attributes:
-        split: channels that become two, in ascending order.
-        new: numbers of new channels, in ascending order.
-    """
+    """Kept candidates of one layer: channels that are split, and numbers of new channels, both ascending."""
 
     split: list[int]
     new: list[int]
 
 
 class Steps(NamedTuple):
-    """Sizes of candidates; small, so that the network with them computes nearly the same.
+    """Sizes of candidates, small so that the network computes nearly the same.
 
     Attributes:
         split: length of the change d of a split, relative to the length of the weights w of the channel.

@@ -19,7 +19,7 @@ approximately a quarter of the initial number of parameters" (paper v5, Appendix
 
 import math
 from functools import partial
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,19 +31,14 @@ from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, count_flops
 
 TUNING_RATE = 0.1
 FEWEST_NEW = 4  # candidates for new channels of a layer of any width
-NUM_PASSES = 2  # forward and backward passes over the images: one tunes directions, one scores
-Batches = Iterable[tuple[Tensor, Tensor]]
+NUM_PASSES = 2  # forward and backward over the images: one tunes directions, one scores
+Batches = Sequence[tuple[Tensor, Tensor]]
 SizeOf = Callable[[Sequence[int]], int]
 """Returns the size of a VGG network with these channels."""
 
 
 class LayerScores(NamedTuple):
-    """Scores of the candidates of one layer: changes of the loss, lower is better.
-
-    Attributes:
-        split: of each channel.
-        new: of each new channel.
-    """
+    """Scores of the candidates of one layer, for each channel and each new channel; lower is better."""
 
     split: Sequence[float]
     new: Sequence[float]
@@ -97,34 +92,37 @@ def grow_firefly(
     share: float,
     generator: Generator,
     share_of: str = "parameters",
-) -> VGG:
+) -> tuple[VGG, int]:
     """Return a larger network that computes nearly the same.
 
     Args:
         network: of `ConvBlock`s and one member, trained; stays unchanged.
-        batches: normalized images, (B, C, H, W), and their labels, (B) int64, on the device of the network; iterated
-            over twice, so not a generator.
+        batches: normalized images, (B, C, H, W), and their labels, (B) int64, on the device of the network.
         first_channels: of each of the sixteen convolutions before any growth.
         share: parameters or neurons to add, relative to the network before any growth; the paper: 0.25.
         generator: draws the first directions; on the CPU.
         share_of: unit of ``share``: ``parameters`` or ``neurons``.
 
     Returns:
-        The grown network, on the same device and in the same mode. Its parameters are new and need a new optimizer.
+        The grown network, on the same device and in the same mode, and the FLOPs of the step. The parameters are new,
+        so they need a new optimizer.
 
     Raises:
         AlmaError: the share is not above 0 or less than a channel, or the loss of the network is not a number.
     """
     image_channels = network.image_shape[0]
     num_added = amount_to_add(image_channels, first_channels, network.num_classes, share, share_of)
-    candidates = _candidates_of(network, first_channels, share, generator)
+    num_new = max(FEWEST_NEW, math.ceil(share * first_channels))
+    candidates = CandidateVGG(network, [num_new] * NUM_CONVOLUTIONS, generator)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
     size_of = size_of_chain(share_of, image_channels, network.num_classes)
     growth = select_candidates(scores, network.channels, size_of, num_added)
     if not any(kept.split or kept.new for kept in growth):
         raise _too_small(share, num_added, share_of)
-    return keep_candidates(network, candidates, growth)
+    num_images = sum(len(labels) for _, labels in batches)
+    flops = NUM_PASSES * num_images * count_flops(candidates, batches[0][0].shape[1:]).train
+    return keep_candidates(network, candidates, growth), flops
 
 
 def amount_to_add(
@@ -153,11 +151,6 @@ def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
         f"--grow-share {share}: {num_added:.0f} {share_of} to add, less than one channel; give a larger share, the "
         "paper uses 0.25"
     )
-
-
-def _candidates_of(network: VGG, first_channels: int, share: float, generator: Generator) -> CandidateVGG:
-    num_new = max(FEWEST_NEW, math.ceil(share * first_channels))
-    return CandidateVGG(network, [num_new] * NUM_CONVOLUTIONS, generator)
 
 
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
@@ -198,12 +191,3 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
     if not all(math.isfinite(score) for of_path in scores for score in of_path):
         raise AlmaError("growth: the loss of the network is not a number; train with a lower --lr")
     return [LayerScores(split, new) for split, new in zip(scores[::2], scores[1::2], strict=True)]
-
-
-def growth_flops(network: VGG, first_channels: int, share: float, num_images: int, image_shape: Sequence[int]) -> int:
-    """Count the FLOPs of one growth step: forward and backward passes over the images with all candidates.
-
-    Growing a mixture only needs the validation loss, which does not count as training.
-    """
-    candidates = _candidates_of(network, first_channels, share, torch.Generator().manual_seed(0))
-    return NUM_PASSES * num_images * count_flops(candidates, image_shape).train

@@ -1,4 +1,4 @@
-"""Batches of the training images of a stage: generators, rows, the order of each member, crops and flips.
+"""Batches of the training images of a stage: generators, the order of each member, crops and flips.
 
 Letters: N members, B images of a batch, S images of an epoch, C channels, H and W height and width.
 """
@@ -10,9 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.training.feature import Features
-
 INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
 PADDING = 4
 
@@ -21,29 +18,6 @@ def seeded(*numbers: int) -> torch.Generator:
     """Return a generator on the CPU; the numbers include its purpose, so that generators are independent."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
-
-
-def rows_to_train_on(
-    stream: ImageStream, megabatches: Sequence[int], wait: int, features: Features, seed: int
-) -> np.ndarray:
-    """Return the indices of the training images of a stage, after images of earlier stages that a feature draws.
-
-    Args:
-        stream: the stream.
-        megabatches: of the stage.
-        wait: mega-batches of each earlier stage.
-        features: of the training.
-        seed: random seed of the draw.
-    """
-    new = stream.train_indices(megabatches)
-    if not features.draws_earlier:
-        return new
-    before = [range(first, first + wait) for first in range(0, megabatches[0], wait)]
-    each = [[stream.train_indices([t]) for t in stage] for stage in (*before, megabatches)]
-    drawn = features.draw_earlier([[len(rows) for rows in stage] for stage in each], seed)
-    if drawn is None:
-        return new
-    return np.concatenate([np.concatenate([rows for stage in each[:-1] for rows in stage])[drawn], new])
 
 
 class ImageInput:
@@ -55,14 +29,12 @@ class ImageInput:
         augment: in training, pad by 4 black pixels, crop at random, and flip horizontally with probability 0.5.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], augment: bool) -> None:
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], augment: bool, device: Optional[torch.device] = None
+    ) -> None:
         self.augment = augment
-        self.mean = 255 * torch.tensor(mean)[:, None, None]
-        self.std = 255 * torch.tensor(std)[:, None, None]
-
-    def to(self, device: torch.device) -> "ImageInput":
-        self.mean, self.std = self.mean.to(device), self.std.to(device)
-        return self
+        self.mean = 255 * torch.tensor(mean)[:, None, None].to(device)
+        self.std = 255 * torch.tensor(std)[:, None, None].to(device)
 
     def normalised(self, images: Tensor) -> Tensor:
         """Return (..., C, H, W) bytes as floats with mean 0 and standard deviation 1 in each channel."""
@@ -98,11 +70,7 @@ class TrainingImages:
         everything = torch.arange(len(labels))
         self.rows = [everything if own is None else own for own in rows]
         self.rows_are_shared = all(own is None for own in rows)
-
-    @property
-    def num_images(self) -> int:
-        """S."""
-        return len(self.rows[0])
+        self.num_images = len(self.rows[0])
 
     def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
         """Draw the batches of one epoch, in the order of each member's generator.

@@ -7,18 +7,17 @@ Letters: N members, B images, C channels, H and W height and width, K classes.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Optional, Sequence
+from typing import Any, ClassVar, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
 from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkList, join_logits
-from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import check_options
 
 Examples = tuple[Tensor, Tensor]
@@ -27,12 +26,7 @@ Examples = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class GrownLayers:
-    """The sizes that growth changes; empty for an architecture without growth.
-
-    Attributes:
-        trees: gate tree of each mixture.
-        channels: of each convolution.
-    """
+    """The sizes that growth changes: the gate tree of each mixture, or the channels of each convolution."""
 
     trees: tuple[GateTree, ...] = ()
     channels: tuple[int, ...] = ()
@@ -114,37 +108,6 @@ class ImageClassifier(BaseFairseqModel):
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         """Return the sizes after growth of a network, the same for all its members."""
         return GrownLayers()
-
-    @classmethod
-    def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
-        """Raise AlmaError if a network with these options cannot grow in this way."""
-
-    @classmethod
-    def grow(
-        cls,
-        network: ImageNetwork,
-        growth: Growth,
-        cfg: Any,
-        examples: Callable[[], Examples],
-        valid: Examples,
-        batch_size: int,
-        generator: Generator,
-    ) -> tuple[ImageNetwork, int]:
-        """Carry out a growth step.
-
-        Args:
-            network: of one member, trained.
-            growth: method and amount.
-            cfg: options of the network before any growth.
-            examples: returns the training images of the stage.
-            valid: the validation images of the stage.
-            batch_size: images of an update.
-            generator: on the CPU.
-
-        Returns:
-            The network, possibly the same object, and the FLOPs of the step that count as training.
-        """
-        raise NotImplementedError
 
     @classmethod
     def build_ensemble(

@@ -71,6 +71,7 @@ class ImageJob:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         import fairseq  # noqa: F401  first, as it registers the models, whose modules must not be partly imported
 
+        from fairseq_alma.images.image_models import check_growth
         from fairseq_alma.images.image_settings import ImageSettings
         from fairseq_alma.images.stage_trainer import StageTrainer
         from fairseq_alma.training.processes import keep_freed_memory
@@ -78,14 +79,14 @@ class ImageJob:
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
-            settings.model_class.check_growth(settings.cfg.model, settings.images, growth)
+            check_growth(settings.cfg.model, settings.images, growth)
         features = Features(self.features.each, Setting(settings.device.type, str(settings.cfg.optimizer._name)))
         features.prepare()
 
         def begin(runs: Sequence[Run]) -> ImageJob:
             job, request = copy.copy(self), self.request
             keep_freed_memory()
-            how = (request.run, request.wait, request.keep_checkpoints, features, seconds_of(request.save_every))
+            how = (request.run, request.keep_checkpoints, features, seconds_of(request.save_every))
             job.trainer = StageTrainer(settings, runs, *how)
             return job
 

@@ -23,7 +23,7 @@ from fairseq_alma.checkpoints.model_options import (
 )
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
-from fairseq_alma.images.firefly import amount_to_add, grow_firefly, growth_flops
+from fairseq_alma.images.firefly import amount_to_add, grow_firefly
 from fairseq_alma.images.image_batches import batch_sizes
 from fairseq_alma.images.image_classifier import Examples, GrownLayers, ImageClassifier
 from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, grow_losing_experts, mixture_layers
@@ -59,7 +59,7 @@ class AlmaVGG(ImageClassifier):
 
 
 class MixtureClassifier(ImageClassifier):
-    """Base class of the models with mixtures, which grow by experts."""
+    """Base class of the models with mixtures."""
 
     stacks_members: ClassVar[bool] = False
 
@@ -76,21 +76,6 @@ class MixtureClassifier(ImageClassifier):
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         trees = [layer.gate.tree for layer in mixture_layers(network)]
         return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
-
-    @classmethod
-    def grow(
-        cls,
-        network: ImageNetwork,
-        growth: Growth,
-        cfg: Any,
-        examples: Callable[[], Examples],
-        valid: Examples,
-        batch_size: int,
-        generator: Generator,
-    ) -> tuple[ImageNetwork, int]:
-        for _ in range(growth.num_new):
-            grow_losing_experts(network, *valid, generator, growth.method)
-        return network, 0
 
 
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
@@ -153,27 +138,46 @@ class AlmaFireflyVGG(ImageClassifier):
         assert isinstance(network, VGG)
         return GrownLayers(channels=network.channels)
 
-    @classmethod
-    def check_growth(cls, cfg: Any, images: ImageKind, growth: Growth) -> None:
+
+def check_growth(cfg: Any, images: ImageKind, growth: Growth) -> None:
+    """Raise AlmaError if a network with these options cannot grow in this way."""
+    if growth.method == "firefly":
         amount_to_add(images.shape[0], int(cfg.channels), images.num_classes, growth.share, growth.share_of)
 
-    @classmethod
-    def grow(
-        cls,
-        network: ImageNetwork,
-        growth: Growth,
-        cfg: Any,
-        examples: Callable[[], Examples],
-        valid: Examples,
-        batch_size: int,
-        generator: Generator,
-    ) -> tuple[ImageNetwork, int]:
+
+def grow_network(
+    network: ImageNetwork,
+    growth: Growth,
+    cfg: Any,
+    examples: Callable[[], Examples],
+    valid: Examples,
+    batch_size: int,
+    generator: Generator,
+) -> tuple[ImageNetwork, int]:
+    """Carry out a growth step.
+
+    Args:
+        network: of one member, trained.
+        growth: method and amount.
+        cfg: options of the network before any growth.
+        examples: returns the training images of the stage.
+        valid: the validation images of the stage.
+        batch_size: images per update.
+        generator: on the CPU.
+
+    Returns:
+        The network, for mixtures the same object, and the FLOPs of the step that count as training. Growing a mixture
+        only needs the validation loss, which does not count.
+    """
+    if growth.method == "firefly":
         assert isinstance(network, VGG)
         images, labels = examples()
         sizes = batch_sizes(len(images), batch_size)
         batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
-        grown = grow_firefly(network, batches, cfg.channels, growth.share, generator, growth.share_of)
-        return grown, growth_flops(network, cfg.channels, growth.share, len(images), images.shape[1:])
+        return grow_firefly(network, batches, cfg.channels, growth.share, generator, growth.share_of)
+    for _ in range(growth.num_new):
+        grow_losing_experts(network, *valid, generator, growth.method)
+    return network, 0
 
 
 def _build_vgg(

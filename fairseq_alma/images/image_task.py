@@ -25,7 +25,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
-from fairseq_alma.images.image_batches import ImageInput, rows_to_train_on, seeded
+from fairseq_alma.images.image_batches import ImageInput, seeded
 from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
@@ -176,7 +176,7 @@ class AlmaImageClassificationTask(StageTask):
         elif cfg.megabatch is not None:
             megabatches = stage_ending_with(cfg.megabatch, stream.num_megabatches, cfg.wait, cfg.replay).megabatches
             if split == "train":
-                indices = rows_to_train_on(stream, megabatches, cfg.wait, self.features, cfg.seed)
+                indices = stream.train_indices(megabatches)
             else:
                 indices = stream.valid_indices(megabatches)
         elif split == "valid":

@@ -6,7 +6,7 @@ Letters: N models, B images, K classes.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 import torch
@@ -64,21 +64,15 @@ class Tally:
         return {"loss": F.nll_loss(log_probs, labels).item(), "error": wrong / len(labels)}
 
 
-class Predicted(NamedTuple):
-    """Predictions of a network.
-
-    Attributes:
-        logits: (N, B, K); (1, B, K) of a joint model.
-        usage: (mixtures, experts): share of the images for each expert; empty without mixtures.
-    """
-
-    logits: Tensor
-    usage: list[list[float]]
-
-
 @torch.no_grad()
-def predict(network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None) -> Predicted:
-    """Predict (B, C, H, W) normalized images; a joint model by the ``mean`` or ``sum`` of logits."""
+def predict(
+    network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None
+) -> tuple[Tensor, list[list[float]]]:
+    """Predict (B, C, H, W) normalized images; a joint model by the ``mean`` or ``sum`` of logits.
+
+    Returns:
+        (N, B, K) logits, (1, B, K) of a joint model, and for each mixture the share of the images of each expert.
+    """
     network.eval()
     layers = mixture_layers(network)
     totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
@@ -88,13 +82,13 @@ def predict(network: ImageNetwork, images: Tensor, joint_logits: Optional[str] =
         parts.append(logits if joint_logits is None else join_logits(logits, joint_logits)[None])
         totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
     usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
-    return Predicted(torch.cat(parts, dim=1), usage)
+    return torch.cat(parts, dim=1), usage
 
 
 def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
     """Return loss (nats) and error (0 to 1) of a network of one member."""
     tally = Tally("single")
-    tally.add(predict(network, images).logits)
+    tally.add(predict(network, images)[0])
     return tally.result(labels)
 
 
@@ -130,7 +124,7 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return loss and error on the test set, and the usage of experts in the last network; see `Predicted`."""
+        """Return loss and error on the test set, and the usage of experts in the last network; see `predict`."""
         can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
@@ -149,7 +143,7 @@ class Predictions:
             network = self._frozen.get(models[0]) or self.network_of(models)
             if plan.stage.index != models[0].stage:
                 self._frozen[models[0]] = network
-            tally.add(predict(network, valid[0], self.joint_logits).logits)
+            tally.add(predict(network, valid[0], self.joint_logits)[0])
         return tally.result(valid[1])
 
 

@@ -26,10 +26,10 @@ from fairseq_alma.images.image_batches import (
     TrainingImages,
     batch_sizes,
     bootstrap,
-    rows_to_train_on,
     seeded,
 )
 from fairseq_alma.images.image_classifier import Examples, GrownLayers
+from fairseq_alma.images.image_models import grow_network
 from fairseq_alma.images.image_settings import ImageSettings
 from fairseq_alma.images.model_store import (
     UNFINISHED,
@@ -62,7 +62,6 @@ class StageTrainer:
         settings: of the runs, which differ only by their seeds.
         runs: their stages are trained together.
         shared_folder: folder for the unfinished training of several runs.
-        wait: mega-batches of a stage.
         keep_maps: write the experts of the test images after every stage, not only after the last stage.
         features: of the trainings.
         save_every: seconds between two saves of an unfinished training.
@@ -76,16 +75,15 @@ class StageTrainer:
         settings: ImageSettings,
         runs: Sequence[Run],
         shared_folder: Path,
-        wait: int,
         keep_maps: bool,
         features: Features,
         save_every: Optional[float] = None,
     ) -> None:
-        self.settings, self.shared_folder, self.wait = settings, shared_folder, wait
+        self.settings, self.shared_folder = settings, shared_folder
         self.keep_maps, self.features, self.branch = keep_maps, features, features[LRBranch]
         self.stream, self.last_stage = settings.stream, len(runs[0].plans) - 1
         self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
-        self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment).to(settings.device)
+        self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment, settings.device)
         self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
         self.predictions = {root: Predictions(store, self._test_examples) for root, store in self.stores.items()}
 
@@ -109,10 +107,7 @@ class StageTrainer:
 
         store = self.stores[work.folder.root]
         models = [store[training.model] for training in trainings]
-        num_rows = len(
-            rows_to_train_on(self.stream, plan.stage.megabatches, self.wait, self.features, trainings[0].seed)
-        )
-        described = self.features.describe(self._part(num_rows))
+        described = self.features.describe(self._part(len(self.stream.train_indices(plan.stage.megabatches))))
         return {
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
@@ -160,17 +155,12 @@ class StageTrainer:
             unfinished: file of an interrupted training.
         """
         stage, how, seeds = work.plan.stage, self.settings.training(), [training.seed for _, training in group]
-        each = [rows_to_train_on(self.stream, stage.megabatches, self.wait, self.features, seed) for seed in seeds]
+        rows = self.stream.train_indices(stage.megabatches)
         own = [
-            bootstrap(len(each[0]), seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
+            bootstrap(len(rows), seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
             for _, training in group
         ]
-        rows = each[0]
-        if self.features.draws_earlier:  # each member has its own images
-            rows, places = np.unique(each, return_inverse=True)
-            members = torch.from_numpy(places.reshape(len(group), -1))
-            own = [place if drawn is None else place[drawn] for place, drawn in zip(members, own, strict=True)]
-        data = TrainingImages(self._bytes(rows), self._labels(rows), own, self.source)
+        data = TrainingImages(*self._load(rows), own, self.source)
         valid = self._examples(self.stream.valid_indices(stage.megabatches))
         network, grown, growth = self._start(work.plan, group, lambda: self._examples(rows), valid)
 
@@ -219,7 +209,7 @@ class StageTrainer:
         growth: dict[str, Any] = {"before_growth": {"valid": measure(network, *valid)}}
         generator, batch_size = seeded(first.growth.seed, plan.stage.index, GROWTH), settings.training().batch_size
         how = first.growth, settings.cfg.model, examples, valid, batch_size, generator
-        network, flops = model_class.grow(network, *how)
+        network, flops = grow_network(network, *how)
         growth["after_growth"] = {"valid": measure(network, *valid)}
         if flops:
             growth[GROWTH_FLOPS] = flops
@@ -276,10 +266,11 @@ class StageTrainer:
         return self._examples(self.stream.test_indices())
 
     def _examples(self, rows: np.ndarray) -> Examples:
-        return self.source.normalised(self._bytes(rows)), self._labels(rows)
+        images, labels = self._load(rows)
+        return self.source.normalised(images), labels
 
-    def _bytes(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.stream.images[rows]).to(self.settings.device)
-
-    def _labels(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.stream.labels[rows]).to(self.settings.device)
+    def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return images in bytes, and labels."""
+        arrays = self.stream.images[rows], self.stream.labels[rows]
+        images, labels = (torch.from_numpy(array).to(self.settings.device) for array in arrays)
+        return images, labels

@@ -73,17 +73,11 @@ class TrainingSettings(LoopOptions):
 
 @dataclass
 class UnitProgress:
-    """Progress of one unit.
+    """Progress of one unit."""
 
-    Attributes:
-        best_loss: lowest validation loss, in nats; with selection by accuracy lowest error, 0 to 1.
-        best_epoch: epoch of ``best_loss``, from 1.
-        stopped_after: epochs until the early stop; None: still in training.
-    """
-
-    best_loss: float = math.inf
-    best_epoch: int = 0
-    stopped_after: Optional[int] = None
+    best_loss: float = math.inf  # lowest validation loss, in nats; with selection by accuracy the error, 0 to 1
+    best_epoch: int = 0  # its epoch, from 1
+    stopped_after: Optional[int] = None  # epochs until the early stop; None: still in training
 
 
 class StageTraining:

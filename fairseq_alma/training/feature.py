@@ -169,7 +169,7 @@ class Feature(Options):
         """Process the criterion's logs of an update, one per batch and process."""
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return indices of earlier sequences or images to train on; None: no earlier ones.
+        """Return indices of earlier sequences of text to train on; None: no earlier ones.
 
         Args:
             sizes: for each stage up to the current one, the number of sequences or images in each mega-batch.

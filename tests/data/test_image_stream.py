@@ -1,4 +1,4 @@
-"""Reading a stream of images: which images a mega-batch has, and what a damaged file answers."""
+"""Read a stream of images: the images of a mega-batch, and errors of damaged files."""
 
 import json
 from dataclasses import asdict
@@ -17,7 +17,7 @@ LABELS = np.arange(50) % 7
 
 @pytest.fixture
 def stream(tmp_path):
-    """A stream of 4 mega-batches of 9 and 1 images, and 7 test images."""
+    """Return a stream of 4 mega-batches of 9 and 1 images, and 7 test images."""
     write_image_stream(tmp_path / "s", IMAGES, LABELS, 43, "tiny", 7, 4, 1, augment=True)
     return ImageStream.open(tmp_path / "s")
 
@@ -32,7 +32,7 @@ def relist(stream: ImageStream, name: str) -> None:
     (root / "stream.json").write_text(json.dumps(content))
 
 
-def test_stream_says_what_its_images_are(stream):
+def test_a_stream_has_the_metadata_of_its_images(stream):
     assert (stream.dataset, stream.shape, stream.num_classes, stream.augment) == ("tiny", (1, 4, 5), 7, True)
     assert stream.num_megabatches == 4
     assert len(stream.mean) == len(stream.std) == 1
@@ -42,7 +42,7 @@ def test_stream_says_what_its_images_are(stream):
     assert np.array_equal(stream.labels, LABELS) and stream.labels.dtype == np.int64
 
 
-def test_megabatches_are_joined_in_the_order_that_is_asked_for(stream):
+def test_megabatches_are_joined_in_the_requested_order(stream):
     parts = {t: stream.train_indices([t]).tolist() for t in range(4)}
     assert stream.train_indices([2, 0]).tolist() == parts[2] + parts[0]
     assert stream.train_indices(range(4)).dtype == np.int64
@@ -65,7 +65,7 @@ def test_megabatch_out_of_range_is_refused(stream, megabatch):
 
 def test_stream_of_text_is_refused(tmp_path):
     write_manifest(tmp_path, num_megabatches=2)
-    with pytest.raises(AlmaError, match="a stream of text; images need one made by alma-prep-images"):
+    with pytest.raises(AlmaError, match="a stream of text; give a stream of images made by alma-prep-images"):
         ImageStream.open(tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_stream_of_text_is_refused(tmp_path):
     ],
     ids=str,
 )
-def test_a_manifest_with_something_else_in_a_place_is_refused_in_one_line(stream, place, value):
+def test_a_manifest_with_an_invalid_value_is_refused_in_one_line(stream, place, value):
     manifest = stream.stream.root / "stream.json"
     content = json.loads(manifest.read_text())
     *above, last = place
@@ -98,16 +98,16 @@ def test_a_manifest_with_something_else_in_a_place_is_refused_in_one_line(stream
     assert "\n" not in str(error.value)
 
 
-def test_what_numpy_takes_for_a_pickle_is_not_recommended_for_trust(stream):
+def test_the_error_for_a_pickle_does_not_advise_to_unpickle_it(stream):
     (stream.stream.root / "images.npy").write_bytes(b"x" * 100)
     relist(stream, "images.npy")
-    with pytest.raises(AlmaError, match=r"damaged, no \.npy file \(it does not begin as one\)"):
+    with pytest.raises(AlmaError, match=r"damaged, not a \.npy file \(its first bytes are not"):
         ImageStream.open(stream.stream.root)
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "megabatch-002/valid.npy", "test.npy"])
 @pytest.mark.parametrize("damage", ["no such file", r"bytes found, stream\.json lists", "sha256 .* found"])
-def test_damaged_file_is_named(stream, name, damage):
+def test_a_damaged_file_is_reported(stream, name, damage):
     path = stream.stream.root / name
     content = path.read_bytes()
     path.unlink()
@@ -132,7 +132,7 @@ def test_damaged_file_is_named(stream, name, damage):
         ("valid.npy", np.arange(4, dtype=np.int32), r"int32 \(4,\) found"),
     ],
 )
-def test_array_of_another_kind_or_range_is_refused(stream, name, array, message):
+def test_an_array_of_another_type_shape_or_range_is_refused(stream, name, array, message):
     np.save(stream.stream.root / name, array, allow_pickle=True)
     relist(stream, name)
     with pytest.raises(AlmaError, match=message):

@@ -1,4 +1,4 @@
-"""Dealing images and writing them: sizes, seeds, statistics, and a stream that stays what it is."""
+"""Assign images to mega-batches and write a stream: sizes, seeds, statistics, fingerprint."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fairseq_alma.errors import AlmaError
 IMAGES = (np.arange(50 * 3 * 4 * 5) * 37 % 251).astype(np.uint8).reshape(50, 3, 4, 5)
 LABELS = np.arange(50) % 7
 
-# What seed 1 has given since there were streams of images: published results depend on it.
+# The assignment by seed 1, on which published results depend.
 GOLDEN_TRAIN = [7, 0, 1, 2, 5, 9, 6, 3]
 GOLDEN_VALID = [8, 4]
 
@@ -31,17 +31,17 @@ def test_megabatches_are_equal_disjoint_and_have_both_parts(num_train, num_megab
     assert len(parts) == num_megabatches
     num_valid = max(1, min(size - 1, round(valid_fraction * size)))
     assert {(len(train), len(valid)) for train, valid in parts} == {(size - num_valid, num_valid)}
-    dealt = np.concatenate([one for part in parts for one in part])
-    assert len(set(dealt.tolist())) == num_megabatches * size
-    assert dealt.min() >= 0 and dealt.max() < num_train
+    assigned = np.concatenate([one for part in parts for one in part])
+    assert len(set(assigned.tolist())) == num_megabatches * size
+    assert assigned.min() >= 0 and assigned.max() < num_train
 
 
-def test_the_seed_decides_the_deal_on_every_machine():
+def test_the_seed_determines_the_assignment_on_every_machine():
     assert [part.tolist() for part in assign_images(10, 1, 1, 0.2)[0]] == [GOLDEN_TRAIN, GOLDEN_VALID]
     assert assign_images(10, 1, 2, 0.2)[0][0].tolist() != GOLDEN_TRAIN
 
 
-def test_statistics_are_those_of_a_float_calculation(tmp_path):
+def test_channel_statistics_equal_a_float_calculation(tmp_path):
     assert write(tmp_path).images.mean == channel_statistics(IMAGES[:43])[0]  # without the test images
     mean, std = channel_statistics(IMAGES)
     assert mean == pytest.approx((IMAGES / 255).mean(axis=(0, 2, 3)), abs=1e-6)

@@ -10,12 +10,11 @@ from fairseq_alma.images.candidate_vgg import CandidateVGG, KeptCandidates, Step
 from fairseq_alma.images.firefly import (
     FEWEST_NEW,
     grow_firefly,
-    growth_flops,
     num_chain_parameters,
     score_candidates,
     tune_directions,
 )
-from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig
+from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, grow_network
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
 from fairseq_alma.learners.learner import Growth
 from tests.images.image_streams import NUM_CLASSES, make_images
@@ -30,7 +29,7 @@ def seeded(seed):
 
 
 def batches_of(num_batches=2, seed=0, dtype=torch.float32):
-    """Noise whose mean colour tells its class."""
+    """Return batches of noise; the mean color of an image depends on its class."""
     generator = seeded(seed)
     labels = torch.randint(10, (num_batches, 24), generator=generator)
     images = torch.randn(num_batches, 24, 3, 16, 16, generator=generator)
@@ -39,7 +38,7 @@ def batches_of(num_batches=2, seed=0, dtype=torch.float32):
 
 
 def trained_network(dtype=torch.float32, channels=FIRST, updates=8):
-    """A network that has learned a little, so that no two channels and no statistics are alike."""
+    """Return a network after a few updates, so that all channels and statistics differ."""
     network = VGG((3, 16, 16), 10, channels)
     network.reset_parameters([seeded(1)])
     network.to(dtype)
@@ -52,14 +51,14 @@ def trained_network(dtype=torch.float32, channels=FIRST, updates=8):
 
 
 def grown(network, seed=3, share=0.25, batches=None):
-    return grow_firefly(network, batches or batches_of(), CHANNELS, share, seeded(seed))
+    return grow_firefly(network, batches or batches_of(), CHANNELS, share, seeded(seed))[0]
 
 
 def test_a_share_of_neurons_adds_as_many_at_each_step():
     """64 neurons and a quarter of them: 16 more, then 16 more, as in the paper's released code."""
     network = trained_network()
     for num_neurons in (80, 96):
-        network = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(3), share_of="neurons")
+        network, _ = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(3), share_of="neurons")
         assert sum(channels_of(network)) == num_neurons
     with pytest.raises(AlmaError, match=r"--grow-share 0\.001: 0 neurons to add, less than one channel"):
         grow_firefly(network, batches_of(), CHANNELS, 0.001, seeded(3), share_of="neurons")
@@ -103,7 +102,7 @@ def test_splits_whose_halves_are_equal_change_no_output(exact_network, training)
 
 
 @pytest.mark.parametrize("position", [0.0, 1.0])
-def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_network, position):
+def test_the_paths_lead_from_the_network_to_the_network_with_all_candidates(exact_network, position):
     candidates = CandidateVGG(exact_network, [2, 3] * 8, seeded(0))
     for layer in candidates.layers():
         layer.set_path(position)
@@ -113,10 +112,10 @@ def test_candidates_lead_from_the_network_to_the_one_that_has_them_all(exact_net
     torch.testing.assert_close(candidates(images), end.train()(images), rtol=0, atol=1e-10)
 
 
-def test_scores_add_up_to_what_all_candidates_together_change(exact_network):
+def test_the_sum_of_scores_is_the_change_of_the_loss_by_all_candidates(exact_network):
     batches = batches_of(dtype=torch.float64)
     candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, seeded(0), Steps(0.01, 0.001))
-    tune_directions(candidates, batches * 4)  # else gains and losses cancel each other, and rounding is what is left
+    tune_directions(candidates, batches * 4)  # otherwise gains and losses cancel to rounding errors
     scores = score_candidates(candidates, batches)
     everything = [KeptCandidates([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS
     wide = keep_candidates(exact_network, candidates, everything)
@@ -148,14 +147,6 @@ def test_every_step_adds_the_share_of_the_first_size_so_that_growth_is_linear(ne
     assert sizes[-1] == pytest.approx(1.5 * FIRST_SIZE, rel=0.1)
 
 
-def test_right_after_growth_the_loss_is_nearly_what_it_was(exact_network):
-    batches = batches_of(4, seed=7, dtype=torch.double)
-    wide = grown(exact_network, batches=batches)
-    for training in (False, True):
-        before, after = (mean_loss(network, batches, training) for network in (exact_network, wide))
-        assert abs(after - before) < 0.05 * before
-
-
 def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(network):
     candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, seeded(0))
     wide = keep_candidates(network, candidates, [KeptCandidates([1], [0, 1])] * NUM_CONVOLUTIONS).train()
@@ -169,7 +160,7 @@ def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(n
     assert (wide.classifier.weight.grad != 0).all()
 
 
-def test_batch_norm_of_halves_is_that_of_the_whole_and_of_new_channels_is_measured(network):
+def test_halves_copy_the_batch_norm_of_the_channel_and_new_channels_have_measured_statistics(network):
     batches = batches_of()
     candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, seeded(0))
     score_candidates(candidates, batches)
@@ -203,7 +194,7 @@ def test_a_network_that_has_diverged_is_refused(network):
 def test_a_network_on_a_gpu_grows_there(network):
     device = torch.device("cuda")
     batches = [(images.to(device), labels.to(device)) for images, labels in batches_of()]
-    wide = grow_firefly(copy.deepcopy(network).to(device), batches, CHANNELS, 0.25, seeded(3))
+    wide, _ = grow_firefly(copy.deepcopy(network).to(device), batches, CHANNELS, 0.25, seeded(3))
     assert all(tensor.is_cuda for tensor in wide.state_dict().values())
     assert num_params(wide) == pytest.approx(1.25 * FIRST_SIZE, rel=0.03)
 
@@ -219,7 +210,7 @@ def untrained(channels):
 
 
 def candidate_forward_flops(channels, num_new):
-    """Two for each weight and pixel: every channel, its split, the new ones, and what hears the new ones before."""
+    """Return 2 FLOPs for each weight and pixel: channels, splits, new channels, and weights for new inputs."""
     total, inputs, new_before = 0, SHAPE[0], 0
     for side, outputs in zip(SIDES, channels, strict=True):
         total += 2 * 9 * side**2 * ((2 * outputs + num_new) * inputs + outputs * new_before)
@@ -227,25 +218,20 @@ def candidate_forward_flops(channels, num_new):
     return total + 2 * NUM_CLASSES * (inputs + new_before)
 
 
-def test_a_growth_step_costs_two_forward_and_backward_passes_of_all_candidates():
-    channels = [4, 5] * 8
-    found = growth_flops(untrained(channels), CHANNELS, 0.25, 30, SHAPE)
-    assert found == 2 * 3 * 30 * candidate_forward_flops(channels, FEWEST_NEW)
-    assert found > 2 * 30 * count_flops(untrained(channels), SHAPE).train
-
-
 def test_growth_depends_on_its_generator_and_does_not_change_the_network():
     images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))  # a single last image
-    network = untrained(FIRST)
+    channels = [4, 5] * 8
+    network = untrained(channels)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    examples, growth = (images / 255, labels), Growth(0, "firefly", "loss", 1, share=0.5)
+    examples, config = (images / 255, labels), AlmaFireflyVGGConfig(channels=CHANNELS)
+    growth = Growth(0, "firefly", "loss", 1, share=0.5)
 
     def grow(seed):
-        config = AlmaFireflyVGGConfig(channels=CHANNELS)
-        return AlmaFireflyVGG.grow(network, growth, config, lambda: examples, examples, 8, seeded(seed))
+        return grow_network(network, growth, config, lambda: examples, examples, 8, seeded(seed))
 
     (grown, flops), (again, _), (other, _) = map(grow, (2, 2, 3))
-    assert flops == growth_flops(network, CHANNELS, 0.5, 17, SHAPE)
+    assert flops == 2 * 3 * 17 * candidate_forward_flops(channels, FEWEST_NEW)  # two forward and backward passes
+    assert flops > 2 * 17 * count_flops(untrained(channels), SHAPE).train
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in grown.state_dict().items())
     assert network.training and grown.training

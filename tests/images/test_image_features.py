@@ -1,11 +1,9 @@
-"""Features of trainings on images: moving average, decay of the learning rate, autocast, and one from elsewhere."""
+"""Features of a training on images: moving average, decay of the learning rate, autocast."""
 
-import functools
 import json
 import os
 import signal
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from fairseq_alma.training.feature import Feature, Features
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
 from tests.scripts import end_with, usage_error
 
-EVERY_HOOK = ["--features-from", str(Path(__file__).with_name("every_hook.py")), "--earlier", "0.5"]
 WORDS = ["--", "--width", "6", "--max-epoch", "12", "--batch-size", "16", "--cpu"]
 NEEDS_BF16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
 COPY = ["--branch-share", "0.3"]
@@ -71,17 +68,14 @@ def run_forked(arguments, kill_at=0):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # tests/kills kills runs like them too
-
-
+@pytest.mark.slow  # tests/kills is fast and kills such runs
 @pytest.mark.parametrize(
     ("options", "runs", "tested"),
     [
-        slow(["--ema-half-life", "1/8", "--seed", "4", "5"], ["seed-4", "seed-5"], "checkpoint_average.pt"),
-        slow([*COPY, "--learner", "ens", "--num-members", "2"], ["."], "branch/checkpoint_last.pt"),
-        ([*EVERY_HOOK, "--seed", "4", "5"], ["seed-4", "seed-5"], "checkpoint_last.pt"),
+        (["--ema-half-life", "1/8", "--seed", "4", "5"], ["seed-4", "seed-5"], "checkpoint_average.pt"),
+        ([*COPY, "--learner", "ens", "--num-members", "2"], ["."], "branch/checkpoint_last.pt"),
     ],
-    ids=["average of two seeds", "copies", "every hook"],
+    ids=["average of two seeds", "copies"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, tested, stream, tmp_path):
     whole, cut = (command(stream, tmp_path / name, *options) for name in ("whole", "cut"))
@@ -95,16 +89,6 @@ def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, test
         assert are_equal(weights(first), weights(second)) and are_equal(
             weights(first, name=tested), weights(second, name=tested)
         )
-
-
-def test_a_feature_may_draw_earlier_images_for_each_seed_by_itself(stream, tmp_path):
-    for name, seeds in (("both", ["4", "5"]), ("alone", ["5"])):
-        assert run_forked(command(stream, tmp_path / name, *EVERY_HOOK, "--seed", *seeds)) == 0
-    together, alone = records(tmp_path / "both" / "seed-5"), records(tmp_path / "alone")
-    for one, other in zip(together, alone, strict=True):
-        assert one["test"]["loss"] == pytest.approx(other["test"]["loss"], rel=1e-3)
-    assert alone[1]["train_images"] == 1.5 * alone[0]["train_images"]
-    assert json.loads((tmp_path / "alone/run.json").read_text())["options"]["earlier"] == 0.5
 
 
 def test_a_copy_decays_as_the_model_would_and_leaves_it_as_it_would_be(stream, tmp_path):

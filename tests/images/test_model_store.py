@@ -25,7 +25,7 @@ MODEL = TrainedModel(STATE, GROWN, 5, 60, {"growth_flops": 7})
 
 
 def read_grown(options):
-    """What a network of two mixtures makes of its options."""
+    """Return the grown layers of a network of two mixtures."""
     return GrownLayers(trees=tuple(parse_gate_trees(options["gate_trees"], 2, options["num_experts"])))
 
 
@@ -36,7 +36,7 @@ def path(tmp_path):
     return path
 
 
-def test_a_model_is_read_as_it_was_written(path):
+def test_a_written_model_is_read_back(path):
     found = read_model(path, read_grown)
     assert found.state.keys() == STATE.keys() and all(torch.equal(found.state[name], STATE[name]) for name in STATE)
     assert (found.grown, found.num_updates, found.num_images, found.growth) == (GROWN, 5, 60, {"growth_flops": 7})
@@ -49,29 +49,33 @@ def with_facts(checkpoint, facts):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "reason"),
     [
-        (lambda whole: {**whole, "extra_state": {}}, "not written by alma-stream"),
-        (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "num_updates": "many"}), "damaged"),
-        (lambda whole: with_facts(whole, {**whole["extra_state"][TRAINING_KEY], "grown": OTHER}), "not the weights of"),
-        (lambda whole: {**whole, "model": {"layers.0.weight": "x"}}, "damaged"),
-        (lambda whole: {"model": whole["model"]}, "lacks 'model' or 'cfg'"),
+        (lambda content: {**content, "extra_state": {}}, "not written by alma-stream"),
+        (
+            lambda content: with_facts(content, {**content["extra_state"][TRAINING_KEY], "num_updates": "many"}),
+            "damaged",
+        ),
+        (
+            lambda content: with_facts(content, {**content["extra_state"][TRAINING_KEY], "grown": OTHER}),
+            "not the weights of",
+        ),
+        (lambda content: {**content, "model": {"layers.0.weight": "x"}}, "damaged"),
+        (lambda content: {"model": content["model"]}, "lacks 'model' or 'cfg'"),
+        (None, "truncated"),
     ],
 )
-def test_a_checkpoint_that_is_not_what_was_written_is_named_with_the_stage_to_remove(path, damage, said):
-    torch.save(damage(torch.load(path, weights_only=True)), path)
-    with pytest.raises(AlmaError, match=rf"checkpoint_last\.pt: .*{said}.*; remove .*/stage-003 to train") as error:
+def test_a_damaged_checkpoint_is_reported_with_the_stage_to_remove(path, damage, reason):
+    if damage is None:
+        path.write_bytes(path.read_bytes()[:500])
+    else:
+        torch.save(damage(torch.load(path, weights_only=True)), path)
+    with pytest.raises(AlmaError, match=rf"checkpoint_last\.pt: .*{reason}.*; remove .*/stage-003 to train") as error:
         read_model(path, read_grown)
     assert "\n" not in str(error.value)
 
 
-def test_a_truncated_checkpoint_is_named_with_the_stage_to_remove(path):
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: .*truncated.*; remove .*/stage-003 to train"):
-        read_model(path, read_grown)
-
-
-def test_an_unfinished_training_is_read_as_it_was_written_and_none_where_there_is_none(tmp_path):
+def test_an_unfinished_training_is_read_back(tmp_path):
     path = tmp_path / "stage-000/member-0/training.pt"
     assert read_unfinished(path) is None
     write_unfinished(path, {"epoch": 3, "best": [{"w": torch.ones(2)}]})

@@ -1,4 +1,4 @@
-"""Layers and networks of N members against those of ``torch.nn``, each on its own."""
+"""Layers and networks of N members, compared with layers of ``torch.nn``."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def noise(*shape, seed=0):
 
 
 def filled(layer):
-    """Give every parameter values of its own."""
+    """Fill every parameter with its own random values."""
     for number, parameter in enumerate(layer.parameters()):
         parameter.data.copy_(noise(*parameter.shape, seed=100 + number))
     return layer
@@ -39,7 +39,7 @@ def gradients_of(outputs, parameters, weights):
 
 @pytest.mark.parametrize("num_members", MEMBERS)
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own inputs", "shared inputs"])
-def test_linear_layers_are_those_of_each_member_forward_and_backward(num_members, is_shared):
+def test_a_linear_layer_equals_torchs_layer_of_each_member_forward_and_backward(num_members, is_shared):
     layer = filled(MemberLinear(num_members, INPUTS, OUTPUTS))
     x = noise(BATCH, INPUTS) if is_shared else noise(num_members, BATCH, INPUTS)
     weights = noise(num_members, BATCH, OUTPUTS, seed=1)
@@ -59,7 +59,7 @@ def test_linear_layers_are_those_of_each_member_forward_and_backward(num_members
 
 @pytest.mark.parametrize("num_members", MEMBERS)
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own inputs", "shared inputs"])
-def test_convolutions_are_those_of_each_member_forward_and_backward(num_members, is_shared):
+def test_a_convolution_equals_torchs_layer_of_each_member_forward_and_backward(num_members, is_shared):
     layer = filled(MemberConv2d(num_members, INPUTS, OUTPUTS))
     x = noise(BATCH, INPUTS if is_shared else num_members * INPUTS, SIDE, SIDE)
     weights = noise(BATCH, num_members * OUTPUTS, SIDE, SIDE, seed=1)
@@ -76,7 +76,7 @@ def test_convolutions_are_those_of_each_member_forward_and_backward(num_members,
 
 
 @pytest.mark.parametrize("num_members", MEMBERS)
-def test_batch_norm_trains_and_tests_each_member_on_its_own_statistics(num_members):
+def test_batch_norm_equals_torchs_layer_of_each_member_in_training_and_at_test(num_members):
     layer = filled(MemberBatchNorm2d(num_members, OUTPUTS))
     alone = [nn.BatchNorm2d(OUTPUTS) for _ in range(num_members)]
     for member, one in enumerate(alone):
@@ -95,7 +95,7 @@ def test_batch_norm_trains_and_tests_each_member_on_its_own_statistics(num_membe
 @pytest.mark.parametrize(
     ("build", "initial_weights"), [(MemberLinear, None), (MemberConv2d, "he"), (MemberConv2d, "default")]
 )
-def test_initial_weights_of_a_member_depend_on_its_own_generator_alone(build, initial_weights):
+def test_initial_weights_of_a_member_depend_only_on_its_generator(build, initial_weights):
     together, alone = build(3, 8, 9), build(1, 8, 9)
     together.initial_weights = alone.initial_weights = initial_weights
     together.reset_parameters([seeded(seed) for seed in (5, 6, 7)])
@@ -105,7 +105,7 @@ def test_initial_weights_of_a_member_depend_on_its_own_generator_alone(build, in
         assert not torch.equal(together.state_dict()[name][0], tensor[0])
 
 
-def test_first_weights_are_spread_as_those_of_torch_linear_layers_and_of_vgg_convolutions():
+def test_initial_weights_have_the_spread_of_torchs_linear_layers_and_vgg_convolutions():
     linear, convolution = MemberLinear(1, 100, 400), MemberConv2d(1, 20, 60)
     linear.reset_parameters([seeded(1)])
     convolution.reset_parameters([seeded(1)])
@@ -119,7 +119,7 @@ COLUMN_E = [2, 2, 4, 4, 4]  # Simonyan and Zisserman 2015, table 1, column E, wi
 
 
 def torch_vgg(channels, last_pool="mean"):
-    """VGG19 of torch.nn layers alone, from the paper's description or its released code."""
+    """Return a VGG19 of torch.nn layers, from the paper's description or its released code."""
     layers, inputs = [], 3
     remaining = list(channels)
     for number, group in enumerate(COLUMN_E):
@@ -133,23 +133,23 @@ def torch_vgg(channels, last_pool="mean"):
 
 
 def copy_member(network, member, plain):
-    """Give the plain network the weights of a member, layer by layer."""
+    """Copy the weights of a member to the plain network."""
     state = network.member_states()[member]
-    wanted = [module for module in plain if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear))]
+    targets = [module for module in plain if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear))]
     ours = [f"blocks.{layer}.{part}" for layer in range(NUM_CONVOLUTIONS) for part in ("conv", "norm")]
-    for module, name in zip(wanted, [*ours, "classifier"], strict=True):
+    for module, name in zip(targets, [*ours, "classifier"], strict=True):
         for parameter in ("weight", "bias"):
             if getattr(module, parameter) is not None:
                 getattr(module, parameter).data.copy_(state[f"{name}.{parameter}"][0])
     return plain
 
 
-@pytest.mark.parametrize(("side", "num_members"), [(16, 1), (40, 2)])
-def test_it_computes_what_an_independent_vgg19_computes_in_training_and_at_test(side, num_members):
+@pytest.mark.parametrize(("side", "num_members", "last_pool"), [(16, 1, "mean"), (40, 2, "mean"), (32, 1, "max")])
+def test_vgg_computes_the_same_as_an_independent_vgg19_in_training_and_at_test(side, num_members, last_pool):
     channels = [4, 6] * 8
-    network = VGG((3, side, side), NUM_CLASSES, channels, num_members)
+    network = VGG((3, side, side), NUM_CLASSES, channels, num_members, last_pool)
     network.reset_parameters([seeded(member) for member in range(num_members)])
-    plain = [copy_member(network, member, torch_vgg(channels)) for member in range(num_members)]
+    plain = [copy_member(network, member, torch_vgg(channels, last_pool)) for member in range(num_members)]
     for seed, training in ((1, True), (2, False)):
         images = torch.randn(7, 3, side, side, generator=seeded(seed))
         found = network.train(training)(images)
@@ -158,31 +158,24 @@ def test_it_computes_what_an_independent_vgg19_computes_in_training_and_at_test(
             torch.testing.assert_close(logits, one.train(training)(images), rtol=1e-3, atol=1e-4)
 
 
-def test_the_network_of_the_released_code_ends_in_a_fifth_max_pooling_and_has_torchs_initial_weights():
-    channels = [4] * NUM_CONVOLUTIONS
-    network = VGG((3, 32, 32), NUM_CLASSES, channels, last_pool="max", initial_weights="default")
+def test_default_initial_weights_are_those_of_torch():
+    network = VGG((3, 32, 32), NUM_CLASSES, [4] * NUM_CONVOLUTIONS, initial_weights="default")
     network.reset_parameters([seeded(1)])
-    plain = copy_member(network, 0, torch_vgg(channels, last_pool="max"))
-    images = torch.randn(7, 3, 32, 32, generator=seeded(1))
-    torch.testing.assert_close(network(images)[0], plain(images), rtol=1e-3, atol=1e-4)
     for block in network.blocks:
         weight = block.conv.weight[0]
         bound = weight[0].numel() ** -0.5  # as torch.nn.Conv2d: kaiming_uniform_ with a = sqrt(5)
         assert 0.8 * bound < weight.abs().max() <= bound
 
 
-def test_it_has_sixteen_convolutions_a_linear_layer_and_the_parameters_of_the_formula():
+def test_the_number_of_parameters_follows_the_formula():
     channels = [3, 5] * 8
-    network = VGG((3, 32, 32), 10, channels)
-    kinds = [type(module) for module in network.modules()]
-    assert kinds.count(MemberConv2d) == 16 and kinds.count(MemberLinear) == 1
     expected = sum(9 * before * after + 2 * after for before, after in zip([3, *channels], channels, strict=False))
     expected += channels[-1] * 10 + 10
-    assert sum(parameter.numel() for parameter in network.parameters()) == expected
+    assert sum(parameter.numel() for parameter in VGG((3, 32, 32), 10, channels).parameters()) == expected
     assert num_chain_parameters(3, channels, 10) == expected
 
 
-def test_batch_norm_is_measured_anew_as_the_mean_over_batches():
+def test_measured_batch_norm_statistics_are_the_mean_over_batches():
     network = VGG((1, 32, 32), 4, [3] * 16, num_members=2)
     network.reset_parameters([seeded(1), seeded(2)])
     images = noise(12, 1, 32, 32)

@@ -27,7 +27,7 @@ def images_of(shape, num_images, seed):
 
 
 def training_of(build, members, optimizer="adadelta", shape=MLP_SHAPE, augment=False, bagging=False, **settings):
-    """A training whose members are those with these numbers, whichever they are trained with."""
+    """Return a training of the members with these numbers; a member does not depend on the others."""
     source = ImageInput([0.3] * shape[0], [0.2] * shape[0], augment)
     images, labels = images_of(shape, 37, seed=1)
     valid, valid_labels = images_of(shape, 20, seed=2)
@@ -54,7 +54,7 @@ def run(training):
 
 @pytest.fixture
 def in_double_precision():
-    """Keep rounding, which differs by processor and which training amplifies, far below what is compared."""
+    """Keep rounding, which training amplifies, far below the tolerance of the comparison."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -71,7 +71,7 @@ def in_double_precision():
     ],
     ids=["adadelta", "bagging", "one batch", "early stop", "vgg"],
 )
-def test_a_member_trained_side_by_side_ends_as_if_it_was_trained_alone(options, in_double_precision):
+def test_a_member_trained_with_others_gets_the_weights_of_a_training_alone(options, in_double_precision):
     together = run(training_of(members=[0, 1, 2], **options))
     for member in range(3):
         alone = run(training_of(members=[member], **options))
@@ -82,7 +82,7 @@ def test_a_member_trained_side_by_side_ends_as_if_it_was_trained_alone(options, 
             torch.testing.assert_close(together.network.member_states()[member][name], tensor, rtol=1e-9, atol=1e-11)
 
 
-def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_stay():
+def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_are_kept():
     training = training_of(build_mlp, [0], max_epoch=8)
     seen = []
     while not training.is_over:
@@ -97,7 +97,7 @@ def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_stay():
 
 
 def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does():
-    """The rule of the paper's released code: accuracy must improve by a least gain within so many epochs."""
+    """Check the rule of the paper's released code: accuracy must improve by a least gain within N epochs."""
     least_gain = 0.1
     selection = {"select": "accuracy", "least_gain": least_gain, "patience": 4, "max_epoch": 40}
     training = training_of(build_mlp, [0], **selection)
@@ -123,7 +123,7 @@ def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does():
     [(0.5, 0.5, 0.0, False), (0.4999, 0.5, 0.0, True), (0.4999, 0.5, 0.001, False), (0.899, 0.9, 0.001, True),
      (math.nan, math.inf, 0.0, False), (0.3, math.inf, 1, True)],
 )  # fmt: skip
-def test_an_epoch_is_better_by_the_least_gain_or_more(score, best, gain, better):
+def test_an_epoch_is_better_if_it_gains_at_least_the_least_gain(score, best, gain, better):
     settings = TrainingSettings(build_optimizer=OPTIMIZERS["sgd"], least_gain=gain)
     assert settings.is_better(score, best) is better
 
@@ -146,7 +146,7 @@ def test_an_update_is_that_of_a_plain_loop(part, monkeypatch):
         torch.testing.assert_close(ours[0], theirs.data)
 
 
-def test_a_training_that_was_cut_off_ends_with_the_same_bits():
+def test_a_resumed_training_ends_with_the_same_bits():
     options = {"members": [0, 1], "patience": 2, "max_epoch": 6}
     whole, first, second = (training_of(build_mlp, **options) for _ in range(3))
     run(whole)
@@ -159,28 +159,17 @@ def test_a_training_that_was_cut_off_ends_with_the_same_bits():
         assert torch.equal(second.network.state_dict()[name], tensor)
 
 
-def test_joint_members_are_trained_on_the_mean_of_their_logits():
-    training = training_of(build_mlp, [0, 1, 2], is_joint=True, max_epoch=1, batch_size=37)
+@pytest.mark.parametrize("how", ["mean", "sum"])
+def test_joint_members_train_and_predict_by_the_mean_or_sum_of_their_logits(how):
+    training = training_of(build_mlp, [0, 1, 2], is_joint=True, joint_logits=how, max_epoch=1, batch_size=37)
     network = build_mlp(num_members=3)
     network.load_state_dict(training.network.state_dict())
-    loss = torch.nn.functional.cross_entropy(network(training.data.images).mean(dim=0), training.data.labels)
-    loss.backward()
-    training.parameters.zero_grad()
+    logits = getattr(network(training.data.images), how)(dim=0)
+    torch.nn.functional.cross_entropy(logits, training.data.labels).backward()
     training._loss(training.data.images, training.data.labels.expand(3, -1)).backward()
     for ours, theirs in zip(training.network.parameters(), network.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def test_joint_members_may_be_trained_on_the_sum_of_their_logits():
-    mean, total = (
-        training_of(build_mlp, [0, 1, 2], is_joint=True, joint_logits=how, max_epoch=1, batch_size=37)
-        for how in ("mean", "sum")
-    )
-    logits = mean.network(mean.data.images).sum(dim=0)
-    loss = total._loss(total.data.images, total.data.labels.expand(3, -1))
-    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, mean.data.labels))
-    assert predict(total.network, total.data.images, "sum").logits.allclose(logits[None])
-    assert predict(mean.network, mean.data.images, "mean").logits.allclose(logits[None] / 3)
+    torch.testing.assert_close(predict(network, training.data.images, how)[0], logits[None])
 
 
 @pytest.mark.parametrize(("select", "patience"), [("loss", None), ("accuracy", 2)])
@@ -192,7 +181,7 @@ def test_a_training_without_a_finite_validation_loss_is_reported(select, patienc
         run(training)
 
 
-def test_each_image_comes_once_in_an_epoch_and_a_last_image_alone_joins_the_batch_before():
+def test_each_image_is_in_one_batch_of_an_epoch_and_a_single_last_image_joins_the_previous_batch():
     images, _ = images_of(MLP_SHAPE, 33, seed=1)
     data = TrainingImages(images, torch.arange(33), [None, None], ImageInput([0.3], [0.2], False))
     batches = [batch for _, batch in data.epoch(16, [seeded(0), seeded(1)])]
@@ -202,7 +191,7 @@ def test_each_image_comes_once_in_an_epoch_and_a_last_image_alone_joins_the_batc
     assert seen[0].tolist() != seen[1].tolist()
 
 
-def test_a_bootstrap_sample_has_as_many_images_some_of_them_several_times():
+def test_a_bootstrap_sample_has_the_number_of_images_with_repetition():
     rows = bootstrap(1000, seeded(1))
     assert len(rows) == 1000
     assert 0.60 < len(rows.unique()) / 1000 < 0.66  # 1 - 1/e

@@ -102,17 +102,6 @@ def test_the_features_of_a_training_are_those_of_the_stock_command_too(stream, t
     assert not all(torch.equal(tensor, weights[name]) for name, tensor in averaged.items())
 
 
-def test_a_stock_training_resumes_with_its_features_and_draws_earlier_images(stream, tmp_path):
-    own = Path(__file__).with_name("every_hook.py")
-    words = ["--megabatch", "1", "--criterion", "alma_image_cross_entropy", "--arch", "alma_mlp", "--width", "4"]
-    words += ["--lr", "1", "--optimizer", "adadelta", "--batch-size", "32", "--save-dir", str(tmp_path / "model")]
-    words += ["--features-from", str(own), "--earlier", "0.5", "--no-epoch-checkpoints"]
-    for epochs in ("1", "2"):
-        stock(tmp_path, "fairseq-train", stream, *words, "--max-epoch", epochs)
-        state = read_checkpoint(tmp_path / "model/checkpoint_last.pt")["extra_state"]["AlmaImageClassificationTask"]
-        assert state["counted"] == int(epochs) * (90 + 45) == state["train_tokens"]
-
-
 def task_of(stream, **options):
     cfg = AlmaImageClassificationConfig(data=str(stream), seed=1, path=None, cpu=True, continue_once=None, **options)
     cfg.finetune_from_model, cfg.restore_file, cfg.save_dir = None, "checkpoint_last.pt", "nowhere"
