@@ -172,7 +172,7 @@ class Feature(Options):
         """Return indices of earlier sequences of text to train on; None: no earlier ones.
 
         Args:
-            sizes: for each stage up to the current one, the number of sequences or images in each mega-batch.
+            sizes: for each stage up to the current one, the number of sequences in each mega-batch.
             seed: random seed.
         """
         return None
