@@ -1,7 +1,7 @@
-"""Ends a process right before its n-th file operation below a folder, as a kill or a crash of the machine would.
+"""Kill a process directly before its n-th file operation below a folder, as SIGKILL or a power failure would.
 
-Counted are, in this process and in those that are forked from it: opening a file for writing, renaming, removing,
-making and removing a folder, fsync, and a copy twice: before it and in the middle of it. Locks are left out.
+Operations of this process and its forks count: opening a file for writing, renaming, removing, creating and removing a
+folder, and fsync. A copy counts twice: before it, and halfway through. Locks do not count.
 """
 
 import mmap
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-TEMPORARY = re.compile(r"\..+\.tmp")  # `files` opens them in a folder's descriptor
+TEMPORARY = re.compile(r"\..+\.tmp")  # `files` opens them relative to a folder's descriptor
 HOW = {
     "kill": "SIGKILL for alma-stream and the command of the stage",
-    "power": "a power failure: every file that was written and not synchronised with the disk is also cut in half",
+    "power": "a power failure, which also cuts each file without fsync in half",
 }
-KEPT = (".pt", ".json", ".npz")  # what a power failure may cut: logs are for people
-_PATHS = {  # how many paths the arguments of an event begin with, and where their folders' descriptors are
+KEPT = (".pt", ".json", ".npz")  # files that a power failure may cut; logs do not matter
+_PATHS = {  # audit event -> for each path argument, its position and the position of its folder's descriptor
     "os.rename": ((0, 2), (1, 3)),
     "os.link": ((0, 2), (1, 3)),
     "os.remove": ((0, 1),),
@@ -31,31 +31,31 @@ _PATHS = {  # how many paths the arguments of an event begin with, and where the
 
 
 class Operation(NamedTuple):
-    """One operation: its name, and the path that it makes, changes or removes."""
+    """A file operation: its name, and the path that it creates, changes or removes."""
 
     name: str
     path: str
 
 
 class Crash:
-    """Where and how a run ends, and what it has done until then.
+    """A crash of a run, and a journal of its operations.
 
     Args:
-        root: operations below it count.
-        journal: file that gets a line for each operation.
-        step: number of the operation that is not done any more, from 1; 0: none.
-        how: one of `HOW`.
-        only: what a path has to match for its operations to count.
+        root: folder whose operations count.
+        journal: file with one line per operation.
+        step: number of the first operation that does not happen, from 1; 0: no crash.
+        how: a key of `HOW`.
+        only: regular expression for the paths whose operations count.
     """
 
     def __init__(self, root: Path, journal: Path, step: int = 0, how: str = "kill", only: str = "") -> None:
         self.root, self.journal, self.step, self.how, self.only = str(root), journal, step, how, re.compile(only)
-        self.count = mmap.mmap(-1, 8)  # shared with what is forked
+        self.count = mmap.mmap(-1, 8)  # shared with forked processes
         self.main = 0
         self.is_busy = False
 
     def arm(self) -> None:
-        """Watch this process, and those that it forks, from now on."""
+        """Start to watch this process and its forks."""
         self.main = os.getpid()
         self.lines = os.open(self.journal, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         sys.addaudithook(self._watch)
@@ -66,10 +66,10 @@ class Crash:
             self._operation("fsync", os.readlink(f"/proc/self/fd/{number}"))
             fsync(file)
 
-        os.fsync = fsync_counted  # it is no event of an audit
+        os.fsync = fsync_counted  # fsync has no audit event
 
     def operations(self) -> list[Operation]:
-        """Return what was done."""
+        """Return the operations so far."""
         lines = self.journal.read_text().splitlines() if self.journal.exists() else []
         return [Operation(*line.split("\t", 1)) for line in lines]
 
@@ -89,7 +89,7 @@ class Crash:
                 self._operation(event.removeprefix("os."), "\t".join(reversed(paths)))
 
     def _operation(self, name: str, path: str, copied: Optional[str] = None) -> None:
-        """Count an operation, if it is one of the run's; end everything if its turn has come."""
+        """Count an operation of the run, and crash before the operation number ``step``."""
         temporary = not os.path.isabs(path) and TEMPORARY.fullmatch(path)
         if ".lock" in path or not (temporary or f"{path}/".startswith(f"{self.root}/")) or not self.only.search(path):
             return
@@ -107,7 +107,7 @@ class Crash:
             os._exit(137)
 
     def _cut(self) -> None:
-        """Cut in half what was written and not synchronised. The operation at hand did not happen."""
+        """Cut each file that was written without fsync in half; the last operation in the journal did not happen."""
         unsafe: set[str] = set()
         for name, path in self.operations()[:-1]:
             first, _, source = path.partition("\t")
@@ -125,6 +125,6 @@ class Crash:
 
 
 def _resolved(path: Any, folder: int) -> str:
-    """Return an absolute path, whatever folder it starts in."""
+    """Return the absolute path of a path relative to the folder of a descriptor."""
     start = os.getcwd() if folder in (-1, None) else os.readlink(f"/proc/self/fd/{folder}")
     return os.path.join(start, os.fsdecode(path))

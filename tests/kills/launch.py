@@ -1,4 +1,4 @@
-"""Runs alma-stream in a process forked from this one, and its commands in processes forked from that."""
+"""Run alma-stream in a fork of this process, and its commands in forks of that process."""
 
 import os
 from pathlib import Path
@@ -14,15 +14,15 @@ from tests.scripts import print_to
 
 
 def launch(arguments: Sequence[str], log: Path, crash: Crash) -> int:
-    """Run it to its end, or to where it crashes.
+    """Run alma-stream until it ends or crashes.
 
     Args:
-        arguments: of the command.
-        log: gets what it prints.
-        crash: where.
+        arguments: arguments of the command.
+        log: file for its output.
+        crash: the crash.
 
     Returns:
-        Exit status as `subprocess.Popen.returncode` has it.
+        Exit status in the format of `subprocess.Popen.returncode`.
     """
     import_engine()
 

@@ -1,4 +1,4 @@
-"""Three small runs, of two stages each with several checkpoints, that have all kinds of files between them."""
+"""Three small runs of two stages with several checkpoints, which together write all types of files."""
 
 import random
 from pathlib import Path
@@ -29,7 +29,7 @@ def arguments_of(name: str, stream: Path, run: Path) -> list[str]:
 
 
 def make_stream(kind: str, root: Path) -> Path:
-    """Make the stream of a kind, unless it is there already."""
+    """Create the stream for a kind of data unless it exists."""
     stream = root / f"{kind}-stream"
     if stream.exists():
         return stream
@@ -45,7 +45,7 @@ def make_stream(kind: str, root: Path) -> Path:
 
 
 def write_text(path: Path, num_words: int = 20) -> None:
-    """Write documents in which each word all but decides the next, so that there is something to learn."""
+    """Write documents in which the next word is one of three, so that a model can learn."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=4)) for _ in range(60)]
     documents = []
@@ -59,7 +59,7 @@ def write_text(path: Path, num_words: int = 20) -> None:
 
 
 def write_images(root: Path) -> None:
-    """Write images in which each class is a bright quarter under noise."""
+    """Write images in which each class is a bright quarter with noise."""
     draw = np.random.default_rng(0)
     labels = draw.integers(4, size=320)
     images = draw.integers(0, 4, size=(320, 16, 16), dtype=np.uint8) * 40

@@ -1,10 +1,10 @@
-"""Kill a small run at each of its file operations, resume it, and compare it with the complete run.
+"""Kill a small run at each of its file operations, resume it, and compare it with an uninterrupted run.
 
-    python -m tests.kills.matrix                       all of it: three runs, each operation
+    python -m tests.kills.matrix                       three runs, each operation
     python -m tests.kills.matrix --run text-ens --every 9 --how power
     python -m tests.kills.matrix --run text-gmoe --step 17 23
 
-Figures, weights, and which files there are must be equal in the end.
+The runs must end with equal figures, weights and file names.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from tests.kills.launch import launch
 from tests.kills.learners import RUNS, arguments_of, make_stream
 from tests.runs.results import stage_records, weight_sums
 
-MEMORY = "/dev/shm"  # where fsync costs nothing
+MEMORY = "/dev/shm"  # fsync is fast here
 
 
 class Outcome(NamedTuple):
-    """What a run left, as far as it must not depend on kills."""
+    """The part of a run that must not depend on kills."""
 
     records: Any
     weights: dict[str, str]
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 class Matrix:
-    """The kills of one run; ``root`` is a folder to work in."""
+    """The kills of one run; ``root`` is a temporary folder."""
 
     def __init__(self, name: str, root: Path, how: str) -> None:
         self.name, self.how, self.run, self.log = name, how, root / f"{name}-run", root / f"{name}.log"
@@ -49,16 +49,16 @@ class Matrix:
         self.operations, status = self._launch()
         if status != 0:
             raise SystemExit(f"{name}: the run fails without a kill: {self.log.read_text()[-500:]}")
-        self.complete = Outcome.of(self.run)
+        self.uninterrupted = Outcome.of(self.run)
 
     def kill(self, step: int) -> str:
-        """Kill the run at a step and resume it; return what differs from the complete run."""
+        """Kill the run at a step and resume it; return the differences to the uninterrupted run."""
         shutil.rmtree(self.run)
         _, killed = self._launch(step)
         _, status = self._launch()
         if killed == 0 or status != 0:
             return f"exit status {status} after {killed}: {self.log.read_text()[-300:]}"
-        return self.complete.difference(Outcome.of(self.run))
+        return self.uninterrupted.difference(Outcome.of(self.run))
 
     def _launch(self, step: int = 0) -> tuple[list[Operation], int]:
         crash = Crash(self.run, self.log.with_suffix(".journal"), step, self.how)
@@ -68,11 +68,11 @@ class Matrix:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command; the exit status is 1 if anything deviates."""
+    """Run the command; return 1 if a resumed run differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="+", choices=RUNS, default=[*RUNS])
-    parser.add_argument("--step", type=int, nargs="+", help="kill at these operations, from 1 (default: at each)")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="kill at every N-th operation")
+    parser.add_argument("--step", type=int, nargs="+", help="numbers of operations to kill at, from 1 (default: all)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="kill at every N-th operation (default: 1)")
     parser.add_argument("--how", choices=HOW, default="kill", help="; ".join(f"{how}: {HOW[how]}" for how in HOW))
     arguments = parser.parse_args(argv)
     rows = []

@@ -1,4 +1,4 @@
-"""Killed at any moment, the same command resumes to the same bits; all of it is ``python -m tests.kills.matrix``."""
+"""A killed run resumes bit for bit; ``python -m tests.kills.matrix`` tests all operations."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.kills.learners import RUNS
 from tests.kills.matrix import main
 
 FAST = {"images-gmoe": 9, "text-gmoe": 36, "text-ens": 36}
-"""Kills at every N-th operation in the fast suite; a kill on text takes two launches of seconds."""
+"""Run -> N, to kill at every N-th operation in the fast suite; a kill on text takes several seconds."""
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ FAST = {"images-gmoe": 9, "text-gmoe": 36, "text-ens": 36}
         *(pytest.param(name, FAST.get(name, 36), "power", marks=pytest.mark.slow) for name in RUNS),
     ],
 )
-def test_a_run_killed_at_every_nth_operation_ends_as_if_it_was_not(name, every, how):
+def test_a_run_killed_at_every_nth_operation_resumes_bit_for_bit(name, every, how):
     (status,), printed = together(1, lambda rank: main(["--run", name, "--every", str(every), "--how", how]))
     assert status == 0, printed
     *_, kills, deviations = printed.splitlines()[-1].split()

@@ -1,4 +1,4 @@
-"""``--num-procs 2``: two processes learn what one does, also when a process is lost and another number resumes."""
+"""``--num-procs 2``: two processes learn the same as one, also if one process resumes their training."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from tests.kills.launch import launch
 from tests.kills.learners import arguments_of, make_stream
 from tests.runs.results import stage_records
 
-# Two batches make an update, for two processes one each. Adam turns a gradient of nothing but rounding into a whole
-# step unless its eps is large.
+# An update has four batches, two for each of two processes. With a small epsilon, Adam turns a gradient of rounding
+# errors into a full step.
 SHARED = ["--batch-size", "4", "--update-freq", "4", "--dropout", "0", "--adam-eps", "1e-3"]
 SECOND_CHECKPOINT = r"/stage-001/member-0/checkpoint_\d+_12\.pt"
 
 
 @pytest.mark.slow
-def test_a_mixture_that_grows_and_loses_a_process_ends_with_the_figures_of_one_process(tmp_path):
+def test_a_growing_mixture_killed_with_two_processes_and_resumed_with_one_has_the_figures_of_one(tmp_path):
     stream, log = make_stream("text", tmp_path), tmp_path / "log"
 
     def run(name, num_procs, crash=None):

@@ -1,4 +1,4 @@
-"""A feature from outside the package, for ``alma-stream --features-from``: one class, nothing else."""
+"""A feature outside the package, for ``alma-stream --features-from``."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -10,7 +10,7 @@ from fairseq_alma.training.feature import Feature, register_feature
 @register_feature
 @dataclass
 class ClippedWeights(Feature):
-    """Keeps every weight within bounds."""
+    """Clip each weight after an update."""
 
     clip_weights: Optional[float] = opt(None, "largest absolute value of a weight", range=real(0, above=True))
 

@@ -1,9 +1,8 @@
-"""A run that carries everything on over its stages is one uninterrupted training on the same batches, bit for bit.
+"""Stages with a carried optimizer equal one uninterrupted training on the same batches, bit for bit.
 
-The stages are the commands that ``alma-stream --dry-run`` prints (one pass, constant rate,
-nothing reset), run one after the other, each from the checkpoint of the one before. The uninterrupted training is fed
-the stages' batches in the same order, and never reads a checkpoint. What differed between the two could only be an
-asymmetry of carrying: state that is lost, rounded or counted anew at the end of a stage.
+The stages are the commands of ``alma-stream --dry-run`` (one pass, constant rate, nothing reset), each started from the
+checkpoint of the previous one. The uninterrupted training reads the batches of all stages in the same order and loads
+no checkpoint. A difference means that state is lost, rounded or reset at the end of a stage.
 """
 
 import itertools
@@ -30,7 +29,7 @@ from fairseq_alma.training.average import WeightAverage
 from tests.forked import group_options, together
 
 STAGES, UPDATES, BATCHES = 3, 5, 2
-"""Stages of the run, updates of a stage, batches of an update, of all processes."""
+"""Stages of the run, updates per stage, and batches per update over all processes."""
 TRAINING = (
     "--arch alma_switch_lm_tiny --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 "
     "--decoder-attention-heads 2 --dropout 0.1 --criterion alma_switch_cross_entropy --optimizer adam "
@@ -46,7 +45,7 @@ needs_bf16 = pytest.mark.skipif(
 
 
 def commands_of(stream, run, before, after, capsys):
-    """Return the words of the commands that train, and grow, in the first stages of a run."""
+    """Return the training and growth commands of the first stages of a run, as lists of words."""
     own = ["--stream", str(stream), "--run", str(run), "--carry-optimizer", "--dry-run", *before]
     capsys.readouterr()
     assert not stream_command([*own, "--", *TRAINING, *after])
@@ -60,7 +59,7 @@ def commands_of(stream, run, before, after, capsys):
 
 
 def launch(words, *more):
-    """Do what fairseq-train does with the words of a command."""
+    """Run a command of fairseq-train in this process."""
     plugin = words.index("--user-dir")
     words = [*words[1:plugin], *words[plugin + 2 :], "--log-format", "none", *more]
     arguments = options.parse_args_and_arch(options.get_training_parser(), words)
@@ -68,7 +67,7 @@ def launch(words, *more):
 
 
 def chain_stages(task, dataset, *arguments, hook, num_procs, between, **more):
-    """Stand in for the task's hook: the batches of all stages, each stage's in the order that it has by itself."""
+    """Replace the task's ``get_batch_iterator``: return the batches of all stages, each in its own order."""
     stages = []
     for stage in range(STAGES):
         task.args.megabatch = stage
@@ -95,10 +94,10 @@ class UninterruptedTraining:
     """One training on the batches of all stages.
 
     Args:
-        words: the command of the first stage.
-        folder: where its checkpoint comes.
-        growth: for each stage but the first, the record of how the carried run grew before it, or None.
-        num_procs: that train together.
+        words: command of the first stage.
+        folder: folder of its checkpoint.
+        growth: growth record of each stage except the first; None: the model does not grow.
+        num_procs: number of processes.
     """
 
     def __init__(self, words, folder, growth, num_procs=1):
@@ -109,21 +108,22 @@ class UninterruptedTraining:
         hooks = {"hook": AlmaLMTask.get_batch_iterator, "between": self.grow, "num_procs": self.num_procs}
         with pytest.MonkeyPatch.context() as patch:
             begin = Trainer.begin_epoch
-            patch.setattr(Trainer, "begin_epoch", lambda trainer, epoch: (self.note(trainer), begin(trainer, epoch)))
+            patch.setattr(
+                Trainer,
+                "begin_epoch",
+                lambda trainer, epoch: (setattr(self, "trainer", trainer), begin(trainer, epoch)),
+            )
             patch.setattr(
                 AlmaLMTask, "get_batch_iterator", lambda *given, **more: chain_stages(*given, **hooks, **more)
             )
             launch([*self.words], *length, *more)
 
-    def note(self, trainer):
-        self.trainer = trainer
-
     def grow(self, stage):
-        """Grow the model, its moments and its average where they are, in the middle of the training."""
+        """Grow the model, its moments and its average in place during the training."""
         if self.growth is None:
             return
         generators = [torch.Generator().manual_seed(self.growth[stage]["options"]["seed"]) for _ in range(2)]
-        model, average = self.trainer.model, average_in(self.trainer.task)
+        model, average = self.trainer.model, self.trainer.task.features[WeightAverage].average
         optimizer = self.trainer.optimizer.optimizer
         plans = {}
         for name, layer in self.growth[stage]["layers"].items():
@@ -148,11 +148,6 @@ class UninterruptedTraining:
         optimizer.param_groups[0]["params"][:] = [*model.parameters()]
 
 
-def average_in(task):
-    """Return the average that a training task holds, as it is."""
-    return next((each.average for each in task.features.each if isinstance(each, WeightAverage)), None)
-
-
 def assert_same(carried, uninterrupted):
     one, other = (torch.load(path, weights_only=True) for path in (carried, uninterrupted))
     assert one["model"].keys() == other["model"].keys()
@@ -172,7 +167,7 @@ def assert_same(carried, uninterrupted):
             assert torch.equal(tensor, averages[1][AVERAGE][name]), name
             assert not torch.equal(tensor, one["model"][name]), name
     assert [each["optimizer_history"][-1]["num_updates"] for each in (one, other)] == [STAGES * UPDATES] * 2
-    assert one["extra_state"]["train_iterator"]["epoch"] == 1  # one pass: no stage reads its mega-batch twice
+    assert one["extra_state"]["train_iterator"]["epoch"] == 1  # one pass over each mega-batch
 
 
 def run_both(stream, folder, before, after, capsys):
@@ -189,7 +184,7 @@ def run_both(stream, folder, before, after, capsys):
 
 
 @pytest.mark.parametrize("learner", [pytest.param(FIXED, marks=pytest.mark.slow), GROWING], ids=["fixed", "growing"])
-def test_a_carried_run_with_an_average_is_one_uninterrupted_training(trained, tmp_path, capsys, learner):
+def test_carried_stages_with_an_average_equal_one_uninterrupted_training(trained, tmp_path, capsys, learner):
     run_both(trained.stream, tmp_path, [*learner, *AVERAGED], [], capsys)
 
 
@@ -202,12 +197,12 @@ def test_a_carried_run_with_an_average_is_one_uninterrupted_training(trained, tm
     ],
     ids=["growing-bf16", "fused-adam"],
 )
-def test_so_it_is_with_other_features(trained, tmp_path, capsys, before, after):
+def test_carried_stages_with_other_features_equal_one_uninterrupted_training(trained, tmp_path, capsys, before, after):
     run_both(trained.stream, tmp_path, before, after, capsys)
 
 
 def train_rank(rank, folder, trainings):
-    """Run the stages and the uninterrupted training in one of two processes."""
+    """Run the stages and the uninterrupted training as one of two processes."""
     group = group_options(2, rank, folder)
     for words in trainings:
         launch(words, *group)
@@ -215,7 +210,7 @@ def train_rank(rank, folder, trainings):
 
 
 @pytest.mark.slow
-def test_so_it_is_with_two_processes(trained, tmp_path, capsys):
+def test_carried_stages_with_two_processes_equal_one_uninterrupted_training(trained, tmp_path, capsys):
     two = ["--num-procs", "2"]
     trainings, _ = commands_of(trained.stream, tmp_path / "run", [*FIXED, *AVERAGED, *two], [], capsys)
     together(2, train_rank, tmp_path, trainings)

@@ -1,4 +1,4 @@
-"""A feature in a file outside the package: its option, its run, and a kill in the middle of it."""
+"""A feature in a file outside the package: its option, a run, and a kill during the run."""
 
 import json
 from pathlib import Path
@@ -40,23 +40,23 @@ def alma_stream(stream, run, feature, *options, words=()):
     return launch(arguments, run.with_suffix(".log"), Crash(run, run.with_suffix(".journal")))
 
 
-def test_its_option_is_in_the_help():
+def test_the_help_lists_the_option_of_the_feature():
     shown = run_script(["alma-stream", "--features-from", str(OWN), "--help"]).stdout
     assert "anytime training" in shown and "largest absolute value of a weight" in shown
 
 
-def test_a_file_that_is_not_there_is_one_line():
+def test_a_missing_file_is_a_usage_error():
     done = run_script(["alma-stream", "--features-from", "nowhere.py", "--help"])
     assert done.returncode == 2 and "--features-from nowhere.py: no such file or directory" in done.stderr
 
 
-def test_a_value_out_of_range_is_refused(trained, tmp_path):
+def test_a_value_out_of_range_is_a_usage_error(trained, tmp_path):
     words = ["--stream", str(trained.stream), "--run", str(tmp_path), "--clip-weights", "0", "--", *TEXT]
     done = run_script(["alma-stream", "--features-from", str(OWN), *words])
     assert done.returncode == 2 and "--clip-weights 0: a number above 0 is needed" in done.stderr
 
 
-def test_on_text_a_training_with_it_that_is_killed_ends_as_one_that_is_not(trained, tmp_path):
+def test_a_killed_training_with_the_feature_resumes_bit_for_bit(trained, tmp_path):
     killing = tmp_path / "clipping.py"
     killing.write_text(OWN.read_text() + KILL)
     how = {"words": TEXT}
