@@ -155,7 +155,9 @@ def main() -> None:
     options, words = parser.parse_args(argv[:cut]), argv[cut + 1 :]
     options.out.mkdir(parents=True, exist_ok=True)
     results, stream = Results(options.out / "results.csv"), options.out / "stream"
-    for number, text in enumerate(options.texts):  # a month that the stream has is not added again
+    manifest = stream / "stream.json"
+    num_known = len(json.loads(manifest.read_text(encoding="utf-8"))["history"]) if manifest.is_file() else 0
+    for number, text in enumerate(options.texts[num_known:], start=num_known):
         how = ["--append"] if number else [*SPLITS, "--vocab-size", "auto"]
         run_command("alma-prep-text", text, "--out", stream, "--megabatches", 1, *how)
     for seed in options.seeds:

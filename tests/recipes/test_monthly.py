@@ -1,11 +1,13 @@
-"""``recipes/monthly/streams.py`` writes a month for each topic of articles."""
+"""``recipes/monthly``: a month for each topic of articles, and a benchmark that resumes."""
 
+import json
 import lzma
 import runpy
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "recipes/monthly/streams.py"
+MONTHLY = Path(__file__).parents[2] / "recipes/monthly"
+SCRIPT = MONTHLY / "streams.py"
 
 
 def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path, monkeypatch):
@@ -33,3 +35,20 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
             assert f"It has {' '.join(known.split()[:2])}." in document and "Nothing" not in document
             assert document.endswith(paragraph.strip()[-9:]) or document.endswith(paragraph)
             assert longest["wikipedia"] - len(paragraph) <= len(document) <= longest["wikipedia"]
+
+
+def test_a_killed_benchmark_runs_an_arrival_again_whose_row_was_cut_off(tmp_path):
+    results = runpy.run_path(str(MONTHLY / "bench.py"))["Results"]
+    path = tmp_path / "results.csv"
+    stage = {name: {"bits_per_byte": 2.5} for name in ("test", "valid")} | {"num_params": 9, "train_flops": 7}
+    stage["holdouts"] = [{"megabatch": 0, "bits_per_byte": 2.0}, {"megabatch": 1, "bits_per_byte": 3.0}]
+    (tmp_path / "stage.json").write_text(json.dumps(stage))
+    for arrival in (0, 1):
+        results(path).add(tmp_path, arrival, None, policy="update", seed=1, cpu_seconds=4.0)
+    complete = path.read_text()
+    assert [row["mean"] for row in results(path).rows] == ["2.0000", "2.5000"]
+    path.write_text(complete[:-3])
+    resumed = results(path)
+    assert resumed.has("update", 1, 0) and not resumed.has("update", 1, 1)
+    resumed.add(tmp_path, 1, None, policy="update", seed=1, cpu_seconds=4.0)
+    assert path.read_text() == complete
