@@ -1,4 +1,4 @@
-"""What all tests share: the checkout, and tests for a GPU that are skipped where there is none."""
+"""Fixtures of all tests; tests marked ``gpu`` are skipped without a GPU."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ FIRST = (
     "cli",
     "runs",
 )
-"""Which tests take longest: the last of them must not begin when all others have ended."""
+"""The slowest tests, which run first so that they do not end alone."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -68,7 +68,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def gpus_as_they_were() -> None:
-    """Undo what a command with ``--cpu`` in this process did."""
+    """Restore the environment after a command with ``--cpu`` in this process."""
     for name, value in VISIBLE.items():
         if value is None:
             os.environ.pop(name, None)
@@ -78,7 +78,7 @@ def gpus_as_they_were() -> None:
 
 @pytest.fixture(autouse=True)
 def loggers_as_they_were() -> Iterator[None]:
-    """Undo what a test does to the logger of fairseq-eval-lm."""
+    """Restore the logger of fairseq-eval-lm after a test."""
     logger = logging.getLogger("fairseq_cli.eval_lm")
     level, handlers, propagate = logger.level, logger.handlers[:], logger.propagate
     yield
@@ -87,7 +87,7 @@ def loggers_as_they_were() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; skip what is marked ``gpu`` on a machine without CUDA."""
+    """Run the slowest tests first; skip tests marked ``gpu`` without CUDA."""
     items.sort(key=_turn)
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not for_gpu:

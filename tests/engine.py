@@ -1,4 +1,4 @@
-"""The commands of a stage as forks of the test's own process: no helper process, which would import fairseq once more.
+"""Run the commands of a stage as forks of the test process, as a helper process would import fairseq again.
 
 What a shell or `subprocess` starts, and `tests/text/test_helper.py`, have the real thing.
 """
@@ -23,7 +23,7 @@ import_engine = functools.cache(helper.preload)
 
 
 class HelperHere:
-    """This process, to be used as a `helper.Helper`."""
+    """A `helper.Helper` that forks this process."""
 
     def __init__(self) -> None:
         import_engine()
@@ -40,12 +40,12 @@ class HelperHere:
 
 
 def fork_commands_from_here(patch: pytest.MonkeyPatch) -> None:
-    """Let the commands of a stage begin as forks of this process."""
+    """Run the commands of a stage as forks of this process."""
     patch.setattr(helper, "Helper", HelperHere)
 
 
 class Forked:
-    """A forked process, to be used as a `subprocess.Popen`."""
+    """A forked process with the methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -71,7 +71,7 @@ class Forked:
 
 
 def fork(act: Callable[[], Any]) -> Forked:
-    """Let a child of this process act, in a session of its own, and end with it."""
+    """Run a function in a child of this process with its own session; the child ends with its parent."""
     die = die_with_parent()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Processes forked from the one that has imported everything: seconds, not minutes. And what becomes of processes."""
+"""Processes forked from this one, where all modules are imported, which saves minutes."""
 
 import contextlib
 import io
@@ -11,11 +11,11 @@ from pathlib import Path
 
 FORK = multiprocessing.get_context("fork")
 PATIENCE = 600.0
-"""Seconds after which a test that waits gives up, on the slowest machine."""
+"""Longest wait of a test, in seconds, on the slowest machine."""
 
 
 def start(num_processes, function, *arguments):
-    """Start ``function(rank, *arguments)`` in processes. Returns the processes, and where their results arrive."""
+    """Start ``function(rank, *arguments)`` in processes. Return the processes and the pipes of their results."""
     running = []
     for rank in range(num_processes):
         here, there = FORK.Pipe(duplex=False)
@@ -27,7 +27,7 @@ def start(num_processes, function, *arguments):
 
 
 def together(num_processes, function, *arguments):
-    """Return ``function(rank, *arguments)`` of each rank, and what rank 0 printed."""
+    """Return ``function(rank, *arguments)`` of each rank, and the output of rank 0."""
     running = start(num_processes, function, *arguments)
     try:
         answers = []

@@ -1,4 +1,4 @@
-"""Runs the scripts of this environment in processes forked from this one, which find everything imported.
+"""Run the scripts of this environment in forks of this process, where all modules are imported.
 
 A command of fairseq spends most of a small test on importing; that it works from a shell is tested in
 ``tests/cli/test_stream_end_to_end.py`` and by the recipes.
@@ -21,7 +21,7 @@ from fairseq_alma.errors import AlmaError
 
 
 def end_with(body: Callable[[], Optional[int]]) -> None:
-    """End this process with the status of what it is to do."""
+    """Run a function and exit this process with its status."""
     status: object = 1
     try:
         status = body()
@@ -40,7 +40,7 @@ def end_with(body: Callable[[], Optional[int]]) -> None:
 
 
 def print_to(out: int, err: int) -> None:
-    """Let the standard streams of this process be these files."""
+    """Redirect the standard streams of this process to files."""
     for standard, file in ((1, out), (2, err)):
         os.dup2(file, standard)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
@@ -50,7 +50,7 @@ def print_to(out: int, err: int) -> None:
 def run_here(
     program: str, arguments: Sequence[str], environment: Mapping[str, str], log: Optional[Mapping[str, str]] = None
 ) -> None:
-    """Run a script as if this process were its interpreter; ``log`` has the options that logging is set up with."""
+    """Run a script in this process; ``log`` has the options of `logging.basicConfig`."""
     os.environ.update(environment)
     sys.argv = [program, *arguments]
     logging.root.handlers.clear()
@@ -66,7 +66,7 @@ def run_here(
 
 
 def refused(main: Callable[[list[str]], object], folder: Path, *words: object) -> str:
-    """Return the one line that a command ends with, having written nothing into a folder."""
+    """Return the one-line error of a command, which must not write into the folder."""
     before = sorted(folder.rglob("*"))
     with pytest.raises(AlmaError) as error:
         main([str(word) for word in words])
@@ -76,7 +76,7 @@ def refused(main: Callable[[list[str]], object], folder: Path, *words: object) -
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], call: Callable[..., object], *arguments: object) -> str:
-    """Return the last line of what a call says that ends as a usage error."""
+    """Return the last line of a usage error."""
     with pytest.raises(SystemExit) as raised:
         call(*arguments)
     assert raised.value.code == 2
@@ -86,13 +86,13 @@ def usage_error(capsys: pytest.CaptureFixture[str], call: Callable[..., object],
 def run_script(
     words: Sequence[str], *, cwd: Optional[Path] = None, typed: str = "", log: Optional[Mapping[str, str]] = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of this environment and return what `subprocess.run` with ``text=True`` would.
+    """Run a command of this environment, with the result of `subprocess.run` with ``text=True``.
 
     Args:
-        words: of the command; the first is a script beside this interpreter.
-        cwd: folder to run in.
-        typed: is on its standard input.
-        log: what was given to `logging.basicConfig` before; None: nothing, and fairseq's commands set it up.
+        words: the command line; the first word is a script next to this interpreter.
+        cwd: working directory.
+        typed: standard input.
+        log: options of an earlier `logging.basicConfig`; None: fairseq's command configures logging.
     """
     with (
         tempfile.TemporaryFile("w+") as stdin,

@@ -1,17 +1,17 @@
-"""Imports point one way, so that a part can be read, tested and replaced without what stands below it."""
+"""Imports point one way, so that a part can be read, tested and replaced without the parts that use it."""
 
 import ast
 import functools
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import pytest
 
-# A layer may import itself and what stands before it; layers in one tuple stand side by side.
+# A layer may import itself and earlier layers; layers in one tuple are on one level.
 LAYERS = (
     ("errors", "files", "terminal", "options"),
     ("metrics", "data", "checkpoints", "growth"),
-    ("learners",),  # the schedule of Algorithm 1, which the task asks for, and what a learner decides
+    ("learners",),  # the schedule of Algorithm 1, which the task needs
     ("moe", "optim", "training", "watch", "runs"),
     ("text", "images"),
     ("exchange", "models", "criterions", "tasks"),
@@ -19,42 +19,38 @@ LAYERS = (
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
-BASE = ("errors", "files", "terminal", "options")
-WITHOUT_FAIRSEQ = (*BASE, "metrics", "data", "checkpoints", "growth", "learners", "runs", "report")
-FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*BASE, "data", "cli.entry"))
-OWN = ("fairseq_alma.", "data_prep.", "tests.")
+WITHOUT_FAIRSEQ = (*LAYERS[0], *LAYERS[1], "learners", "runs", "report")
+NEEDS_FAIRSEQ = (
+    "fairseq", "fairseq_cli",
+    *(f"fairseq_alma.{each}" for each in ("moe", "text", "images", "models", "criterions", "tasks")),
+)  # fmt: skip
+FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*LAYERS[0], "data", "cli.entry"))
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
 
 
 @functools.cache
 def imported_modules(path: Path, root: Path) -> tuple[str, ...]:
-    """Names of all modules that a file imports, at its top or in a function; relative names made absolute.
-
-    ``from a.b import c`` counts as ``a.b.c``, as c may be a module.
-    """
-    return tuple(_imported_modules(path, root))
-
-
-def _imported_modules(path: Path, root: Path) -> Iterator[str]:
-    package = path.relative_to(root).parts[:-1]
+    """Return the absolute names of all imports of a file; ``from a.b import c`` is ``a.b.c``, as c may be a module."""
+    package, found = path.relative_to(root).parts[:-1], []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             source = [*above, *(node.module.split(".") if node.module else [])]
-            yield from (".".join([*source, alias.name]) for alias in node.names)
+            found += [".".join([*source, alias.name]) for alias in node.names]
+    return tuple(found)
 
 
-def modules_of(root: Path, package: str) -> Iterator[tuple[Path, str]]:
-    """Each file of a package with the dotted name of its module."""
-    for path in sorted((root / package).rglob("*.py")):
-        yield path, ".".join(path.relative_to(root).with_suffix("").parts)
+def imports_of(root: Path, packages: tuple[str, ...] = ("fairseq_alma", "data_prep")) -> Iterator[tuple[str, str]]:
+    """Yield each module with each of its imports."""
+    for path in (path for package in packages for path in sorted((root / package).rglob("*.py"))):
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
+        yield from ((module, other) for other in imported_modules(path, root))
 
 
-def is_within(module: str, packages: tuple[str, ...]) -> bool:
-    """True if the module is one of the packages, or stands inside of one."""
+def is_within(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
@@ -65,122 +61,81 @@ def layer_of(module: str) -> str:
 
 
 def is_about(module: str, words: set[str]) -> bool:
-    """True if a word of the module's folders or file is among ``words``."""
-    parts = module.split(".")[1:]
-    return bool(words & {word for part in parts for word in part.split("_")})
+    return bool(words & {word for part in module.split(".")[1:] for word in part.split("_")})
 
 
-def upward_imports(root: Path) -> list[str]:
-    """Imports of a layer that stands further down."""
-    return [
-        f"{module} -> {other}"
-        for path, module in modules_of(root, "fairseq_alma")
-        for other in imported_modules(path, root)
-        if layer_of(module)
-        and layer_of(other)
-        and LEVELS[layer_of(other)] > LEVELS[layer_of(module)]
-        and not is_within(other, ("fairseq_alma.cli.entry",))
-    ]
+def points_up(module: str, other: str) -> bool:
+    here, there = layer_of(module), layer_of(other)
+    is_above = bool(here and there) and LEVELS[there] > LEVELS[here]
+    return is_above and not is_within(other, "fairseq_alma.cli.entry")
 
 
-def fairseq_imports(root: Path) -> list[str]:
-    """Imports of fairseq where it has no place, itself or by way of a layer that needs it."""
-    needs_fairseq = tuple(f"fairseq_alma.{each}" for each in ("moe", "text", "images", "models", "criterions", "tasks"))
-    files = [(path, module) for path, module in modules_of(root, "fairseq_alma") if layer_of(module) in WITHOUT_FAIRSEQ]
-    return [
-        f"{module} -> {other}"
-        for path, module in [*files, *modules_of(root, "data_prep")]
-        for other in imported_modules(path, root)
-        if is_within(other, ("fairseq", "fairseq_cli", *needs_fairseq))
-    ]
+def needs_fairseq(module: str, other: str) -> bool:
+    is_free_of_it = layer_of(module) in WITHOUT_FAIRSEQ or is_within(module, "data_prep")
+    return is_free_of_it and is_within(other, *NEEDS_FAIRSEQ)
 
 
-def crossings(root: Path) -> list[str]:
-    """Imports between language code and vision code."""
-    return [
-        f"{module} -> {other}"
-        for package in ("fairseq_alma", "data_prep")
-        for path, module in modules_of(root, package)
-        for other in imported_modules(path, root)
-        if is_within(other, ("fairseq_alma", "data_prep"))
+def crosses(module: str, other: str) -> bool:
+    """Return whether language code imports vision code, or the reverse."""
+    return is_within(other, "fairseq_alma", "data_prep") and any(
+        is_about(module, here) and not is_about(module, there) and is_about(other, there)
         for here, there in ((LANGUAGE_WORDS, VISION_WORDS), (VISION_WORDS, LANGUAGE_WORDS))
-        if is_about(module, here) and not is_about(module, there) and is_about(other, there)
-    ]
+    )
 
 
-def mixture_imports(root: Path) -> list[str]:
-    """Imports of the mixture from what it serves: layers of language models and of image models."""
-    return [
-        f"{module} -> {other}"
-        for path, module in modules_of(root, "fairseq_alma")
-        for other in imported_modules(path, root)
-        if is_within(module, ("fairseq_alma.moe",)) and is_within(other, ("fairseq_alma.text", "fairseq_alma.images"))
-    ]
+def mixture_needs_a_model(module: str, other: str) -> bool:
+    return is_within(module, "fairseq_alma.moe") and is_within(other, "fairseq_alma.text", "fairseq_alma.images")
 
 
-def data_prep_imports(root: Path) -> list[str]:
-    """Imports of data_prep from the package, other than of files, errors and the front of commands."""
-    return [
-        f"{module} -> {other}"
-        for path, module in modules_of(root, "data_prep")
-        for other in imported_modules(path, root)
-        if is_within(other, ("fairseq_alma",)) and not is_within(other, FOR_DATA_PREP)
-    ]
+def data_prep_needs_training(module: str, other: str) -> bool:
+    return is_within(module, "data_prep") and is_within(other, "fairseq_alma") and not is_within(other, *FOR_DATA_PREP)
 
 
-def test_every_folder_of_the_package_has_its_place_in_the_order(checkout: Path) -> None:
+RULES = (points_up, needs_fairseq, crosses, mixture_needs_a_model, data_prep_needs_training)
+Rule = Callable[[str, str], bool]
+
+
+def test_every_folder_of_the_package_has_a_level(checkout: Path) -> None:
     folders = {path.parent.name for path in (checkout / "fairseq_alma").glob("*/__init__.py")}
     assert folders and folders <= set(LEVELS)
 
 
-@pytest.mark.parametrize("violations", [upward_imports, fairseq_imports, crossings, mixture_imports, data_prep_imports])
-def test_imports_point_one_way(violations, checkout: Path) -> None:
-    assert violations(checkout) == []
-
-
-def write_module(root: Path, name: str, code: str) -> None:
-    path = root / f"{name.replace('.', '/')}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(code)
+@pytest.mark.parametrize("rule", RULES)
+def test_imports_point_one_way(rule: Rule, checkout: Path) -> None:
+    assert [f"{module} -> {other}" for module, other in imports_of(checkout) if rule(module, other)] == []
 
 
 @pytest.mark.parametrize(
-    ("violations", "module", "code"),
+    ("rule", "module", "code"),
     [
-        (upward_imports, "fairseq_alma.data.stream", "from fairseq_alma.models import switch_lm"),
-        (upward_imports, "fairseq_alma.data.stream", "from ..models import switch_lm"),
-        (upward_imports, "fairseq_alma.moe.gate", "from fairseq_alma import tasks"),
-        (upward_imports, "fairseq_alma.models.switch_lm", "def build():\n    import fairseq_alma.cli.stream"),
-        (fairseq_imports, "fairseq_alma.growth.split", "from fairseq.models import BaseFairseqModel"),
-        (fairseq_imports, "fairseq_alma.learners.sm", "import fairseq_alma.models.switch_lm as lm"),
-        (fairseq_imports, "data_prep.text.encode", "import fairseq"),
-        (crossings, "fairseq_alma.models.switch_lm", "from fairseq_alma.models.vgg import Vgg"),
-        (crossings, "data_prep.images.command", "from data_prep.text import readers"),
-        (mixture_imports, "fairseq_alma.moe.gate", "from fairseq_alma.images import mlp"),
-        (data_prep_imports, "data_prep.text.command", "from fairseq_alma.cli.stream import main"),
+        (points_up, "fairseq_alma.data.stream", "from fairseq_alma.models import switch_lm"),
+        (points_up, "fairseq_alma.data.stream", "from ..models import switch_lm"),
+        (points_up, "fairseq_alma.moe.gate", "from fairseq_alma import tasks"),
+        (points_up, "fairseq_alma.models.switch_lm", "def build():\n    import fairseq_alma.cli.stream"),
+        (needs_fairseq, "fairseq_alma.growth.split", "from fairseq.models import BaseFairseqModel"),
+        (needs_fairseq, "fairseq_alma.learners.sm", "import fairseq_alma.models.switch_lm as lm"),
+        (needs_fairseq, "data_prep.text.encode", "import fairseq"),
+        (crosses, "fairseq_alma.models.switch_lm", "from fairseq_alma.models.vgg import Vgg"),
+        (crosses, "data_prep.images.command", "from data_prep.text import readers"),
+        (mixture_needs_a_model, "fairseq_alma.moe.gate", "from fairseq_alma.images import mlp"),
+        (data_prep_needs_training, "data_prep.text.command", "from fairseq_alma.cli.stream import main"),
+        (None, "fairseq_alma.models.switch_lm", "import fairseq\nfrom fairseq_alma.moe import gate"),
+        (None, "fairseq_alma.learners.sm", "from fairseq_alma.data.stream import Stream\nimport json"),
+        (None, "data_prep.text.command", "from fairseq_alma.cli.entry import command"),
     ],
 )
-def test_a_wrong_import_is_found(violations, module: str, code: str, tmp_path: Path) -> None:
-    write_module(tmp_path, module, code)
-    assert len(violations(tmp_path)) == 1
+def test_a_wrong_import_is_found_and_a_right_one_passes(rule, module: str, code: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{module.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    found = list(imports_of(tmp_path))
+    broken = [each for each in RULES for module, other in found if each(module, other)]
+    assert (rule in broken) if rule else (found and not broken)
 
 
-def test_imports_that_point_the_right_way_pass(tmp_path: Path) -> None:
-    write_module(tmp_path, "fairseq_alma.models.switch_lm", "import fairseq\nfrom fairseq_alma.moe import gate")
-    write_module(tmp_path, "fairseq_alma.learners.sm", "from fairseq_alma.data.stream import Stream\nimport json")
-    write_module(tmp_path, "data_prep.text.command", "from fairseq_alma.cli.entry import command")
-    for violations in (upward_imports, fairseq_imports, crossings, mixture_imports, data_prep_imports):
-        assert violations(tmp_path) == []
-
-
-def test_what_is_imported_of_our_own_is_there(checkout: Path) -> None:
-    """Also in functions, where neither an import of the module nor a type checker would notice."""
-    files = (path for package in ("fairseq_alma", "data_prep", "tests") for path in (checkout / package).rglob("*.py"))
-    sources = {
-        (path, node.module)
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module
-    }
-    own = [(path, checkout / name.replace(".", "/")) for path, name in sources if name.startswith(OWN)]
-    assert [str(path) for path, named in own if not (named.is_dir() or named.with_suffix(".py").is_file())] == []
+def test_imported_modules_of_this_project_exist(checkout: Path) -> None:
+    """Also those of imports in functions, which neither an import nor a type checker notices."""
+    packages = ("fairseq_alma", "data_prep", "tests")
+    own = {other.rsplit(".", 1)[0] for _, other in imports_of(checkout, packages) if is_within(other, *packages)}
+    paths = [checkout / name.replace(".", "/") for name in own]
+    assert [str(path) for path in paths if not (path.is_dir() or path.with_suffix(".py").is_file())] == []

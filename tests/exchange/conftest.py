@@ -1,4 +1,4 @@
-"""Streams of both kinds of tokenizer, and untrained models that know them."""
+"""Streams with both kinds of tokenizer, and untrained models for them."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def transformer_config(**options):
 
 
 def save(path: Path, config, seed: int, stream: Path) -> Path:
-    """Write the checkpoint of a model that knows a stream's tokens, its weights large enough to disagree about them."""
+    """Write the checkpoint of a random model for the tokens of a stream, with large enough weights."""
     torch.manual_seed(seed)
     task = task_of(num_tokens=StreamTokenizer.open(stream).vocab_size)
     weights = models.build_model(OmegaConf.create(config), task).state_dict()
@@ -107,7 +107,7 @@ def folders(checkpoints, tmp_path_factory) -> dict[str, Path]:
 
 
 def exported(folder):
-    """Load a folder as anybody does."""
+    """Load an exported folder."""
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 

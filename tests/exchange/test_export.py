@@ -96,7 +96,7 @@ def test_the_configuration_states_what_transformers_would_otherwise_assume(folde
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (2, 2, 1)
 
 
-def test_the_norm_behind_the_embeddings_is_folded_into_their_rows(folders):
+def test_the_norm_of_the_embeddings_is_applied_to_their_rows(folders):
     rows = load_file(folders["dense"] / "model.safetensors")["model.embed_tokens.weight"]
     assert rows.square().mean(dim=1).tolist() == pytest.approx([1.0] * len(rows), abs=0.05)
 
@@ -176,7 +176,7 @@ def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kin
         ("dropping", "--eval-capacity-factor 1 drops tokens, transformers does not; train with 0, or evaluate"),
     ],
 )
-def test_what_no_stock_architecture_computes_is_refused_in_one_line(kind, said, checkpoints, tmp_path):
+def test_a_model_without_a_stock_architecture_is_refused_in_one_line(kind, said, checkpoints, tmp_path):
     assert said in refused(tmp_path, checkpoints[kind], "--out", tmp_path / "out")
 
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_whose_configuration_and_weights_do_not_fit_is_one_line(alt
     assert said in refused(tmp_path, tmp_path / "a.pt", "--out", tmp_path / "out")
 
 
-def test_nothing_is_left_of_an_export_that_fails_halfway(checkpoints, tmp_path, monkeypatch):
+def test_a_failed_export_removes_its_files(checkpoints, tmp_path, monkeypatch):
     def fails(*arguments):
         raise OSError(28, "No space left on device", "model.safetensors")
 

@@ -92,7 +92,7 @@ def perplexity_there(folder, stream, length):
 @pytest.mark.parametrize(
     ("kind", "sizes"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("qwen3_moe", {})]
 )
-def test_a_model_that_comes_in_and_leaves_again_keeps_its_perplexity_and_its_vocabulary(kind, sizes, tmp_path):
+def test_an_imported_and_exported_model_keeps_its_perplexity_and_vocabulary(kind, sizes, tmp_path):
     model = write_folder(tmp_path / "model", kind, **sizes)
     stream = write_stream(tmp_path, tmp_path / "model")
     assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt"), "--stream", str(stream)]) == 0
@@ -165,7 +165,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3_moe", {"moe_intermediate_size": 12}, "moe_intermediate_size 12 found"),
     ],
 )
-def test_what_the_architecture_does_not_compute_is_refused_in_one_line(kind, changes, named, tmp_path):
+def test_an_unsupported_configuration_is_refused_in_one_line(kind, changes, named, tmp_path):
     write_folder(tmp_path / "model", kind)
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -1,4 +1,4 @@
-"""Run folders that no learner wrote: the files of text and image runs, with figures that a test chooses."""
+"""Run folders with given results, for text and images."""
 
 import json
 import math
@@ -12,7 +12,7 @@ OPTIONS = {"wait": 1, "replay": False, "drop_rest": False, "iid": None, "init": 
 
 
 def text_stream(num_megabatches: int = 4, fingerprint: str = "a" * 64, vocab_size: int = 50) -> dict[str, Any]:
-    """What run.json says of a stream of text."""
+    """Return the record of a stream of text in run.json."""
     counts = {"num_tokens": 100, "num_bytes": 400, "num_images": 0}
     return {
         "path": "streams/text", "fingerprint": fingerprint, "kind": "text", "num_megabatches": num_megabatches,
@@ -23,7 +23,7 @@ def text_stream(num_megabatches: int = 4, fingerprint: str = "a" * 64, vocab_siz
 def image_stream(
     num_megabatches: int = 10, seed: int = 1, dataset: str = "digits", num_classes: int = 10
 ) -> dict[str, Any]:
-    """What run.json says of a stream of images; seeds put the same images into another order."""
+    """Return the record of a stream of images in run.json; the seed decides the order of the images."""
     counts = {"num_tokens": 0, "num_bytes": 0, "num_images": 300}
     return {
         "path": f"streams/{dataset}-{seed}", "fingerprint": f"{seed:064d}", "source": f"source of {dataset}",
@@ -47,22 +47,22 @@ def write_run(
     stage_extras: Optional[Sequence[Mapping[str, Any]]] = None,
     **options: Any,
 ) -> Path:
-    """Write a run's run.json and the stage.json of its stages.
+    """Write run.json and stage.json of a run.
 
     Args:
-        root: RUN/.
-        values: test perplexity, or test error from 0 to 1, after each stage; None: falls smoothly with the data.
-        learner: its name in run.json.
-        stream: what run.json says of it; see `text_stream` and `image_stream`.
-        seed: of the run.
-        num_params: of what predicts after each stage; the last one counts for all that follow, also in the next two.
-        num_experts: the same; where it grows, the stage says what growth did.
-        num_members: the same.
-        train_flops: of a stage, for each mega-batch that it trains on.
-        train_options: what stands after ``--``.
-        num_stages: how many are complete; None: as many as there are values, or all.
-        stage_extras: what else each stage.json says.
-        options: of alma-stream.
+        root: folder of the run.
+        values: test perplexity, or error from 0 to 1, after each stage; None: it falls smoothly.
+        learner: name of the learner.
+        stream: record of the stream, see `text_stream` and `image_stream`.
+        seed: seed of the run.
+        num_params: parameters of the predicting models after each stage; the last number counts for later stages.
+        num_experts: experts after each stage, in the same way; a stage with more experts has a record of growth.
+        num_members: predicting models after each stage, in the same way.
+        train_flops: operations of a stage for each of its mega-batches.
+        train_options: options after ``--``.
+        num_stages: number of complete stages; None: the number of values, or all.
+        stage_extras: further content of each stage.json.
+        options: options of alma-stream.
     """
     stream = dict(stream or text_stream())
     is_text = stream["kind"] == "text"
@@ -107,7 +107,7 @@ def write_run(
 
 
 def result(value: float, is_text: bool) -> dict[str, float]:
-    """What a stage.json says of a test: loss and perplexity, or loss and error."""
+    """Return the record of a test in stage.json: loss and perplexity, or loss and error."""
     if is_text:
         return {"loss": math.log2(value), "ppl": value, "bits_per_byte": math.log2(value) / 4}
     return {"loss": -math.log(1 - min(value, 0.999)), "error": value}
