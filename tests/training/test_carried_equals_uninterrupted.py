@@ -106,13 +106,14 @@ class UninterruptedTraining:
     def run(self, *more):
         length = ["--max-update", str(STAGES * UPDATES), "--save-dir", str(self.folder)]
         hooks = {"hook": AlmaLMTask.get_batch_iterator, "between": self.grow, "num_procs": self.num_procs}
+        begin = Trainer.begin_epoch
+
+        def begin_epoch(trainer, epoch):
+            self.trainer = trainer
+            return begin(trainer, epoch)
+
         with pytest.MonkeyPatch.context() as patch:
-            begin = Trainer.begin_epoch
-            patch.setattr(
-                Trainer,
-                "begin_epoch",
-                lambda trainer, epoch: (setattr(self, "trainer", trainer), begin(trainer, epoch)),
-            )
+            patch.setattr(Trainer, "begin_epoch", begin_epoch)
             patch.setattr(
                 AlmaLMTask, "get_batch_iterator", lambda *given, **more: chain_stages(*given, **hooks, **more)
             )
