@@ -115,11 +115,13 @@ class UpdateOptions(Options):
     )
     redo: bool = opt(False, "train the newest month again, for example with another --budget; takes no NEW_TEXT")
     size: Optional[int] = opt(
-        None, "parameters of a new model, such as 800k or 25M (default: by the amount of text)", parse=read_size
+        None, "parameters, such as 800k; a later month then trains a new model (default: by the text)", parse=read_size
     )
-    format: Optional[str] = opt(None, "format of the text, as alma-prep-text --format", choices=FORMATS)
-    field: Optional[str] = opt(None, "text field, as alma-prep-text --field", parse=utf8_word, metavar="NAME")
-    another_language: bool = opt(False, "accept text that does not suit the tokenizer")
+    format: Optional[str] = opt(None, "format of the text of all months (default: auto)", choices=FORMATS)
+    field: Optional[str] = opt(
+        None, "name of the text field in all months (default: text)", parse=utf8_word, metavar="NAME"
+    )
+    another_language: bool = opt(False, "accept text in a language that the tokenizer was not trained on")
 
 
 class Month(Struct, omit_defaults=True):
@@ -244,7 +246,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
     redo = Month((action, options.budget), first, options.size or last.size, True, last.before)
     redo.train_tokens = last.train_tokens
     if was_unfinished and (last.step, last.size) == (redo.step, redo.size):
-        return  # a killed call with the same options, or the month itself
+        return  # the call that was killed had the same options
     if record.redo is None or (record.redo.step, record.redo.size) != (redo.step, redo.size):
         shutil.rmtree(root / NEXT, ignore_errors=True)
         record.redo = redo
@@ -272,7 +274,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     if month.is_done:
         return False
     if not month.params:
-        if month.replaces and month.before is None:
+        if month.replaces and month.before is None and record.redo is None:
             month.before = _test_old_model(root, record, stream)
         _train(root, record, month, index)
         months[index], record.redo = month, None

@@ -154,6 +154,12 @@ def test_a_larger_model_is_trained_in_a_new_run_that_replaces_the_run(model, tmp
 
 
 @pytest.mark.slow
+def test_the_first_month_can_be_redone(model, capsys):
+    output = call(capsys, model, "--redo", "--budget", "2")
+    assert "a new model, 2 passes through all text" in output and not (model / "run.next").exists()
+
+
+@pytest.mark.slow
 def test_24_small_months_cost_at_most_three_passes_and_one_test_and_export_each(model, tmp_path, capsys, monkeypatch):
     calls = []
     monkeypatch.setattr(
