@@ -1,4 +1,4 @@
-"""Dispatch: which tokens each expert takes under a capacity, and how much of the loss each expert is responsible for.
+"""Dispatch: the tokens of each expert under a capacity, and the losses of each expert.
 
 Letters: S tokens (padding included) or images, E experts.
 """
@@ -14,13 +14,12 @@ from fairseq_alma.moe.gate import Routing
 
 
 class Dispatch(NamedTuple):
-    """The tokens that each expert takes.
+    """The tokens that each expert computes.
 
     Attributes:
-        tokens: (K,) int64, indices of the tokens that are taken: those of expert 0 in token order, then those of
-            expert 1, …
-        counts: for each expert the number of tokens that it takes; they sum to K.
-        routed: for each expert the number of real tokens that the gate sends to it, overflow included.
+        tokens: (K,) int64, indices of the tokens: those of expert 0 in token order, then those of expert 1, …
+        counts: for each expert the number of its tokens; they sum to K.
+        routed: for each expert the number of real tokens that the gate routes to it, including overflow.
     """
 
     tokens: Tensor
@@ -30,17 +29,17 @@ class Dispatch(NamedTuple):
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
     """Return C = ceil(capacity factor x tokens / experts) (Fedus et al. 2021, equation 3); at least 1."""
-    # Rounding first: 1.1 * 10 / 1 is 11.000000000000002 in floating point, and no expert should gain a place by that.
+    # Round first: 1.1 * 10 / 1 is 11.000000000000002 in floating point, which must not add a place.
     return max(1, math.ceil(round(capacity_factor * num_tokens / num_experts, 6)))
 
 
 def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
-    """Let each expert take its tokens in token order until it is full.
+    """Assign each token to its expert, in token order, until the expert is full.
 
     Args:
-        routing: the gate's decision for S tokens.
-        capacity_factor: capacity of an expert, as a multiple of an even share of the real tokens; 0 means no limit.
-        padding: (S,) bool, True where a token is padding, which no expert takes.
+        routing: decision of the gate for S tokens.
+        capacity_factor: capacity of an expert, as a multiple of an even share of the real tokens; 0: no limit.
+        padding: (S,) bool, True where a token is padding, which gets no expert.
     """
     num_experts = routing.probs.size(1)
     expert = routing.expert if padding is None else routing.expert.masked_fill(padding, num_experts)
@@ -53,7 +52,7 @@ def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[
 
 @dataclass
 class ExpertLosses:
-    """Sums over batches of held-out data, for every expert of every layer (paper v5, Appendix A: what grows).
+    """Sums over batches of held-out data for each expert of each layer, which choose the experts to grow (paper v5, A).
 
     Attributes:
         losses: one (E,) tensor for each layer: sum of the losses of the tokens or images of each expert, in nats.
@@ -67,9 +66,9 @@ class ExpertLosses:
         """Add a batch in which each token goes to one expert in each layer.
 
         Args:
-            losses: (S,), 0 for padding; sums are kept in its precision, on the CPU.
-            routings: the routing of each layer.
-            is_real: (S,) bool, False for padding, which does not count.
+            losses: (S,), 0 for padding; its precision is that of the sums, which are on the CPU.
+            routings: routing of each layer.
+            is_real: (S,) bool, False for padding.
         """
         sums, counts = [], []
         for routing in routings:
@@ -79,7 +78,7 @@ class ExpertLosses:
         self._add(sums, counts)
 
     def add_shared(self, losses: Tensor, shares: Sequence[Tensor]) -> None:
-        """Add a batch in which several experts of a layer share each image's loss.
+        """Add a batch in which the experts of a layer share the loss of each image.
 
         Args:
             losses: (S,).

@@ -1,11 +1,11 @@
-"""The gate (router) of a mixture of experts: the expert that each token or image goes to, and its weight.
+"""The gate (router) of a mixture of experts: the expert of each token or image, and its weight.
 
 A gate is a tree of choices (`GateTree`), each a softmax over its children; a plain gate is a tree of one choice. Two
-classes compute the same routing, each where it is faster:
+classes compute the same routing:
 
 - `DescendingGate`, for the Switch layers of language models: one choice after the other, fp32, no bias;
-- `ParallelGate`, for images: all choices at once. Their trees get a choice with every growth step, and a loop would
-  take as many steps as the tree has choices, fifty after fifty growth steps.
+- `ParallelGate`, for images: all choices at once. Their trees get a choice with every growth step, and a loop needs one
+  step for each choice.
 
 Letters: S tokens or images, I features, R rows of the gate's weight (one for each child of each choice), Q choices,
 P children of the largest choice, E experts.
@@ -26,11 +26,11 @@ class Routing(NamedTuple):
     """A gate's decision.
 
     Attributes:
-        expert: (S,) int64, where the best child of every choice leads. In a tree not always the expert of largest
-            probability: that one may change when a leaf becomes two of half its probability, which growth must not do.
-        probs: (S, E) probability of every expert, the product of the choices on its path (paper v5, Appendix A,
+        expert: (S,) int64, the expert on the path of best children. In a tree it may differ from the expert of largest
+            probability, which would change when a split halves an expert's probability.
+        probs: (S, E) probability of each expert, the product of the choices on its path (paper v5, Appendix A,
             equation 3); rows sum to 1.
-        combine_weights: the factor on the output of ``expert``, (S,), or those on the outputs of all experts, (S, E);
+        combine_weights: the factor of the output of ``expert``, (S,), or the factors of all experts' outputs, (S, E);
             they carry the gate's gradient.
     """
 
@@ -40,16 +40,16 @@ class Routing(NamedTuple):
 
 
 class DescendingGate(nn.Module):
-    """Descend from the root, at every choice to its best child.
+    """Descend from the root to the best child of each choice.
 
-    For a flat tree this is Fedus et al. 2021, section 2.1: softmax over the experts in fp32, then the best one alone;
-    its probability multiplies the expert's output, so the gate learns. In a tree the combine weight is the root's
-    probability alone, times p / stop_gradient(p) for every choice below: numerically 1, so a split changes no output,
-    yet each choice gets the gradient that a factor p would bring.
+    For a flat tree this is Fedus et al. 2021, section 2.1: softmax over the experts in fp32, then the best expert; its
+    probability multiplies the expert's output, so the gate learns. In a tree the combine weight is the probability of
+    the root's choice, times p / stop_gradient(p) for every choice below. This factor is 1, so a split changes no
+    output, and its gradient is that of log p.
 
     Args:
         in_features: I.
-        tree: the choices.
+        tree: choices of the gate.
     """
 
     expert_of_row: Tensor
@@ -67,7 +67,7 @@ class DescendingGate(nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         """Route (S, I) tokens; probabilities and combine weights, (S,), are fp32."""
-        # fp32 whatever the model's precision: bf16 has too few digits for probabilities that decide (Fedus, 2.4).
+        # Always fp32: bf16 has too few digits for probabilities that decide (Fedus, 2.4).
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), self.weight.float())
         if self.tree.is_flat:
@@ -91,17 +91,17 @@ class DescendingGate(nn.Module):
 
 
 class ParallelGate(nn.Module):
-    """Compute all choices at once: one softmax for all of them, padded to the largest, and one product for all paths.
+    """Compute all choices at once: one softmax, padded to the largest choice, and one matrix product for all paths.
 
-    The matrix product adds up the logarithms along each expert's path. A mixture weighs its experts by their
-    probabilities, so these are the combine weights. Weights are drawn by `reset_parameters`.
+    The matrix product sums the logarithms along each expert's path. The combine weights are the probabilities.
+    `reset_parameters` draws the weights.
 
     Args:
         in_features: I.
-        tree: the choices.
+        tree: choices of the gate.
     """
 
-    slots: Tensor  # (Q, P) rows of each choice; R in the empty places
+    slots: Tensor  # (Q, P) rows of each choice; R where there is no child
     slot_of_row: Tensor  # (R,) position in the flattened slots
     paths: Tensor  # (R, E) 1 where the row is on the expert's path
     path_lengths: Tensor  # (E,)
@@ -113,7 +113,7 @@ class ParallelGate(nn.Module):
         self._set_tree(tree)
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights as a linear layer's, from the one generator."""
+        """Draw initial weights as in a linear layer, from the only generator."""
         draw_as_linear(self.weight, self.bias, *generators)
 
     def forward(self, x: Tensor) -> Routing:
@@ -127,19 +127,16 @@ class ParallelGate(nn.Module):
         return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
-        """Add a new expert E as a copy of an expert.
-
-        ``split``: its leaf becomes a choice between the two, with new random rows. Every other row stays as it is, so
-        that the two share what the one had: its probability, and as long as they compute the same, its output.
-        ``copy``: the new expert gets a row like the other's in the same choice.
+        """Add expert E as a copy of an expert.
 
         Args:
-            expert: number of the expert.
+            expert: number of the copied expert.
             generator: generator of new rows, on the CPU.
-            method: ``split`` or ``copy``.
+            method: ``split``: the expert's leaf becomes a choice between the two, with new random rows; they share its
+                probability. ``copy``: the new expert gets a copy of the expert's row in the same choice.
 
         Returns:
-            Where the experts and the rows come from.
+            The sources of experts and rows.
         """
         growth = grow_mixture(self.tree, method, [expert])
         weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)
@@ -150,7 +147,7 @@ class ParallelGate(nn.Module):
         return growth
 
     def _set_tree(self, tree: GateTree) -> None:
-        """Lay out the tree as tensors."""
+        """Store the tree as tensors."""
         self.tree = tree
         largest_choice = max(choice.stop - choice.start for choice in tree.choices)
         slots = torch.full((len(tree.choices), largest_choice), tree.num_rows)
@@ -172,7 +169,7 @@ class ParallelGate(nn.Module):
 
 
 def draw_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
-    """Draw a linear map's (O, I) weight and (O) bias in place as ``torch.nn.Linear`` does, uniform in ±1 / sqrt(I)."""
+    """Draw (O, I) weight and (O) bias of a linear map in place, uniform in ±1 / sqrt(I) as ``torch.nn.Linear``."""
     bound = 1 / math.sqrt(weight.size(-1))
     nn.init.uniform_(weight, -bound, bound, generator=generator)
     nn.init.uniform_(bias, -bound, bound, generator=generator)

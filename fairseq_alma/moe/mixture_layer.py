@@ -1,9 +1,9 @@
-"""A layer that is a mixture of experts over a tree of choices; a subclass defines what an expert is.
+"""A layer that is a mixture of experts over a tree of choices; a subclass defines the experts.
 
 Paper v5, section 4.2 and Appendix A. All experts are computed in one operation. ``soft``: the mean of the experts'
 outputs, weighted by their probabilities. ``hard``: in training one expert is drawn for each image, and the gate gets
-the gradient of the probabilities in place of the draw's (straight-through, Bengio et al. 2013); at test the tree's best
-path decides, and only the experts that are chosen are computed.
+the gradient of the probabilities (straight-through, Bengio et al. 2013); at test each image gets the expert on the best
+path, and only chosen experts are computed.
 
 Letters: S images, I features that the gate sees, E experts.
 """
@@ -27,12 +27,12 @@ class MixtureLayer(nn.Module):
 
     Args:
         in_features: I.
-        tree: the choices.
+        tree: choices of the gate.
         gate: ``soft`` or ``hard``.
 
     Attributes:
-        routing: routing of the last images, without a gradient, for the choice of the expert that grows.
-        gate_input: (S, I), features of the last images that the gate saw.
+        routing: routing of the last batch, without a gradient; growth reads it.
+        gate_input: (S, I), input of the gate for the last batch.
     """
 
     def __init__(self, in_features: int, tree: GateTree, gate: str) -> None:
@@ -49,7 +49,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Map a batch of images; ``generators``: at most one, for the draws of a hard gate."""
+        """Map a batch of images; at most one generator draws the experts of a hard gate."""
         features = self.gate_features(x)
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -63,28 +63,24 @@ class MixtureLayer(nn.Module):
         return self._chosen_experts(x, routing)
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights, those of the experts one after the other, from the one generator."""
+        """Draw initial weights from the only generator, those of the experts one after the other."""
         self.gate.reset_parameters(generators)
         for module in self.expert_modules():
-            if hasattr(module, "reset_parameters"):  # batch norm has none, it starts as it was built
+            if hasattr(module, "reset_parameters"):  # batch norm has none
                 reset: Any = module.reset_parameters
                 reset([*generators] * self.num_experts)
 
     def shares(self) -> Tensor:
-        """Return (S, E), the share of each of the last images that went through each expert; rows sum to 1."""
+        """Return the (S, E) share of each expert in each image of the last batch; rows sum to 1."""
         assert self.routing is not None
         if self.is_hard:
             return F.one_hot(self.routing.expert, self.num_experts).to(self.routing.probs.dtype)
         return self.routing.probs
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
-        """Make two equal experts of one.
+        """Add expert E as a copy of ``expert``; arguments as in `ParallelGate.grow`.
 
-        Args:
-            expert: number of the expert; the new one becomes expert E.
-            generator: generator of the new choice's weights, on the CPU.
-            method: ``split``: under a new random choice; the layer's output stays the same. ``copy``: with a copy of
-                its row of the gate, so that the two together get more than the one had.
+        A ``split`` keeps the output of the layer; after a ``copy`` the two experts together weigh more than the one.
         """
         growth = self.gate.grow(expert, generator, method)
         for module in self.expert_modules():
@@ -113,7 +109,7 @@ class MixtureLayer(nn.Module):
         raise NotImplementedError
 
     def _chosen_experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Compute each image by its own expert alone."""
+        """Compute each image by its expert only."""
         if self.num_experts == 1:
             return self.one_expert(x, 0)
         dispatch = dispatch_tokens(routing, capacity_factor=0)
@@ -124,14 +120,9 @@ class MixtureLayer(nn.Module):
 
 @torch.no_grad()
 def draw(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
-    """Draw one expert for each image.
+    """Draw one expert for each image: (S, E) probabilities on any device give (S,) int64.
 
-    Args:
-        probs: (S, E), on any device; rows sum to 1.
-        generator: on the CPU, so that all devices draw the same; None: torch's global one.
-
-    Returns:
-        (S,) int64.
+    The generator is on the CPU, so that all devices draw the same; None: torch's global generator.
     """
     noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
     return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)

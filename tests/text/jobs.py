@@ -1,4 +1,4 @@
-"""``alma-stream`` on text up to where it would begin, from its command line."""
+"""Jobs of ``alma-stream`` on text from command lines, which are not run."""
 
 from pathlib import Path
 from typing import Sequence
@@ -13,7 +13,7 @@ TRAIN = ("--arch", "a", "--cpu", "--batch-size", "4", "--max-update", "1000")
 
 
 def make_job(*own: str, words: Sequence[str] = TRAIN, run: Path = Path("R")) -> TextJob:
-    """Return the job of some options before ``--`` and after it; there is no stream."""
+    """Return the job of some options before and after ``--``, without a stream."""
     argv = ["--stream", "S", "--run", str(run), *own, "--", *words]
     parser, arguments, _, words = read_arguments(argv)
     learner, given = learner_options(parser, arguments, "text")

@@ -49,7 +49,7 @@ def transformer_config(**options):
 
 
 def transformer_of(num_tokens=46, seed=0, is_fresh=False, **options):
-    """Return an alma_transformer_lm, fresh, or with random numbers added to all weights, so that all matter."""
+    """Return an alma_transformer_lm, with random numbers added to all weights unless it is fresh."""
     torch.manual_seed(seed)
     model = build_from_config(transformer_config(**options), num_tokens + 4, str(torch.get_default_device()))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A small real stream and a model trained on it for a few updates, by the code behind the stock commands."""
+"""A small stream and a model trained on it for a few updates, by the functions of the stock commands."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A training step of each language model on a device other than the CPU: no tensor is made on the wrong one.
+"""A training step of each language model on another device than the CPU: all tensors are on one device.
 
 Fake tensors have a device and shapes, and no numbers; torch raises where devices are mixed. A CPU build of torch cannot
 run autograd on fake CUDA tensors, so the device is ``meta``, which fake tensors treat like any other.
@@ -18,7 +18,7 @@ from tests.text.models import dictionary_of, model_of, transformer_of
 
 
 def share_evenly(routing, capacity_factor, padding=None):
-    """Stand in for `dispatch_tokens`, which reads numbers on the host."""
+    """Replace `dispatch_tokens`, which reads numbers on the host."""
     num_tokens, num_experts = routing.probs.shape
     counts = [num_tokens // num_experts] * num_experts
     return Dispatch(torch.arange(num_tokens, device=routing.expert.device), counts, counts)
@@ -52,7 +52,7 @@ def test_a_training_step_mixes_no_devices(build, monkeypatch):
 @pytest.mark.gpu
 @each_model
 @pytest.mark.parametrize("in_bf16", [False, True])
-def test_on_a_gpu_a_model_learns_what_it_does_on_a_cpu(build, in_bf16):
+def test_loss_and_gradients_on_a_gpu_equal_those_on_a_cpu(build, in_bf16):
     tokens, found = torch.randint(4, 50, (4, 24)), []
     for device in ("cpu", "cuda"):
         model = build().to(device).train()

@@ -22,7 +22,7 @@ def loss_of(trained, path):
     return float(evaluate(trained.stream, path)["loss"])
 
 
-def test_a_split_changes_no_loss_and_its_result_trains_on(trained, tmp_path, capsys):
+def test_a_split_keeps_the_loss_and_the_new_checkpoint_trains(trained, tmp_path, capsys):
     grow(trained, tmp_path / "grown.pt")
     (printed,) = re.findall(r"--num-experts 6 --gate-trees '(.+)'", capsys.readouterr().out)
     assert GateTree.from_nested(json.loads(printed)[0]).num_experts == 6
@@ -35,14 +35,14 @@ def test_a_split_changes_no_loss_and_its_result_trains_on(trained, tmp_path, cap
 
 
 @pytest.mark.parametrize("method", ["copy", "scratch"])
-def test_copies_and_new_experts_stay_flat_and_train_on(trained, tmp_path, method):
+def test_copies_and_new_experts_stay_in_a_flat_tree_and_train(trained, tmp_path, method):
     grow(trained, tmp_path / "grown.pt", "--method", method, "--experts", "2")
     start = ["--finetune-from-model", str(tmp_path / "grown.pt"), "--max-update", "1"]
     model = torch.load(train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *start))["cfg"]["model"]
     assert (model["num_experts"], model["gate_trees"]) == (6, "")
 
 
-def test_the_experts_with_the_largest_summed_loss_are_copied_and_the_record_says_so(trained, tmp_path):
+def test_the_experts_with_the_largest_summed_loss_are_copied_and_recorded(trained, tmp_path):
     grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "2")
     (record,) = torch.load(tmp_path / "grown.pt", weights_only=True)[RECORD_KEY]
     (layer,) = record["layers"].values()
@@ -52,7 +52,7 @@ def test_the_experts_with_the_largest_summed_loss_are_copied_and_the_record_says
     assert sum(layer["losses"]) == pytest.approx(record["held_out"]["loss"] * record["held_out"]["num_tokens"])
 
 
-def test_what_is_there_is_replaced_only_by_force(trained, tmp_path):
+def test_an_existing_file_is_replaced_only_with_force(trained, tmp_path):
     (tmp_path / "grown.pt").write_text("mine")
     with pytest.raises(AlmaError, match="exists already"):
         grow(trained, tmp_path / "grown.pt")
@@ -79,7 +79,7 @@ def alter(path, out, change):
         (lambda c: c.pop("model"), "lacks 'model'"),
     ],
 )
-def test_what_cannot_grow_is_named_and_nothing_is_written(trained, tmp_path, change, message):
+def test_a_checkpoint_that_cannot_grow_is_refused_and_nothing_is_written(trained, tmp_path, change, message):
     path = alter(trained.checkpoint, tmp_path / "altered.pt", change)
     with pytest.raises(AlmaError, match=message) as error:
         grow(trained, tmp_path / "grown.pt", path=path)
@@ -94,7 +94,7 @@ def test_what_cannot_grow_is_named_and_nothing_is_written(trained, tmp_path, cha
         (["--select", "random", "--optimizer", "share"], "--optimizer share: the checkpoint has no optimizer state"),
     ],
 )
-def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_path, options, message):
+def test_options_that_contradict_the_checkpoint_are_refused(trained, tmp_path, options, message):
     path = alter(trained.checkpoint, tmp_path / "checkpoint_last.pt", lambda c: c.pop("last_optimizer_state"))
     with pytest.raises(AlmaError, match=message):
         grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", *options, path=path)
@@ -112,7 +112,7 @@ def test_options_that_the_checkpoint_does_not_allow_are_one_line(trained, tmp_pa
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
     ],
 )
-def test_options_that_do_not_fit_are_usage_errors(trained, tmp_path, capsys, options, message):
+def test_contradicting_options_are_usage_errors(trained, tmp_path, capsys, options, message):
     with pytest.raises(SystemExit) as error:
         main(["--path", str(trained.checkpoint), "--out", str(tmp_path / "grown.pt"), "--cpu", *options])
     assert error.value.code == 2

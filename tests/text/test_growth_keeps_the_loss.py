@@ -1,4 +1,4 @@
-"""A model computes after growth by layers, a split of experts, or both, what it did before, and its average too."""
+"""A model and its average have the same outputs after growth by layers, by a split of experts, or by both."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ DENSE = {
 
 
 def checkpoint_of(path, config, moments=("exp_avg", "exp_avg_sq")):
-    """Write a checkpoint of a model none of whose weights are zero, with an optimizer's state; return its model."""
+    """Write a checkpoint without zero weights and with an optimizer state; return its model."""
     torch.manual_seed(1)
     model = build_from_config(config, NUM_TOKENS + 4, "cpu")
     with torch.no_grad():
@@ -46,7 +46,7 @@ def checkpoint_of(path, config, moments=("exp_avg", "exp_avg_sq")):
 
 
 def grown_of(folder, **options):
-    """Grow the checkpoint in a folder. Returns what is printed, the checkpoint and its model."""
+    """Grow the checkpoint in a folder; return the printed text, the checkpoint and its model."""
     printed = grow(GrowOptions(path=str(folder / "old.pt"), out=str(folder / "new.pt"), cpu=True, **options))
     checkpoint = torch.load(folder / "new.pt", weights_only=True)
     return printed, checkpoint, loaded(checkpoint, checkpoint["model"])
@@ -66,7 +66,7 @@ def output(model):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{"layers": 6}, SPLIT, {"layers": 7, **SPLIT}], ids=["layers", "split", "both"])
-def test_growth_changes_no_output_of_a_model_nor_of_its_average(tmp_path, name, options):
+def test_growth_keeps_the_outputs_of_a_model_and_of_its_average(tmp_path, name, options):
     old = checkpoint_of(tmp_path / "old.pt", MODELS[name]())
     before = torch.load(tmp_path / "old.pt")
     _, grown, new = grown_of(tmp_path, **options)
@@ -79,13 +79,13 @@ def test_growth_changes_no_output_of_a_model_nor_of_its_average(tmp_path, name, 
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_a_dense_model_gets_layers(tmp_path, name):
+def test_a_dense_model_grows_by_layers(tmp_path, name):
     old = checkpoint_of(tmp_path / "old.pt", DENSE[name]())
     torch.testing.assert_close(output(grown_of(tmp_path, layers=5)[2]), output(old))
 
 
 @pytest.mark.parametrize(("name", "moments"), [("switch", ("exp_avg", "exp_avg_sq")), ("transformer", ("momentum",))])
-def test_old_parameters_keep_their_moments_and_new_ones_begin_without_any(tmp_path, name, moments):
+def test_old_parameters_keep_their_moments_and_new_ones_have_none(tmp_path, name, moments):
     old = checkpoint_of(tmp_path / "old.pt", MODELS[name](), moments)
     state = torch.load(tmp_path / "old.pt")["last_optimizer_state"]["state"]
     printed, checkpoint, new = grown_of(tmp_path, layers=6, **SPLIT, optimizer="copy")
@@ -108,7 +108,7 @@ def test_old_parameters_keep_their_moments_and_new_ones_begin_without_any(tmp_pa
 
 
 @pytest.mark.parametrize("freq", [1, 3])
-def test_a_dense_transformer_becomes_a_mixture_by_splits_with_the_same_output(tmp_path, freq):
+def test_splits_of_a_dense_transformer_keep_the_output(tmp_path, freq):
     old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
     _, checkpoint, new = grown_of(tmp_path, moe_freq=freq, method="split", experts=3)
     assert checkpoint["cfg"]["model"]["num_experts"] == 4 and checkpoint["cfg"]["model"]["moe_freq"] == freq
@@ -116,7 +116,7 @@ def test_a_dense_transformer_becomes_a_mixture_by_splits_with_the_same_output(tm
 
 
 @pytest.mark.parametrize("method", ["split", "copy"])
-def test_the_experts_of_a_dense_transformer_keep_its_moments_and_gates_begin_without_any(tmp_path, method):
+def test_experts_made_of_a_dense_transformer_keep_its_moments_and_gates_have_none(tmp_path, method):
     old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"](), ("momentum",))
     state = torch.load(tmp_path / "old.pt")["last_optimizer_state"]["state"]
     known = {name: state[number]["momentum"] for number, (name, _) in enumerate(old.named_parameters())}
@@ -132,13 +132,13 @@ def test_the_experts_of_a_dense_transformer_keep_its_moments_and_gates_begin_wit
         assert grown[number]["momentum"].shape == parameter.shape
 
 
-def test_a_dense_transformer_becomes_a_flat_mixture_by_copies_with_nearly_the_same_output(tmp_path):
+def test_copies_of_a_dense_transformer_nearly_keep_the_output(tmp_path):
     old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
     _, checkpoint, new = grown_of(tmp_path, method="copy", experts=3)
     assert checkpoint["cfg"]["model"]["gate_trees"] == ""
     assert (output(new) - output(old)).norm() < 0.05 * output(old).norm()
     routed = new(torch.arange(4, NUM_TOKENS).unsqueeze(0))[1]["switch"]
-    assert all(min(each.routed) > 0 for each in routed)  # no copy is left without tokens
+    assert all(min(each.routed) > 0 for each in routed)  # each copy gets tokens
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_dense_transformer_becomes_a_flat_mixture_by_copies_with_nearly_the_sa
         ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* has its Switch layers already; omit --moe-freq"),
     ],
 )
-def test_sizes_that_cannot_be_are_one_line_and_nothing_is_written(tmp_path, options, message):
+def test_impossible_sizes_are_refused_and_nothing_is_written(tmp_path, options, message):
     checkpoint_of(tmp_path / "old.pt", switch_config())
     with pytest.raises(AlmaError, match=message):
         grown_of(tmp_path, **options)

@@ -1,4 +1,4 @@
-"""The helper process itself: what its children find, return and leave."""
+"""The helper process: environment, values and failures of its children."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.forked import is_alive, wait_until
 
 @pytest.fixture(scope="module", autouse=True)
 def real_helper():
-    """The suite forks commands from its own process; here it is the real one."""
+    """Use the real helper; other tests fork commands from their own process."""
     with pytest.MonkeyPatch.context() as patch:
         helper.close()
         patch.setattr(helper, "Helper", REAL_HELPER)
@@ -38,7 +38,7 @@ def test_the_helper_has_one_thread_and_has_never_asked_for_cuda():
     assert call("builtins:eval", "__import__('torch').cuda.is_initialized()") is False
 
 
-def test_a_child_has_our_variables_and_working_directory_but_not_our_signals(tmp_path, monkeypatch):
+def test_a_child_has_the_variables_and_the_working_directory_of_its_caller(tmp_path, monkeypatch):
     monkeypatch.setenv("ALMA_X", "y")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "random.py").write_text("raise SystemExit('imported from the working directory')")
@@ -59,7 +59,7 @@ def test_a_failure_is_one_line_with_its_log(expression, message, tmp_path):
         call("builtins:eval", expression, log=tmp_path / "log")
 
 
-def test_processes_that_run_together_know_their_ranks_and_one_that_fails_ends_all(tmp_path):
+def test_processes_of_a_group_know_their_ranks_and_one_failure_ends_all(tmp_path):
     expression = "int(__import__('os').environ['RANK']) + 10 * int(__import__('os').environ['WORLD_SIZE'])"
     assert call("builtins:eval", expression, num_procs=2) == 20
     wait_or_fail = "__import__('time').sleep(600) if __import__('os').environ['RANK'] == '0' else 1 / 0"
@@ -69,8 +69,8 @@ def test_processes_that_run_together_know_their_ranks_and_one_that_fails_ends_al
     assert time.monotonic() - began < 300
 
 
-def test_all_of_it_ends_with_the_process_that_began_it(tmp_path):
-    """``kill -9`` on alma-stream leaves neither helper nor child."""
+def test_helper_and_children_end_with_their_parent(tmp_path):
+    """``kill -9`` on alma-stream ends helper and child."""
     pids = tmp_path / "pids"
     body = f"import os, time; open({str(pids)!r}, 'w').write('%d %d' % (os.getpid(), os.getppid())); time.sleep(600)"
     code = f"from fairseq_alma.text.helper import call; call('builtins:exec', {body!r})"

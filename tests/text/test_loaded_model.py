@@ -1,4 +1,4 @@
-"""``load_model``: losses of any checkpoint are those of fairseq-eval-lm, text that of fairseq's generator."""
+"""``load_model``: losses are those of fairseq-eval-lm, text is that of fairseq's generator."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def test_losses_are_those_of_fairseq_eval_lm(kind, checkpoints, stream):  # noqa
     assert total / (len(ids) - 1) == pytest.approx(float(needed["loss"]), rel=1e-6)
 
 
-def test_documents_are_scored_alone_literally_and_a_text_is_one_document(checkpoints):  # noqa: F811
+def test_documents_are_scored_separately_without_special_tokens(checkpoints):  # noqa: F811
     model = load_model(checkpoints["dense"])
     texts = [
         "the cat sat on a mat while naïve dogs <barked> at 42 moons",
@@ -51,7 +51,7 @@ def test_documents_are_scored_alone_literally_and_a_text_is_one_document(checkpo
     assert len(table) == 1 and table.bits_per_byte[0] == pytest.approx(scores[1].bits / 4, rel=1e-5)
 
 
-def test_the_evaluation_of_the_page_counts_no_line_feeds(checkpoints, checkout, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_the_script_on_the_page_counts_no_line_feeds(checkpoints, checkout, tmp_path, monkeypatch, capsys):  # noqa: F811
     page = (checkout / "docs/how-to/export.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "bits.py" in block)
     (tmp_path / "held_out.txt").write_text("the cat sat\ndogs\n", encoding="utf-8")
@@ -63,7 +63,7 @@ def test_the_evaluation_of_the_page_counts_no_line_feeds(checkpoints, checkout, 
     assert json.loads(capsys.readouterr().out)["bits_per_byte"] == pytest.approx(needed, rel=1e-5)
 
 
-def test_text_follows_a_prompt_and_a_seed_gives_it_again(checkpoints):  # noqa: F811
+def test_text_follows_a_prompt_and_is_the_same_for_the_same_seed(checkpoints):  # noqa: F811
     model = load_model(checkpoints["ensemble"])
     greedy = model.generate("the cat", 6)
     assert greedy.startswith("the cat") and greedy == model.generate("the cat", 6, seed=1, top_k=1)
@@ -72,6 +72,6 @@ def test_text_follows_a_prompt_and_a_seed_gives_it_again(checkpoints):  # noqa: 
         model.generate("moons " * 30)
 
 
-def test_a_folder_is_for_transformers(tmp_path):
+def test_a_folder_is_refused(tmp_path):
     with pytest.raises(AlmaError, match=r"load an exported folder with transformers"):
         fairseq_alma.load_model(tmp_path)

@@ -1,4 +1,4 @@
-"""The order of a training is one of sequences: what is read does not depend on batches, processes or resumes."""
+"""The order of a training is one of sequences; it does not depend on batches, processes or resumes."""
 
 import json
 import signal
@@ -51,7 +51,7 @@ def begin(task, batch, num_procs, state=None, max_tokens=None):
 
 
 @pytest.mark.parametrize(("batch", "update_freq", "num_procs"), [(4, 2, 1), (2, 4, 1), (4, 1, 2), (1, 2, 4), (2, 2, 2)])
-def test_batch_4_with_update_freq_2_reads_what_batch_8_reads(task, batch, update_freq, num_procs):
+def test_batch_4_with_update_freq_2_reads_the_same_sequences_as_batch_8(task, batch, update_freq, num_procs):
     _, whole = begin(task, 8, 1)
     _, parts = begin(task, batch, num_procs)
     length = -(-len(task.dataset("train")) // 8)
@@ -77,14 +77,14 @@ def test_each_sequence_is_read_once_an_epoch_across_resumes_with_other_batches(t
     assert iterators[0].state_dict() == {"version": 3, "epoch": 2, "iterations_in_epoch": 0}
 
 
-def test_each_epoch_and_each_seed_has_an_order_of_its_own(task):
+def test_each_epoch_and_each_seed_has_its_own_order(task):
     one, other = (iterator_of(task, 4, seed=seed) for seed in (1, 2))
     orders = [one.order(1).tolist(), one.order(2).tolist(), other.order(1).tolist()]
     assert len({*map(tuple, orders)}) == 3
     assert iterator_of(task, 9, seed=1, epoch=2).order(2).tolist() == orders[1]  # as in a restart in that epoch
 
 
-def test_a_process_without_a_batch_gets_padding_that_counts_for_nothing(task):
+def test_a_process_without_a_batch_gets_padding_without_tokens(task):
     _, epochs = begin(task, -(-len(task.dataset("train")) // 3), 4)
     batches = [next(each) for each in epochs]
     assert [each["ntokens"] > 0 for each in batches] == [True, True, True, False]
@@ -96,12 +96,12 @@ def test_a_process_without_a_batch_gets_padding_that_counts_for_nothing(task):
 @pytest.mark.parametrize(
     "state", [{"version": 2, "iterations_in_epoch": 3}, {"version": 3, "iterations_in_epoch": 9999}]
 )
-def test_a_position_that_an_epoch_does_not_have_is_refused(task, state):
+def test_a_position_outside_of_the_epoch_is_refused(task, state):
     with pytest.raises(AlmaError, match="give the data that it was trained on, or --reset-dataloader"):
         iterator_of(task, 4).load_state_dict({"epoch": 1, **state})
 
 
-def test_an_order_may_have_a_sequence_several_times():
+def test_an_order_may_repeat_a_sequence():
     class Numbers:
         def __getitem__(self, index):
             return index
@@ -114,7 +114,7 @@ def test_an_order_may_have_a_sequence_several_times():
     assert sorted(index for batch in iterator.next_epoch_itr() for index in batch) == [0, 1, 1, 2]
 
 
-def test_a_training_goes_on_with_other_batches_after_running_out_of_memory(trained, tmp_path):
+def test_a_training_resumes_with_other_batches_after_running_out_of_memory(trained, tmp_path):
     """The remedy on the page on operations (transformers #10113): half the batch, twice the update frequency."""
     how = ["--megabatch", "0", "--max-epoch", "2", "--max-update", "1000", "--dropout", "0", "--capacity-factor", "0"]
     how += ["--balance-loss-weight", "0", "--adam-eps", "1e-4"]
@@ -131,7 +131,7 @@ def test_a_training_goes_on_with_other_batches_after_running_out_of_memory(train
     assert [(each["from_update"], each["batch_size"]) for each in changed["batches"]] == [(0, 8), (5, 4)]
 
 
-def test_so_does_a_run_and_its_record_says_from_which_update_on(trained, tmp_path):
+def test_a_run_resumes_with_other_batches_and_records_the_update(trained, tmp_path):
     run, log = tmp_path / "run", tmp_path / "log"
 
     def call(words, *crash):

@@ -30,54 +30,36 @@ def task_of(trained, *arguments):
         (["--megabatch", "3", "--wait", "2", "--replay"], [0, 1, 2, 3]),
     ],
 )
-def test_training_data_is_the_union_of_the_stage_s_megabatches(trained, arguments, megabatches):
+def test_training_data_is_the_union_of_the_megabatches_of_the_stage(trained, arguments, megabatches):
     task = task_of(trained, *arguments)
     task.load_dataset("train")
     stream = Stream.open(trained.stream)
     assert task.dataset("train").sizes.sum() == sum(stream.megabatch(t).num_tokens for t in megabatches)
-    first = task.dataset("train")[0]["target"]
-    want = data_utils.load_indexed_dataset(
-        str(trained.stream / f"megabatch-{megabatches[0]:03d}/train"), task.dictionary
-    )
-    document = want[0]
+    first, path = task.dataset("train")[0]["target"], trained.stream / f"megabatch-{megabatches[0]:03d}/train"
+    document = data_utils.load_indexed_dataset(str(path), task.dictionary)[0]
     assert first[: len(document)].tolist() == document[: len(first)].tolist()
-
-
-def tokens_of_an_epoch(task, batch, num_shards, max_tokens):
-    """Return how often fairseq's trainer would train on each token of the stage in its first epoch, and how many."""
-    counts = np.zeros(len(task.dataset("train")), dtype=int)
-    num_tokens = 0
-    for shard in range(num_shards):
-        epoch = task.get_batch_iterator(
-            task.dataset("train"),
-            max_sentences=batch,
-            max_tokens=max_tokens,
-            required_batch_size_multiple=8,  # fairseq's default
-            num_shards=num_shards,
-            shard_id=shard,
-            disable_iterator_cache=True,
-        )
-        for sample in epoch.next_epoch_itr():
-            num_tokens += sample["ntokens"]
-            counts[sample["id"].tolist() if sample["ntokens"] else []] += 1
-    return counts, num_tokens
 
 
 @pytest.mark.parametrize(
     ("batch", "max_tokens", "num_shards"), [(3, None, 1), (7, None, 2), (8, None, 2), (None, 300, 1)]
 )
-def test_every_token_is_trained_on_once_an_epoch_whatever_the_batch_and_the_number_of_processes(
+def test_every_token_is_trained_on_once_an_epoch_for_any_batch_and_number_of_processes(
     trained, batch, max_tokens, num_shards
 ):
     task = task_of(trained, "--megabatch", "1")
     task.load_dataset("train")
-    counts, num_tokens = tokens_of_an_epoch(task, batch, num_shards, max_tokens)
-    assert (counts == 1).all()
-    assert num_tokens == Stream.open(trained.stream).megabatch(1).num_tokens
+    counts, num_tokens = np.zeros(len(task.dataset("train")), dtype=int), 0
+    sizes = {"max_sentences": batch, "max_tokens": max_tokens, "num_shards": num_shards}
+    sizes |= {"required_batch_size_multiple": 8, "disable_iterator_cache": True}  # 8 is fairseq's default
+    for shard in range(num_shards):
+        for sample in task.get_batch_iterator(task.dataset("train"), shard_id=shard, **sizes).next_epoch_itr():
+            num_tokens += sample["ntokens"]
+            counts[sample["id"].tolist() if sample["ntokens"] else []] += 1
+    assert (counts == 1).all() and num_tokens == Stream.open(trained.stream).megabatch(1).num_tokens
 
 
 @pytest.mark.parametrize("batch", [4, 2000])
-def test_a_training_of_two_epochs_counts_every_token_of_its_mega_batch_twice(trained, tmp_path, batch):
+def test_two_epochs_count_every_token_of_a_megabatch_twice(trained, tmp_path, batch):
     length = ["--max-epoch", "2", "--max-update", "10000", "--batch-size", str(batch)]
     checkpoint = torch.load(train_model(trained.stream, tmp_path, "--megabatch", "0", *length), weights_only=True)
     assert checkpoint["extra_state"]["train_iterator"]["epoch"] == 3
@@ -93,36 +75,35 @@ def test_a_training_of_two_epochs_counts_every_token_of_its_mega_batch_twice(tra
         (["--megabatch", "0", "--wait", "2"], "--megabatch 0 --wait 2: no stage ends there"),
     ],
 )
-def test_a_stage_that_does_not_exist_is_named(trained, arguments, message):
+def test_a_missing_stage_is_reported(trained, arguments, message):
     with pytest.raises(AlmaError, match=message):
         task_of(trained, *arguments).load_dataset("train")
 
 
-def test_a_waiting_time_of_no_mega_batch_is_refused(trained, capsys):
+def test_a_waiting_time_of_zero_is_refused(trained, capsys):
     with pytest.raises(SystemExit):
         task_of(trained, "--megabatch", "0", "--wait", "0")
     assert "--wait: 0 found, a number of at least 1 is needed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
-def test_files_that_do_not_match_the_manifest_are_named(trained, tmp_path, damage):
-    stream = shutil.copytree(trained.stream, tmp_path / "stream")
-    path = stream / "megabatch-000" / "train.bin"
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("megabatch-000/train.bin", lambda content: content[:-2]),
+        ("megabatch-000/train.bin", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+        ("megabatch-000/train.bin", None),
+        ("dict.txt", lambda content: content + b"one-more 1\n"),
+    ],
+    ids=["truncated", "altered", "missing", "dictionary"],
+)
+def test_a_file_that_differs_from_the_manifest_is_reported(trained, tmp_path, name, damage):
+    path = shutil.copytree(trained.stream, tmp_path / "stream") / name
     content = path.read_bytes()
-    path.write_bytes(content[:-2] if damage == "truncated" else content[:-1] + bytes([content[-1] ^ 1]))
-    if damage == "missing":
-        path.unlink()
-    task = tasks.setup_task(training_config(stream, "--megabatch", "0").task)
-    with pytest.raises(AlmaError, match=r"megabatch-000/train\.bin"):
-        task.load_dataset("train")
-
-
-def test_an_altered_dictionary_is_named(trained, tmp_path):
-    stream = shutil.copytree(trained.stream, tmp_path / "stream")
-    with open(stream / "dict.txt", "a") as file:
-        file.write("one-more 1\n")
-    with pytest.raises(AlmaError, match=r"dict\.txt"):
-        tasks.setup_task(training_config(stream).task)
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage(content))
+    with pytest.raises(AlmaError, match=name):
+        tasks.setup_task(training_config(tmp_path / "stream", "--megabatch", "0").task).load_dataset("train")
 
 
 def test_perplexity_does_not_depend_on_the_batch(trained):
@@ -131,7 +112,7 @@ def test_perplexity_does_not_depend_on_the_batch(trained):
     assert 0 < losses[0] < 8
 
 
-def test_a_checkpoint_of_another_vocabulary_is_named(trained, tmp_path):
+def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path):
     other = prepare_stream(tmp_path, vocab_size=290, seed=1)
     with pytest.raises(AlmaError, match="another tokenizer"):
         evaluate(other, trained.checkpoint)
@@ -139,31 +120,36 @@ def test_a_checkpoint_of_another_vocabulary_is_named(trained, tmp_path):
         train_model(other, tmp_path / "m", "--megabatch", "0", "--finetune-from-model", str(trained.checkpoint))
 
 
-def test_what_is_no_checkpoint_is_named(trained, tmp_path):
+def test_files_that_are_no_checkpoint_and_several_files_are_refused(trained, tmp_path):
     (tmp_path / "text.pt").write_text("no checkpoint")
     with pytest.raises(AlmaError, match=r"text\.pt: not a checkpoint"):
         evaluate(trained.stream, tmp_path / "text.pt")
     with pytest.raises(AlmaError, match=r"text\.pt: not a checkpoint"):
         start = ["--finetune-from-model", str(tmp_path / "text.pt")]
         train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *start)
-
-
-def test_several_checkpoints_in_one_path_are_sent_to_alma_ensemble(trained):
     with pytest.raises(AlmaError, match="alma-ensemble"):
         evaluate(trained.stream, f"{trained.checkpoint}:{trained.checkpoint}")
 
 
-def test_training_goes_on_from_a_checkpoint_with_its_number_of_experts(trained, tmp_path):
-    start = ["--finetune-from-model", str(trained.checkpoint), "--max-update", "1"]
-    first = train_model(trained.stream, tmp_path / "a", "--megabatch", "0", "--num-experts", "3", "--max-update", "1")
-    start_there = ["--finetune-from-model", str(first), "--max-update", "1"]
-    second = train_model(trained.stream, tmp_path / "b", "--megabatch", "1", *start_there)
-    assert torch.load(second)["cfg"]["model"]["num_experts"] == 3
+def test_a_training_takes_the_number_of_experts_from_its_checkpoint(trained, tmp_path):
+    update = ["--max-update", "1"]
+    first = train_model(trained.stream, tmp_path / "a", "--megabatch", "0", "--num-experts", "3", *update)
+    start = ["--finetune-from-model", str(first), *update]
+    assert (
+        torch.load(train_model(trained.stream, tmp_path / "b", "--megabatch", "1", *start))["cfg"]["model"][
+            "num_experts"
+        ]
+        == 3
+    )
     with pytest.raises(AlmaError, match="give --num-experts 4"):
-        train_model(trained.stream, tmp_path / "c", "--megabatch", "0", "--num-experts", "3", *start)
+        start = ["--num-experts", "3", "--finetune-from-model", str(trained.checkpoint), *update]
+        train_model(trained.stream, tmp_path / "c", "--megabatch", "0", *start)
+    last = train_model(trained.stream, tmp_path / "d", "--megabatch", "0", "--arch", "alma_switch_lm", *update)
+    model = torch.load(last)["cfg"]["model"]
+    assert (model["num_experts"], model["gate_trees"]) == (4, "")
 
 
-def test_the_folder_of_another_mega_batch_is_not_taken_for_its_own(trained, tmp_path):
+def test_a_training_does_not_resume_from_another_megabatch(trained, tmp_path):
     train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "1")
     with pytest.raises(AlmaError, match="trained on mega-batch 0, not on --megabatch 1; give another --save-dir"):
         train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "2")
@@ -172,13 +158,7 @@ def test_the_folder_of_another_mega_batch_is_not_taken_for_its_own(trained, tmp_
     train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "3", "--reset-dataloader")
 
 
-def test_a_checkpoint_says_how_many_experts_it_has_whatever_names_the_architecture(trained, tmp_path):
-    last = train_model(trained.stream, tmp_path, "--megabatch", "0", "--arch", "alma_switch_lm", "--max-update", "1")
-    model = torch.load(last)["cfg"]["model"]
-    assert (model["num_experts"], model["gate_trees"]) == (4, "")
-
-
-def test_training_logs_cross_entropy_and_balance_apart(trained):
+def test_cross_entropy_and_balance_loss_are_logged_separately(trained):
     log = torch.load(trained.checkpoint)["extra_state"]["metrics"]
     names = {name for aggregator in log.values() for _, name, *_ in aggregator}
     assert {"loss", "nll_loss", "balance_loss", "switch0_dropped", "switch0_expert03", "switch0_entropy"} <= names
@@ -192,12 +172,12 @@ def test_training_logs_cross_entropy_and_balance_apart(trained):
         (["--criterion", "cross_entropy", "--num-experts", "1"], False),
     ],
 )
-def test_a_balance_loss_that_is_left_out_is_told(trained, tmp_path, options, warns, caplog):
+def test_a_criterion_without_the_balance_loss_causes_a_warning(trained, tmp_path, options, warns, caplog):
     train_model(trained.stream, tmp_path / "m", "--megabatch", "0", "--max-update", "1", *options)
     assert ("training without the balance loss of the experts" in caplog.text) == warns
 
 
-def test_what_cannot_be_compiled_is_refused_in_one_line(trained, tmp_path, monkeypatch):
+def test_compile_without_its_criterion_or_a_compiler_is_refused(trained, tmp_path, monkeypatch):
     command = (trained.stream, tmp_path / "m", "--megabatch", "0", "--compile")
     with pytest.raises(AlmaError, match="--compile: requires --criterion alma_switch_cross_entropy"):
         train_model(*command, "--criterion", "cross_entropy")
@@ -210,21 +190,6 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(trained, tmp_path, monke
         train_model(*command)
 
 
-@pytest.mark.parametrize(("level", "length"), [("WARNING", ["--tokens-per-sample", "32"]), ("INFO", [])])
-def test_the_stock_command_prints_its_result_whatever_set_up_logging_before(trained, tmp_path, level, length, checkout):
-    arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", *length]
-    arguments += ["--path", str(trained.checkpoint), "--cpu"]  # without a length, that of the training
-    result = run_script(["fairseq-eval-lm", *arguments], log={"filename": str(tmp_path / "log"), "level": level})
-    assert "Perplexity: " in result.stdout + result.stderr, result.stderr[-500:]
-
-
-def test_a_logger_that_prints_already_gets_no_second_handler():
-    logger = logging.Logger("test")
-    logger.addHandler(logging.StreamHandler(sys.stdout))
-    ensure_printed(logger)
-    assert len(logger.handlers) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -233,15 +198,28 @@ def test_a_logger_that_prints_already_gets_no_second_handler():
         (["--skip-remainder-batch"], "--skip-remainder-batch: every sequence is trained on"),
     ],
 )
-def test_the_option_that_leaves_no_room_for_a_sequence_is_named(trained, tmp_path, options, message):
+def test_an_option_that_excludes_sequences_is_refused(trained, tmp_path, options, message):
     with pytest.raises(AlmaError, match=message) as error:
         train_model(trained.stream, tmp_path, "--megabatch", "0", *options)
     assert "\n" not in str(error.value)
 
 
-def test_a_line_that_is_too_long_for_the_model_is_skipped_with_a_note_and_the_others_are_answered(
-    trained, tmp_path, checkout
-):
+@pytest.mark.parametrize(("level", "length"), [("WARNING", ["--tokens-per-sample", "32"]), ("INFO", [])])
+def test_fairseq_eval_lm_prints_its_result_after_any_logging_configuration(trained, tmp_path, level, length, checkout):
+    arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", *length]
+    arguments += ["--path", str(trained.checkpoint), "--cpu"]  # without a length, that of the training
+    result = run_script(["fairseq-eval-lm", *arguments], log={"filename": str(tmp_path / "log"), "level": level})
+    assert "Perplexity: " in result.stdout + result.stderr, result.stderr[-500:]
+
+
+def test_a_logger_that_prints_gets_no_second_handler():
+    logger = logging.Logger("test")
+    logger.addHandler(logging.StreamHandler(sys.stdout))
+    ensure_printed(logger)
+    assert len(logger.handlers) == 1
+
+
+def test_fairseq_interactive_skips_a_prompt_that_is_too_long_and_answers_the_others(trained, tmp_path, checkout):
     arguments = [str(trained.stream), "--user-dir", str(checkout / "fairseq_alma"), "--task", "alma_lm", "--cpu"]
     arguments += ["--path", str(trained.checkpoint), "--beam", "1", "--max-len-b", "20", "--buffer-size", "4"]
     (tmp_path / "lines").write_text(f"the river\n{'the river ' * 40}\nthe stone\n")

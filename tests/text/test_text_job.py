@@ -1,4 +1,4 @@
-"""Which commands a stage on text has."""
+"""The commands of a stage on text."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_the_next_stage_starts_from_the_weights_of_the_one_before_and_the_user_s
         (("--finetune-from-model", "F.pt"), ("--finetune-from-model", "F.pt")),
     ],
 )
-def test_options_before_the_dashes_become_those_of_fairseq_train(own, expected):
+def test_options_before_the_dashes_become_options_of_fairseq_train(own, expected):
     assert has(commands_of(make_job(*own), plans(1)[0])[0].arguments, *expected)
 
 
@@ -62,7 +62,7 @@ def test_an_ensemble_trains_its_members_and_one_checkpoint_represents_them():
     assert has(commands[3].arguments, "--path", "R/stage-000/ensemble.pt")
 
 
-def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_too():
+def test_a_mixture_grows_and_is_tested_before_it_is_trained():
     plan = plan_learner("gmoe", stages(2, 1), grow_schedule="4,6")[1]
     job = make_job("--learner", "gmoe", "--grow-schedule", "4,6")
     grow, after, train, *_ = commands_of(job, plan)
@@ -73,7 +73,7 @@ def test_a_mixture_grows_before_it_is_trained_and_is_tested_right_after_growth_t
     assert has(train.arguments, "--finetune-from-model", "R/stage-001/grown.pt")
 
 
-def test_the_curves_of_each_training_have_a_folder_and_a_name_of_their_own():
+def test_the_curves_of_each_training_have_their_own_folder_and_name():
     words = (*TRAIN, "--tensorboard-logdir", "tb", "--wandb-project", "p")
     first, second = commands_of(make_job(words=words), plans()[0])[0], commands_of(make_job(words=words), plans()[1])[0]
     assert has(second.arguments, "--tensorboard-logdir", "tb/R/stage-001/member-0")
@@ -94,13 +94,13 @@ def anytime(*own, words=()):
     return commands_of(make_job(*own, words=words), plan_learner("sm", stages(2, 1))[1])
 
 
-def test_a_carried_optimizer_goes_on_counting_updates():
+def test_a_carried_optimizer_continues_to_count_updates():
     train, *_ = anytime("--carry-optimizer")
     start = ("--continue-once", "R/stage-000/member-0/checkpoint_last.pt", "--continue-as", "stage")
     assert has(train.arguments, *start) and has(train.arguments, "--max-update", "200")
 
 
-def test_an_average_is_what_predicts():
+def test_an_average_predicts():
     _, average, test, _ = anytime("--ema-half-life", "1/16")
     own = "R/stage-001/member-0"
     assert average.program == "alma-ensemble" and "--average" in average.arguments

@@ -1,4 +1,4 @@
-"""What the steps of a stage do, with commands that are only noted down."""
+"""The steps of a stage, with commands that are recorded and not run."""
 
 import math
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def job(tmp_path):
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """Programs launched so far; a test returns ``launched.loss`` for each split."""
+    """Programs launched so far; each test returns ``launched.loss``."""
     record = SimpleNamespace(programs=[], loss=3.0)
 
     def run(command, log, files=(), watch=None, further=()):
@@ -71,7 +71,7 @@ def launched(monkeypatch):
 
 
 def pretend(monkeypatch, *progress):
-    """Let the checkpoint be there, and be this far at each look."""
+    """Let the checkpoint exist, with this progress at each read."""
     looks = iter(progress)
     monkeypatch.setattr(stage_checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
     monkeypatch.setattr(stage_checkpoints, "is_complete", lambda path: True)
@@ -86,13 +86,13 @@ def write_checkpoint(job, model):
     return path
 
 
-def test_a_training_that_was_cut_off_resumes_and_counts_each_token_once(job, launched, monkeypatch):
+def test_a_killed_training_resumes_and_counts_each_token_once(job, launched, monkeypatch):
     pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000))
     assert train(job) == {"num_updates": 10, "train_tokens": 1000, "train_flops": 6000}
     assert launched.programs == ["fairseq-train"]
 
 
-def test_a_finished_training_is_not_launched_again_for_it_would_do_one_more_update(job, launched, monkeypatch):
+def test_a_complete_training_is_not_launched_again(job, launched, monkeypatch):
     pretend(monkeypatch, Progress(10, 0, 1000))
     assert train(job)["num_updates"] == 10
     assert launched.programs == []
@@ -104,7 +104,7 @@ def test_a_training_that_ends_early_is_an_error(job, monkeypatch):
         train(job)
 
 
-def test_a_stage_whose_start_is_gone_names_the_stage_to_run(job):
+def test_a_missing_start_is_reported_with_the_stage_to_run(job):
     with pytest.raises(AlmaError, match=r"stage-000/member-0/.*no such file, and stage 1 starts from it"):
         train(job, plan_learner("sm", stages(2, 1))[1])
 
@@ -135,7 +135,7 @@ def test_members_have_their_final_form_before_the_ensemble_takes_their_checksums
     assert launched.programs == ["drop_optimizer_state"] * 2 + ["main", "fairseq-eval-lm"]
 
 
-def test_what_predicts_stays_and_what_nobody_needs_goes(job):
+def test_predicting_models_stay_and_unneeded_files_are_removed(job):
     second = plan_learner("gens", stages(2, 1))[1]
     paths = [write_checkpoint(job, model) for model in second.predictors]
     ensembles = [job.folder.stage_folder(stage) / "ensemble.pt" for stage in (0, 1)]
@@ -147,7 +147,7 @@ def test_what_predicts_stays_and_what_nobody_needs_goes(job):
     assert not job.grown(ModelId(1, 1)).exists()
 
 
-def test_growth_comes_before_training_is_tested_and_measured_once(job, launched, monkeypatch):
+def test_growth_precedes_training_and_is_tested_once(job, launched, monkeypatch):
     plan = plan_learner("gmoe", stages(2, 1), grow_schedule="4,6")[1]
     write_checkpoint(job, plan.trainings[0].start)
     pretend(monkeypatch, Progress(0, 0, 0), Progress(0, 0, 0), Progress(10, 0, 1000))
@@ -161,7 +161,7 @@ def test_growth_comes_before_training_is_tested_and_measured_once(job, launched,
     assert launched.programs == ["fairseq-eval-lm"]
 
 
-def test_what_is_held_out_of_each_arrival_is_tested_before_and_after(job, launched, monkeypatch):
+def test_the_held_out_part_of_each_arrival_is_tested_before_and_after(job, launched, monkeypatch):
     plan = plan_learner("sm", stages(2, 1))[1]
     monkeypatch.setattr(type(job), "holdouts", lambda self, arrivals: [f"megabatch-{t:03d}/holdout" for t in arrivals])
     monkeypatch.setattr(type(job.stream), "split", lambda self, name: self.splits[0])
@@ -175,7 +175,7 @@ def test_what_is_held_out_of_each_arrival_is_tested_before_and_after(job, launch
     assert (new["megabatch"], new["loss"], new["before"]["loss"]) == (1, 2.0, 3.0)
 
 
-def test_nothing_is_removed_before_what_stays_is_on_the_disk(job, monkeypatch):
+def test_nothing_is_removed_before_the_kept_files_are_on_the_disk(job, monkeypatch):
     second = plan_learner("sm", stages(2, 1))[1]
     before, after = (write_checkpoint(job, model) for model in (second.trainings[0].start, *second.predictors))
 
@@ -189,7 +189,7 @@ def test_nothing_is_removed_before_what_stays_is_on_the_disk(job, monkeypatch):
     assert before.is_file()
 
 
-def test_a_training_whose_best_checkpoint_was_cut_off_begins_anew(launched, monkeypatch, tmp_path):
+def test_a_training_with_a_truncated_best_checkpoint_starts_again(launched, monkeypatch, tmp_path):
     job = make_job(tmp_path, own=["--best-checkpoint"])
     last = write_checkpoint(job, PLAN.trainings[0].model)
     best = last.with_name("checkpoint_best.pt")
@@ -202,7 +202,7 @@ def test_a_training_whose_best_checkpoint_was_cut_off_begins_anew(launched, monk
     assert not last.exists() and not best.exists()
 
 
-def test_a_model_is_there_when_the_steps_are_done_that_train_it(job, monkeypatch):
+def test_a_training_step_is_done_at_the_last_update(job, monkeypatch):
     steps = [step for step in job.steps(job.folder, PLAN) if step.trains]
     assert [step.is_done() for step in steps] == [False]
     write_checkpoint(job, PLAN.trainings[0].model)

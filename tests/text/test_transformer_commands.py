@@ -26,7 +26,7 @@ def leaves(value):
         yield value
 
 
-def test_a_training_that_was_cut_off_resumes_to_the_last_bit(trained, through, tmp_path):
+def test_a_killed_training_resumes_bit_for_bit(trained, through, tmp_path):
     train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0", "--max-update", "9")
     resumed = torch.load(train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0"))
     one = torch.load(through)
@@ -38,7 +38,7 @@ def test_a_training_that_was_cut_off_resumes_to_the_last_bit(trained, through, t
     assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)
 
 
-def test_a_grown_model_trains_on_with_its_optimizer_and_without_options_of_its_shape(trained, through, tmp_path):
+def test_a_grown_model_trains_with_its_optimizer_and_without_size_options(trained, through, tmp_path):
     grown = str(tmp_path / "grown.pt")
     how = {"method": "split", "experts": 2, "select": "random", "layers": 3, "optimizer": "copy"}
     grow(GrowOptions(path=str(through), out=grown, cpu=True, **how))

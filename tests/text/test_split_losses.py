@@ -8,7 +8,7 @@ FOUND = {name: -DRAW.random((3, 7)).astype(np.float32) for name in ("valid", "te
 
 
 def add_missing(members, files=(), splits=("valid", "test"), text="text"):
-    """Return what is kept of members a, b, c, …, and which of them were asked for which splits."""
+    """Return the kept predictions of members a, b, c, …, and the members and splits that were tested."""
     asked = []
 
     def log_probs(number, some):
@@ -29,14 +29,14 @@ def test_the_loss_is_that_of_the_mean_probability_in_bits():
     assert dict(infinite.losses()) == {"test": pytest.approx(1)}  # as fairseq's
 
 
-def test_a_later_ensemble_asks_its_new_members_alone_and_has_the_same_bits(tmp_path):
+def test_a_later_ensemble_tests_only_new_members_and_has_the_same_bits(tmp_path):
     add_missing("ab")[0].write(tmp_path / "kept.npz")
     kept, asked = add_missing("abc", [tmp_path / "none.npz", tmp_path / "kept.npz"])
     assert asked == [(2, "valid", "test")]
     assert list(kept.losses()) == list(add_missing("abc")[0].losses())
 
 
-def test_a_split_that_is_new_is_asked_of_all_members(tmp_path):
+def test_all_members_are_tested_on_a_new_split(tmp_path):
     add_missing("ab")[0].write(tmp_path / "kept.npz")
     kept, asked = add_missing("abc", [tmp_path / "kept.npz"], ("valid", "test", "later"))
     assert asked == [(0, "later"), (1, "later"), (2, "valid", "test", "later")]
@@ -44,7 +44,7 @@ def test_a_split_that_is_new_is_asked_of_all_members(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["members", "text", "damaged"])
-def test_sums_of_other_members_or_text_and_damaged_ones_are_not_taken(tmp_path, other):
+def test_sums_of_other_members_or_text_and_damaged_files_are_ignored(tmp_path, other):
     path = tmp_path / "kept.npz"
     add_missing("b" if other == "members" else "a", text="other text" if other == "text" else "text")[0].write(path)
     if other == "damaged":
