@@ -38,11 +38,9 @@ DEFAULT_STEPS = Steps()
 
 
 class CandidateLayer(nn.Module):
-    """Base class of layers with candidates: weights for the new channels of the previous layer.
+    """Base class of layers with candidates: adds weights for the new channels of the previous layer.
 
-    Args:
-        weight: of the layer without candidates, (O, I, …).
-        steps: sizes of candidates.
+    ``weight`` is that of the layer without candidates, (O, I, …).
     """
 
     outgoing: nn.Parameter
@@ -63,15 +61,7 @@ class CandidateLayer(nn.Module):
 
 
 class CandidateBlock(CandidateLayer):
-    """A convolution, batch norm and ReLU with candidates.
-
-    Args:
-        block: the layer without candidates, of one member; stays unchanged.
-        num_new_before: P.
-        num_new: Q.
-        steps: sizes of candidates.
-        generator: draws the first directions; on the CPU.
-    """
+    """A convolution, batch norm and ReLU with P = ``num_new_before`` and Q = ``num_new`` new channels."""
 
     def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
         super().__init__(block.conv.weight.detach()[0], steps)
@@ -122,7 +112,7 @@ class CandidateBlock(CandidateLayer):
 
 
 class CandidateClassifier(CandidateLayer):
-    """The linear layer after the last candidates; for the arguments see `CandidateBlock`."""
+    """The linear layer after the last candidates."""
 
     def __init__(self, classifier: MemberLinear, num_new_before: int, steps: Steps, generator: Generator) -> None:
         super().__init__(classifier.weight.detach()[0], steps)

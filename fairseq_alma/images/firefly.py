@@ -63,8 +63,7 @@ def select_candidates(
 ) -> list[KeptCandidates]:
     """Keep candidates in the order of their scores while the next one brings the size closer to the requested size.
 
-    This is the "greedy selection" of Wu et al. 2020, with a limit of ``num_added`` parameters or neurons instead of
-    neurons only. Returns no candidates if each one is more than twice as large as ``num_added``.
+    This is the "greedy selection" of Wu et al. 2020, with a limit of ``num_added`` parameters or neurons.
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)
@@ -128,11 +127,7 @@ def grow_firefly(
 def amount_to_add(
     image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
-    """Return the number of parameters or neurons in a share; see `grow_firefly`.
-
-    Raises:
-        AlmaError: the share is not above 0, or too small for any channel of the network before its growth.
-    """
+    """Return the number of parameters or neurons in a share. Raises AlmaError if the share is too small."""
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper uses 0.25")
     first = [first_channels] * NUM_CONVOLUTIONS

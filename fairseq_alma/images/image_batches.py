@@ -84,7 +84,7 @@ class TrainingImages:
         orders = [
             rows[torch.randperm(len(rows), generator=one)] for rows, one in zip(self.rows, generators, strict=True)
         ]
-        for batch in zip(*(order.split(self.sizes(batch_size)) for order in orders), strict=True):
+        for batch in zip(*(order.split(batch_sizes(self.num_images, batch_size)) for order in orders), strict=True):
             if self.source.augment:
                 crops = [
                     self.source.augmented(self.images[rows], one) for rows, one in zip(batch, generators, strict=True)
@@ -93,9 +93,6 @@ class TrainingImages:
             else:
                 rows = torch.stack(batch)
                 yield self.images[rows], self.labels[rows]
-
-    def sizes(self, batch_size: int) -> list[int]:
-        return batch_sizes(self.num_images, batch_size)
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:

@@ -78,13 +78,7 @@ class ImageClassifier(BaseFairseqModel):
     def build_members(
         cls, cfg: Any, images: ImageKind, num_members: int, grown: Optional[GrownLayers] = None
     ) -> ImageNetwork:
-        """Build a network of several members without initial weights.
-
-        Args:
-            cfg: options of each member.
-            images: shape and number of classes.
-            num_members: N.
-            grown: sizes after growth; None: those of the options.
+        """Build a network of N members without initial weights; ``grown``: sizes after growth, None: of the options.
 
         Raises:
             AlmaError: the options do not fit together or do not fit the images.
@@ -122,12 +116,9 @@ class ImageClassifier(BaseFairseqModel):
 
 
 class ImageEnsemble(TrainedMembers, BaseFairseqModel):
-    """Several trained image models as one model, for the stock commands that do not train.
+    """Trained image models as one model, for commands that do not train; ``weights`` of members have the sum 1.
 
-    Args:
-        members: models from (B, C, H, W) images to (B, K) logits.
-        weights: of each member, at least 0, with sum 1.
-        embedded: members whose weights are in the checkpoint of the ensemble.
+    ``embedded`` has the numbers of the members whose parameters are in the checkpoint of the ensemble.
     """
 
     members: Any  # an nn.ModuleList; its type hides the type of the members from mypy

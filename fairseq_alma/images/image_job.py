@@ -26,21 +26,11 @@ if TYPE_CHECKING:
 class ImageJob:
     """The job of alma-stream on images, and the back end of its runs; see `loop.Backend`.
 
-    Args:
-        request: the parsed options before ``--``.
-        own_words: the words before ``--``.
-        words: the words after ``--``.
-        stream: the data.
-
-    Attributes:
-        trainer: trains and tests; None in a dry run.
-
-    Raises:
-        ValueError: an option after ``--`` is invalid.
+    ``own_words`` are the words before ``--``, ``words`` those after it. Raises ValueError if one of these is invalid.
     """
 
     unit = "image"
-    trainer: "Optional[StageTrainer]" = None
+    trainer: "Optional[StageTrainer]" = None  # set by the function of `prepare`
 
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]

@@ -63,13 +63,7 @@ TRAINING_OPTIONS = ("--optimizer", "--cpu", *flags_of(LoopOptions))
 
 
 class ImageTrainOptions:
-    """Options after ``--`` of a run on images, with the paper's values as defaults.
-
-    Args:
-        words: the words after ``--``.
-        learner: class of the learner.
-        for_photographs: whether the images are photographs such as CIFAR's, rather than digits.
-        preset: values of options that are not given; None: the defaults.
+    """Options after ``--`` of a run on images; defaults are from the preset, or from the paper.
 
     Attributes:
         values: option -> its words.

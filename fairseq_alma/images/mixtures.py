@@ -87,15 +87,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """A fully connected network with mixtures as hidden layers.
-
-    Args:
-        image_shape: (C, H, W).
-        num_classes: K.
-        width: neurons of each expert.
-        trees: gate tree of each hidden layer.
-        gate: ``soft`` or ``hard``.
-    """
+    """A fully connected network with mixtures as hidden layers: a gate tree for each, experts of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str
@@ -137,11 +129,7 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
 def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
-    """Split or copy the expert with the largest validation loss of each layer, in place; see `MixtureLayer.grow`.
-
-    Returns:
-        The number of that expert in each layer; for equal losses the smallest number.
-    """
+    """Split or copy the expert with the largest validation loss of each layer, in place; return these experts."""
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
         layer.grow(expert, generator, method)

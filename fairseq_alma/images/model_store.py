@@ -124,13 +124,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
 
 
 class ModelStore:
-    """Trained models of a run.
-
-    Args:
-        folder: of the run.
-        settings: of the run.
-        predicts_with: ``last`` weights of a model, or an average or copy in its own file.
-    """
+    """Trained models of a run; ``predicts_with``: ``last`` weights, or an average or copy in its own file."""
 
     def __init__(self, folder: RunFolder, settings: ImageSettings, predicts_with: str = "last") -> None:
         self.folder, self.settings, self.predicts_with = folder, settings, predicts_with

@@ -56,14 +56,14 @@ GROWTH_FLOPS = "growth_flops"
 
 
 class StageTrainer:
-    """Trains and tests the stages of some runs.
+    """Trains and tests the stages of some runs, which differ only by their seeds.
 
     Args:
-        settings: of the runs, which differ only by their seeds.
+        settings: of all runs.
         runs: their stages are trained together.
         shared_folder: folder for the unfinished training of several runs.
         keep_maps: write the experts of the test images after every stage, not only after the last stage.
-        features: of the trainings.
+        features: of all trainings.
         save_every: seconds between two saves of an unfinished training.
 
     Attributes:
@@ -147,12 +147,9 @@ class StageTrainer:
         return figures
 
     def _train_stage(self, work: StageWork, group: Sequence[tuple[ModelStore, Training]], unfinished: Path) -> None:
-        """Train the network of a stage from its beginning, or resume its training.
+        """Train a stage from its beginning or from the file of an ``unfinished`` training.
 
-        Args:
-            work: the stage, of the first run.
-            group: trainings in one network, each with the models of its run.
-            unfinished: file of an interrupted training.
+        ``group`` has the trainings in one network, each with the models of its run.
         """
         stage, how, seeds = work.plan.stage, self.settings.training(), [training.seed for _, training in group]
         rows = self.stream.train_indices(stage.megabatches)
@@ -170,7 +167,7 @@ class StageTrainer:
             total = part.num_updates or 0
             first = total - self.branch.num_updates(total)
             copy = (self.features.for_part(replace(part, is_branch=True)), first)
-            sizes = data.sizes(how.batch_size)
+            sizes = batch_sizes(data.num_images, how.batch_size)
             epochs, updates = divmod(first, len(sizes))
             images_of_copy = (how.max_epoch - epochs) * data.num_images - sum(sizes[:updates])
         orders = [seeded(seed, stage.index, ORDER) for seed in seeds]

@@ -17,45 +17,14 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_batches import TrainingImages
+from fairseq_alma.images.image_batches import TrainingImages, batch_sizes
 from fairseq_alma.images.image_train_options import LoopOptions
 from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly, member_logits
 from fairseq_alma.training.feature import Features
 
-PART = 65_536  # numbers: the five tensors of an optimizer take 256 KiB each and stay in the cache of a core
 COUNTS = ("ntokens", "nsentences", "sample_size")
 """Counts in the logs of fairseq's criterions: here the images of an update, over all members."""
 ROUNDING = 1e-9  # of a difference between two accuracies
-
-
-class FlatParameters:
-    """The parameters of a network and their gradients as parts of one tensor, so that an update has few operations.
-
-    For a network of ten small tensors most time of an update is the overhead of its operations; large tensors are cut
-    into parts that stay in the cache. AdaDelta, SGD and Adam are elementwise, so the parts do not change the result.
-    The parameters of the network become views of the parts.
-
-    Args:
-        network: on its device; its parameters must not be replaced afterwards.
-
-    Attributes:
-        parts: parameters of the optimizer, of at most `PART` numbers each on a CPU; one on a GPU.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        parameters = list(network.parameters())
-        flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
-        self._grad = torch.zeros_like(flat)
-        sizes = [parameter.numel() for parameter in parameters]
-        for parameter, data, grad in zip(parameters, flat.split(sizes), self._grad.split(sizes), strict=True):
-            parameter.data, parameter.grad = data.view_as(parameter), grad.view_as(parameter)
-        size = PART if flat.device.type == "cpu" else flat.numel()
-        self.parts = [nn.Parameter(part) for part in flat.split(size)]
-        for part, grad in zip(self.parts, self._grad.split(size), strict=True):
-            part.grad = grad
-
-    def zero_grad(self) -> None:
-        self._grad.zero_()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +85,9 @@ class StageTraining:
         self.network, self.data, self.settings = network, data, settings
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
-        self.parameters = FlatParameters(self.network)
-        self.optimizer = settings.build_optimizer(self.parameters.parts)
+        self.optimizer = settings.build_optimizer(list(network.parameters()))
         self.epoch = 0
-        self.updates_per_epoch = len(data.sizes(settings.batch_size))
+        self.updates_per_epoch = len(batch_sizes(data.num_images, settings.batch_size))
         self.states = [network.state_dict()] if settings.is_joint else network.member_states()  # views
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
         self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
@@ -158,7 +126,7 @@ class StageTraining:
         self.network.train()
         batches = self.data.epoch(self.settings.batch_size, self.generators)
         for update, (images, labels) in enumerate(batches, start=self.epoch * self.updates_per_epoch):
-            self.parameters.zero_grad()
+            self.optimizer.zero_grad()
             with self.features.around_forward(self.network):
                 loss = self._loss(images, labels)
             loss.backward()

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images import stage_training
-from fairseq_alma.images.image_batches import ImageInput, TrainingImages, bootstrap, seeded
+from fairseq_alma.images.image_batches import ImageInput, TrainingImages, batch_sizes, bootstrap, seeded
 from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG
 from fairseq_alma.images.predictions import predict
 from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
@@ -128,9 +127,7 @@ def test_an_epoch_is_better_if_it_gains_at_least_the_least_gain(score, best, gai
     assert settings.is_better(score, best) is better
 
 
-@pytest.mark.parametrize("part", [50, stage_training.PART])
-def test_an_update_is_that_of_a_plain_loop(part, monkeypatch):
-    monkeypatch.setattr(stage_training, "PART", part)
+def test_an_update_equals_that_of_a_plain_loop():
     training = training_of(build_mlp, [0], max_epoch=1, batch_size=37)
     plain = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 6), torch.nn.ReLU(),
@@ -175,8 +172,8 @@ def test_joint_members_train_and_predict_by_the_mean_or_sum_of_their_logits(how)
 @pytest.mark.parametrize(("select", "patience"), [("loss", None), ("accuracy", 2)])
 def test_a_training_without_a_finite_validation_loss_is_reported(select, patience):
     training = training_of(build_mlp, [0], max_epoch=2 if patience is None else 9, select=select, patience=patience)
-    for part in training.parameters.parts:
-        part.data.fill_(float("nan"))
+    for parameter in training.network.parameters():
+        parameter.data.fill_(float("nan"))
     with pytest.raises(AlmaError, match="diverged"):
         run(training)
 
@@ -185,7 +182,7 @@ def test_each_image_is_in_one_batch_of_an_epoch_and_a_single_last_image_joins_th
     images, _ = images_of(MLP_SHAPE, 33, seed=1)
     data = TrainingImages(images, torch.arange(33), [None, None], ImageInput([0.3], [0.2], False))
     batches = [batch for _, batch in data.epoch(16, [seeded(0), seeded(1)])]
-    assert [batch.size(1) for batch in batches] == [16, 17] == data.sizes(16)
+    assert [batch.size(1) for batch in batches] == [16, 17] == batch_sizes(33, 16)
     seen = torch.cat(batches, dim=1)
     assert all(sorted(member.tolist()) == list(range(33)) for member in seen)
     assert seen[0].tolist() != seen[1].tolist()
