@@ -31,10 +31,9 @@ from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.loading import (
-    change_when_loaded,
     check_architecture,
     check_weights,
-    note_task,
+    load_for_task,
     refuse_other_weights,
 )
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
@@ -161,8 +160,7 @@ class AlmaImageClassificationTask(StageTask):
         check_options(cfg)
         stream = ImageStream.open(cfg.data)
         task = cls(cfg, stream)
-        note_task("alma_image_classification")
-        change_when_loaded(str(cfg.continue_once), task.features.begin)
+        load_for_task(str(cfg.continue_once), task.features.begin)
         return task
 
     @in_one_line()

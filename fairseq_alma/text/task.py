@@ -43,10 +43,9 @@ from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.loading import (
-    change_when_loaded,
     check_architecture,
     check_weights,
-    note_task,
+    load_for_task,
     refuse_other_weights,
 )
 from fairseq_alma.training.saves import TimedSaves
@@ -145,8 +144,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         features = features_of(cfg)
         task = super().setup_task(cfg, **kwargs)
         task.stream, task.features = stream, features
-        note_task("alma_lm")
-        change_when_loaded(str(cfg.continue_once), features.begin)
+        load_for_task(str(cfg.continue_once), features.begin)
         return task
 
     @in_one_line()

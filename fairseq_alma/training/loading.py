@@ -7,7 +7,6 @@ Two functions of fairseq are replaced. Under tasks of other packages they stay u
   in one line.
 """
 
-import functools
 import os
 import sys
 from enum import Enum
@@ -37,17 +36,12 @@ _REMEDY = (
     "give the options that it was trained with, --reset-optimizer --reset-lr-scheduler --reset-meters "
     "--reset-dataloader to start a new training with its weights, or an unaltered checkpoint"
 )
-_tasks: set[str] = set()
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
+_stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
 
 
-def note_task(name: str) -> None:
-    """Record that this process uses a task of this package; all checkpoints are then loaded by `load_state`."""
-    _tasks.add(name)
-
-
-def change_when_loaded(path: str, change: Callable[[Checkpoint], None]) -> None:
-    """Register a function that changes a checkpoint in place when this process loads it."""
+def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
+    """Load all checkpoints of this process by `load_state`; ``change`` changes the one at ``path`` in place."""
     _changes.clear()
     _changes[path] = change
 
@@ -81,19 +75,19 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
 
 
 def _load_checkpoint_to_cpu(
-    load: Callable, path: str, arg_overrides: Optional[Mapping[str, Any]] = None, load_on_all_ranks: bool = False
+    path: str, arg_overrides: Optional[Mapping[str, Any]] = None, load_on_all_ranks: bool = False
 ) -> Any:
-    if _tasks or any(word.rpartition("=")[2] in TASKS for word in sys.argv[1:]):
+    if _changes or any(word.rpartition("=")[2] in TASKS for word in sys.argv[1:]):
         return load_state(path, arg_overrides)
-    return load(path, arg_overrides, load_on_all_ranks)
+    return _stock_load(path, arg_overrides, load_on_all_ranks)
 
 
-def _load_training(load: Callable, trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
+def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
     if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
-        return load(trainer, filename, *arguments, **more)
+        return _stock_load_training(trainer, filename, *arguments, **more)
     _ = trainer.optimizer  # built first, because errors in its options are not errors of the file
     try:
-        return load(trainer, filename, *arguments, **more)
+        return _stock_load_training(trainer, filename, *arguments, **more)
     except Exception as error:
         for each in causes(error):
             if isinstance(each, AlmaError):
@@ -105,21 +99,8 @@ def _load_training(load: Callable, trainer: Trainer, filename: str, *arguments: 
         raise AlmaError(f"{filename}: the training cannot resume ({reason[:300]}); {_REMEDY}") from error
 
 
-def replaced(function: Callable, by: Callable) -> Callable:
-    """Return a function that calls ``by(function, …)``; a replaced function is returned unchanged."""
-    if getattr(function, "is_replaced", False):
-        return function
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **more: Any) -> Any:
-        return by(function, *arguments, **more)
-
-    call.is_replaced = True  # type: ignore[attr-defined]
-    return call
-
-
-checkpoint_utils.load_checkpoint_to_cpu = replaced(checkpoint_utils.load_checkpoint_to_cpu, _load_checkpoint_to_cpu)
-Trainer.load_checkpoint = replaced(Trainer.load_checkpoint, _load_training)
+checkpoint_utils.load_checkpoint_to_cpu = _load_checkpoint_to_cpu
+Trainer.load_checkpoint = _load_training
 
 
 def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
