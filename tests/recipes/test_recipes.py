@@ -34,8 +34,9 @@ def programs(lines):
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.rglob("*.sh")), ids=lambda path: str(path.relative_to(RECIPES)))
-def test_every_recipe_is_valid_bash(recipe):
+def test_every_recipe_is_valid_bash_and_executable_if_it_names_its_interpreter(recipe):
     assert run("bash", "-n", recipe).returncode == 0
+    assert os.access(recipe, os.X_OK) == recipe.read_text(encoding="utf-8").startswith("#!")
 
 
 def test_the_single_model_is_trained_with_the_papers_settings(tmp_path):
