@@ -381,7 +381,3 @@ def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
             f"{sources[0].label}: {found:.2f} bytes per token, the first month has {usual:.2f}; the language or the "
             "encoding differs; give other text, or --another-language to accept it"
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main(None))
