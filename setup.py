@@ -47,7 +47,7 @@ setup(
     keywords=["fairseq", "language model", "mixture of experts", "anytime learning", "continual learning"],
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["fairseq_alma", "fairseq_alma.*", "data_prep", "data_prep.*"]),
-    package_data={"fairseq_alma.report": ["*.json", "*.jinja", "*.css"]},
+    package_data={"fairseq_alma.report": ["*.jinja", "*.css"]},
     install_requires=[
         *FAIRSEQ,
         "torch>=2.13",

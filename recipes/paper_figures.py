@@ -28,7 +28,6 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.experiment import Experiment, experiments
 from fairseq_alma.report.figures import STYLE, Drawing, looks, write
-from fairseq_alma.report.paper import paper_tables
 from fairseq_alma.report.read_run import RecordedRun, load_run
 
 EXPERTS_FILE = "test-experts.npz"
@@ -262,7 +261,7 @@ def draw_experts(groups: Sequence[Experiment]) -> Optional[Drawing]:
     for each, look in zip(complete, looks(complete), strict=True):
         course = each.course[each.course.experts.notna()]
         ours.plot(course.experts, course.average, label=each.name, **look)
-    for row in paper_tables()["table2"]:
+    for row in json.loads((Path(__file__).parent / "records/paper_tables.json").read_text())["table2"]:
         if row["size"] == "base" and None not in row["ppl"]:
             stages = [math.prod(map(int, part.split("@"))) for part in row["experts"].split(", ")]
             average = np.cumsum(row["ppl"]) / np.arange(1, 5)

@@ -24,7 +24,6 @@ class ReportOptions(Options):
         None, "directory for index.html, tables (.md, .csv, .tex) and figures (.png, .pdf)", metavar="DIR"
     )
     mix: bool = opt(False, "allow runs on different streams in one table; bits per byte are comparable")
-    paper: bool = opt(False, "add the paper's own numbers next to those of the runs (text)")
 
 
 def build_parser() -> Parser:
@@ -35,7 +34,7 @@ def build_parser() -> Parser:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-report``."""
-    arguments = ReportOptions.read(build_parser().parse_intermixed_args(argv))  # RUN --paper RUN
+    arguments = ReportOptions.read(build_parser().parse_intermixed_args(argv))  # RUN --mix RUN
     if arguments.out is not None:
         refuse_no_folder(arguments.out, "--out")
     from fairseq_alma.report.read_run import load_run  # imports pandas, which --help does not need
@@ -58,9 +57,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print_line(str(error), sys.stderr)
     if not runs:
         return 1
-    report = Report(runs, arguments.paper)
-    if arguments.paper and not any(table.name.startswith("paper") for table in report.tables):
-        print_line("--paper: no effect, none of these runs is a row of the paper's Tables 1 and 2 (text)", sys.stderr)
+    report = Report(runs)
     for line in report.text().splitlines():
         print(printable(line))
     if arguments.out is not None:

@@ -4,20 +4,16 @@ import math
 from typing import Optional, Sequence
 
 from fairseq_alma.report.experiment import Experiment, Spread, iid_pairs
-from fairseq_alma.report.paper import paper_controls, paper_perplexities
 from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.table import WAITING, Cell, Row, Table, count, filled, number, spread
 
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
 
 
-def all_tables(groups: Sequence[Experiment], paper: bool = False) -> list[Table]:
+def all_tables(groups: Sequence[Experiment]) -> list[Table]:
     """Return the tables of runs on one kind of data that are not empty."""
-    found = [result_table(groups), cost_table(groups), growth_table(groups), iid_table(groups)]
-    if paper and groups[0].first.is_text:
-        found += [paper_perplexities(groups), paper_controls(groups)]
-    found += [holdout_table(groups), evaluation_table(groups), run_table(groups)]
-    return [table for table in found if table.rows]
+    made = (result_table, cost_table, growth_table, iid_table, holdout_table, evaluation_table, run_table)
+    return [table for table in (make(groups) for make in made) if table.rows]
 
 
 def measure(run: RecordedRun) -> tuple[str, str, str]:

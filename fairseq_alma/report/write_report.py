@@ -22,7 +22,7 @@ from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import print_line
 
 PAGE, FIGURES = "index.html", "figures"
-TABLES = ("perplexity", "error", "cost", "growth", "iid", "paper", "paper_iid", "holdouts", "evaluation", "runs")
+TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluation", "runs")
 TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
 
@@ -32,13 +32,12 @@ class Report:
 
     Args:
         runs: at least one run, complete or not; all on one kind of data.
-        paper: whether to add the paper's own numbers.
     """
 
-    def __init__(self, runs: Sequence[RecordedRun], paper: bool = False) -> None:
+    def __init__(self, runs: Sequence[RecordedRun]) -> None:
         self.runs = runs
         self.groups = experiments(runs)
-        self.tables = all_tables(self.groups, paper)
+        self.tables = all_tables(self.groups)
         self.sentences = sentences(self.groups)
         self.own = list(own_numbers(runs[0])) if len(runs) == 1 else []
         samples = ((each.name, sample(run)) for each in self.groups for run in each.runs)

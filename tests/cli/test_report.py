@@ -79,15 +79,9 @@ def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
     one, other = write_run(tmp_path / "A"), write_run(tmp_path / "B", stream=text_stream(4, "b" * 64))
     assert main([str(one), str(other)]) == 1
     assert re.search(r"B: its stream .* is not the stream of .*A .*--mix", capsys.readouterr().err)
-    assert main([str(one), str(other), "--mix"]) == 0
+    assert main([str(one), "--mix", str(other)]) == 0
     images = write_run(tmp_path / "I", stream=image_stream(4))
     assert main([str(one), str(images), "--mix"]) == 1
-
-
-def test_an_option_without_effect_is_reported(tmp_path, capsys):
-    run = write_run(tmp_path / "R", stream=image_stream(4))
-    assert main([str(run), "--paper", str(run)]) == 0
-    assert capsys.readouterr().err.startswith("--paper: no effect")
 
 
 def test_without_matplotlib_only_the_figures_are_missing(tmp_path, monkeypatch, capsys):

@@ -9,16 +9,14 @@ from fairseq_alma.report.table import Cell, Table, show_count
 from fairseq_alma.report.tables import all_tables, shown_arrivals
 from tests.report.fakes import image_stream, text_stream, write_run
 
-BASE = {"--arch": "alma_switch_lm_base"}
-
 
 @pytest.fixture
 def tables(tmp_path):
     """Write runs and return the tables over them, by name."""
 
-    def make(*runs, paper=False):
+    def make(*runs):
         found = [load_run(write_run(tmp_path / str(number), **run)) for number, run in enumerate(runs)]
-        return {table.name: table for table in all_tables(experiments(found), paper)}
+        return {table.name: table for table in all_tables(experiments(found))}
 
     return make
 
@@ -65,20 +63,6 @@ def test_controls_stand_next_to_what_learns_sequentially_and_are_never_the_best(
     assert (row["k"].number, row["i.i.d."].number, row["sequential"].number, row["gap"].text) == (2, 10, 20, "+100.0%")
     marked = [row[-2][1] for row in found["perplexity"].body()]
     assert marked == [True, False, False]
-
-
-def test_the_papers_tables_stand_next_to_the_same_learners(tables):
-    runs = [
-        {"values": [40.0, 30.0, 25.0, last], "num_experts": (n,), "train_options": {**BASE, "--num-experts": str(n)}}
-        for n, last in ((4, 20.0), (12, 19.0))
-    ]
-    control = {"learner": "ens", "num_members": (2,), "train_options": BASE}
-    found = tables(*runs, {**control, "values": [40, 30, 25, 18]}, {**control, "values": [17.0], "iid": 4}, paper=True)
-    rows = {row["experts"]: row for row in found["paper"].rows}
-    assert rows["12"]["ours, of SM_w1"].number == pytest.approx(0.95)
-    assert rows["12"]["paper, of SM_w1"].number == pytest.approx(23.78 / 26.53)
-    (row,) = found["paper_iid"].rows
-    assert (row["paper gap"].text, row["our gap"].text) == ("+0.9%", "+5.9%")
 
 
 def test_figures_of_an_evaluation_have_a_row_each(tables):
