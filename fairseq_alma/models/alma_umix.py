@@ -2,7 +2,7 @@
 
     --arch alma_umix --num-members 5 --member-arch alma_mlp --member-options "--width 64"
 
-The members have the same architecture and differ only by their random initial weights.
+All members have the same architecture and different random initial weights.
 """
 
 import argparse
@@ -31,14 +31,14 @@ AlmaUMixConfig: Any = fairseq_config("AlmaUMixConfig", FairseqDataclass, [JointO
 
 @register_model(JOINT_MODEL, dataclass=AlmaUMixConfig)
 class AlmaUMix(BaseFairseqModel):
-    """Builds an `ImageClassifier` of several members."""
+    """Builder of an `ImageClassifier` with several members."""
 
     @classmethod
     def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
-        """Build the members, each with initial weights of its own.
+        """Build the members, each with its own initial weights.
 
         Raises:
-            AlmaError: if there is no such architecture, or the members' options are not its own or do not fit together.
+            AlmaError: the architecture cannot be a member, or the members' options are invalid.
         """
         check_options(cfg)
         model, config = build_member_config(cfg)
@@ -50,23 +50,17 @@ class AlmaUMix(BaseFairseqModel):
 
 
 class _MemberParser(argparse.ArgumentParser):
-    """Raises errors in one line that names --member-options."""
+    """Raises errors in one line that begins with --member-options."""
 
     def error(self, message: str) -> NoReturn:
-        raise AlmaError(f"--member-options: {message}; give options of the architecture that --member-arch names")
+        raise AlmaError(f"--member-options: {message}; give options of --member-arch")
 
 
 def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
-    """Read the members' options as fairseq-train reads those of ``--arch``.
-
-    Args:
-        cfg: has ``member_arch`` and ``member_options``.
-
-    Returns:
-        The class of the members and their configuration.
+    """Return the class of the members and their configuration, from ``member_arch`` and ``member_options``.
 
     Raises:
-        AlmaError: if the architecture cannot be a member, or an option is not one of its own.
+        AlmaError: the architecture cannot be a member, or has no such option.
     """
     possible = sorted(
         name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if hasattr(MODEL_REGISTRY[model], "build_joint")

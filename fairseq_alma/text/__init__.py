@@ -1,1 +1,1 @@
-"""Language: task, data, model, layers, criterion, and what trains and tests by fairseq's commands."""
+"""Text: task, data, models, criterion, and the steps of a stage, which are fairseq's commands."""

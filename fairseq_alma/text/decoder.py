@@ -47,17 +47,10 @@ class CachedAttention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, state: Optional[IncrementalState], dropout: float = 0.0
     ) -> Tensor:
-        """Attend to the present and earlier positions.
+        """Return (B, T, H x D), the attention to the present and earlier positions.
 
-        Args:
-            query: (B, H, T, D); with a state, the newest position alone (T = 1).
-            key: (B, K, T, D), where K divides H.
-            value: (B, K, T, D).
-            state: cache of keys and values, extended in place.
-            dropout: probability of dropping an attention weight in training.
-
-        Returns:
-            (B, T, H x D).
+        Queries are (B, H, T, D), keys and values (B, K, T, D), where K divides H. With a state, T = 1 is the newest
+        position, and the state's cache is extended in place.
         """
         if state is not None:
             cached = self.get_incremental_state(state, "attn_state")
@@ -77,12 +70,7 @@ class CachedAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, then a feed-forward part, each after a norm and added to the residual stream.
-
-    Attributes:
-        self_attn: attention; takes (B, T, M), the incremental state, and the positions of the decoder's `embed`.
-        dropout: probability of dropping an output of either part.
-    """
+    """Self-attention, then a feed-forward part, each after a norm and added to the residual stream."""
 
     self_attn: nn.Module
     dropout: float
@@ -94,16 +82,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
-        """Apply the layer.
+        """Map (B, T, M) to (B, T, M); of a Switch layer return the routing of B x T tokens and the statistics too.
 
-        Args:
-            x: (B, T, M).
-            padding: (B, T) bool, True where a token is padding.
-            state: cache of the attention.
-            positions: see `Decoder.embed`.
-
-        Returns:
-            (B, T, M), and for a Switch layer the routing of the B x T tokens (row by row) and its statistics.
+        The (B, T) padding is True where a token is padding; ``positions`` are those of `Decoder.embed`.
         """
         attention_norm, norm, feed_forward = self.parts()
         branch = self.self_attn(attention_norm(x), state, *positions)
@@ -141,11 +122,9 @@ class Decoder(FairseqIncrementalDecoder):
         self.register_buffer("logit_bias", None, persistent=False)
 
     def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the (B, T, M) input of the first layer, and tensors of the positions for the attention of each layer.
+        """Return the (B, T, M) input of the first layer, and tensors of the positions for each attention.
 
-        Args:
-            tokens: (B, T) int64.
-            state: cache; then only the newest position is embedded (T = 1).
+        With a state, only the newest position is embedded (T = 1).
         """
         raise NotImplementedError
 

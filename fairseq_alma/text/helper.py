@@ -53,13 +53,9 @@ REPORT_SECONDS = 5.0
 
 
 class Call(NamedTuple):
-    """A function to call in a child.
+    """The arguments of `call` for one child.
 
     Attributes:
-        function: ``module:name``.
-        arguments: arguments of the function; arguments and value are pickled.
-        words: the child's `sys.argv`; empty: unchanged.
-        log: file to which all output is appended; None: output is discarded.
         environment: all environment variables.
         folder: working directory.
         num_files: number of file descriptors that follow: descriptors to keep open, then the pipe.
@@ -75,7 +71,7 @@ class Call(NamedTuple):
 
 
 class Helper:
-    """The helper process, used by alma-stream."""
+    """The helper process."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
@@ -86,7 +82,6 @@ class Helper:
             self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[theirs.fileno()])
 
     def begin(self, call: Call, files: Sequence[int]) -> None:
-        """Start a call in a child."""
         try:
             self.connection.send(tuple(call))
             for file in files:
@@ -98,7 +93,6 @@ class Helper:
             raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); reinstall it") from error
 
     def close(self) -> None:
-        """End the process and its children."""
         self.process.kill()
         self.process.wait()
         self.connection.close()
@@ -130,9 +124,9 @@ def call(
 
     Args:
         function: ``module:name``.
-        arguments: arguments of the function.
-        words: command line for a function that reads `sys.argv`.
-        log: file for all output.
+        arguments: arguments of the function; arguments and value are pickled.
+        words: the child's `sys.argv`; empty: unchanged.
+        log: file to which all output is appended; None: output is discarded.
         environment: additional environment variables.
         num_procs: number of processes that run it together, each with the variables of ``torchrun``.
         files: descriptors that the children keep open, such as locks.

@@ -1,6 +1,6 @@
 """Cross entropy of a projection onto a large vocabulary, chunk by chunk.
 
-The fp32 logits of a whole batch (32,768 tokens, vocabulary size 50,000: 6.6 GB) would be the largest thing in memory.
+The fp32 logits of a complete batch would be the largest tensor: 6.6 GB for 32,768 tokens and a vocabulary of 50,000.
 
 Letters: S tokens, M model dim, V vocabulary size.
 """

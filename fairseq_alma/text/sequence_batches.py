@@ -53,8 +53,8 @@ class SequenceBatches(EpochBatchIterating):
         shard: rank of this process, and the number of processes.
         pad: index of the padding symbol.
         epoch: first epoch, from 1.
-        num_workers: processes that load data.
-        buffer_size: batches that are loaded ahead.
+        num_workers: number of processes that load data.
+        buffer_size: number of batches to load ahead.
         save_dir: checkpoint directory, for messages.
     """
 

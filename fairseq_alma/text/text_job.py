@@ -17,8 +17,8 @@ from fairseq_alma.text.defaults import Recipe, tokens_of
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.text_steps import (
     BEFORE_RECORD,
+    COMPLETE,
     UP_TO_BRANCH,
-    WHOLE,
     Average,
     Before,
     Count,
@@ -145,7 +145,7 @@ class TextJob:
         """Return the steps of a stage in order."""
         if folder.root != self.folder.root:
             return self.of(folder).steps(folder, plan)
-        parts = (UP_TO_BRANCH, BRANCH, WHOLE) if self.branch.copies else (WHOLE,)
+        parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if self.branch.copies else (COMPLETE,)
         steps: list[TextStep] = [Grow(self, plan, training) for training in plan.trainings if training.growth]
         steps.append(Before(self, plan))
         for training in plan.trainings:
@@ -187,13 +187,13 @@ class TextJob:
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
         """Return the updates of a part of a training, without those before a branch; None: epochs end it."""
-        whole = self.stage_updates(training.model.stage)
-        if whole is None or part == WHOLE:
-            return whole
-        branch = self.branch.num_updates(whole, self.first_update(training))
-        return branch if part == BRANCH else whole - branch
+        total = self.stage_updates(training.model.stage)
+        if total is None or part == COMPLETE:
+            return total
+        branch = self.branch.num_updates(total, self.first_update(training))
+        return branch if part == BRANCH else total - branch
 
-    def first_update(self, training: Training, part: str = WHOLE) -> int:
+    def first_update(self, training: Training, part: str = COMPLETE) -> int:
         """Return the number of updates of the optimizer before a part of a training."""
         stage = training.model.stage
         is_carried = self.carries_optimizer and training.start is not None
@@ -206,8 +206,8 @@ class TextJob:
         found = file_identity(last), file_identity(predicting)
         if self.stripped.get(last) == found:
             return
-        alone = [] if self.carries_optimizer else [last]
-        for path in [*alone, *([predicting] if self.keeps_best or self.branch.copies else [])]:
+        finished = [] if self.carries_optimizer else [last]
+        for path in [*finished, *([predicting] if self.keeps_best or self.branch.copies else [])]:
             call("fairseq_alma.text.stage_checkpoints:drop_optimizer_state", path)
         stage_checkpoints.keep_only_last(last.parent, [predicting.name])
         if self.branch.copies:

@@ -40,7 +40,7 @@ NEVER = 1_000_000_000
 NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
-WHOLE, UP_TO_BRANCH = "whole", "up to branch"
+COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
 """Parts of a training; the third is `BRANCH`, which is also the name of the branch's folder."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
@@ -169,10 +169,10 @@ class Train(TrainingStep):
     """Trains one model, or a part of its training.
 
     Attributes:
-        part: ``WHOLE``: to the end; ``UP_TO_BRANCH``: until a copy branches off; ``BRANCH``: that copy.
+        part: ``COMPLETE``: to the end; ``UP_TO_BRANCH``: until a copy branches off; ``BRANCH``: that copy.
     """
 
-    part: str = WHOLE
+    part: str = COMPLETE
 
     @property
     def folder(self) -> Path:
@@ -239,7 +239,7 @@ class Train(TrainingStep):
         """Return the options after ``--``, with the lengths, sizes and curves of this training."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
-        if num_updates is not None and (job.carries_optimizer or self.part != WHOLE or job.lengths is not None):
+        if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
         if job.recipe is not None and TOTAL in job.recipe.chosen:
@@ -262,7 +262,7 @@ class Train(TrainingStep):
         # The final checkpoints must be on the disk before stage.json.
         final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST))
         stage_checkpoints.synchronise(*final, self.folder)
-        if self.part == UP_TO_BRANCH:  # the whole training counts it too
+        if self.part == UP_TO_BRANCH:  # the complete training counts it too
             return {}
         flops = _facts(self.folder / LAST_CHECKPOINT).train_flops_per_token
         found: dict[str, Any] = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}

@@ -140,7 +140,7 @@ class TrainOptions:
         if values is None:
             return None
         if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
-            raise ValueError(f"{name} {' '.join(values)} after the --: a whole number of at least 1 is required")
+            raise ValueError(f"{name} {' '.join(values)} after the --: a positive integer is required")
         return int(values[0])
 
 

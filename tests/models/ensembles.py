@@ -12,7 +12,7 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkp
 from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 from tests.text.models import config_of, dictionary_of
 
-NUM_TOKENS = 46  # beside fairseq's four
+NUM_TOKENS = 46  # without fairseq's four symbols
 
 
 def task_of(path=None, num_tokens=NUM_TOKENS):

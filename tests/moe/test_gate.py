@@ -32,8 +32,7 @@ def features(seed=2):
 def walk(nested, position, path, gate, image):
     """Yield expert, probability and whether it is where the best choices lead, for everything below a choice.
 
-    The rows of a choice are found by its path, as a dictionary of the tree says: no row arithmetic is shared with the
-    layer, which numbers them breadth first.
+    The dictionary of the tree gives the row of each path: the test shares no row arithmetic with the layer.
     """
     rows = gate.tree.paths()
     logits = [

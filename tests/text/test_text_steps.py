@@ -157,7 +157,7 @@ def test_growth_precedes_training_and_is_tested_once(job, launched, monkeypatch)
     assert record["after_growth"]["valid"]["loss"] == 3.0
     launched.programs.clear()
     launched.loss = 4.0
-    assert figures_of(job, plan)["after_growth"] == record["after_growth"]  # what grew may be gone
+    assert figures_of(job, plan)["after_growth"] == record["after_growth"]  # the grown checkpoint may be removed
     assert launched.programs == ["fairseq-eval-lm"]
 
 
@@ -181,10 +181,10 @@ def test_nothing_is_removed_before_the_kept_files_are_on_the_disk(job, monkeypat
 
     def fail(*paths):
         assert paths == (after, after.parent)
-        raise OSError("the disk is gone")
+        raise OSError("the disk has failed")
 
     monkeypatch.setattr(stage_checkpoints, "synchronise", fail)
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError, match="the disk has failed"):
         job.keep_only(job.folder, range(2), second.predictors, [second.trainings[0].start])
     assert before.is_file()
 

@@ -26,9 +26,9 @@ def test_options_set_by_alma_stream_are_refused_also_when_abbreviated(name):
     [
         (["--max-update", "5"], "no --arch"),
         (["--arch", "x"], "neither --max-update nor --max-epoch"),
-        (["--arch", "x", "--max-update", "many"], "--max-update many .*whole number"),
-        (["--arch", "x", "--max-update", "0"], "--max-update 0 .*at least 1"),
-        (["--arch", "x", "--max-epoch"], "whole number"),
+        (["--arch", "x", "--max-update", "many"], "--max-update many .*positive integer"),
+        (["--arch", "x", "--max-update", "0"], "--max-update 0 .*positive integer"),
+        (["--arch", "x", "--max-epoch"], "--max-epoch .*positive integer"),
         ([*BASE, "--num-experts", "0"], "--num-experts 0: a number of at least 1 is needed"),
         ([*BASE, "--autocast", "fp16"], "--autocast fp16: choose from bf16"),
         ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after the --: needs --criterion alma_switch"),
