@@ -1,12 +1,14 @@
 """Sentences of a report: the best learner; for a single run on text, its newest model."""
 
 import math
+import re
 from typing import Iterator, Optional, Sequence
 
 from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.table import show_count
 from fairseq_alma.report.tables import measure
+from fairseq_alma.runs.run_folder import RunFolder
 
 SAMPLE = "sample.txt"
 """Optional file in the folder of a run with text of its newest model."""
@@ -46,7 +48,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
 
 
 def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Yield titles and sentences about a run on text: the newest model and the gain of the last arrival."""
+    """Yield titles and sentences about a run on text: newest model, gain of the last arrival, training loss."""
     done = run.done
     if not run.is_text or done.empty:
         return
@@ -64,6 +66,11 @@ def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
             "Last arrival",
             f"test perplexity {100 * abs(1 - last.value / before):.1f} % {better} than before ({before:.2f})",
         )
+    log = RunFolder(run.path).stage_folder(int(last.stage)) / "train-member-0.log"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
+        train = 2 ** float(losses[-1])  # fairseq logs bits per token
+        yield "Training and test", f"perplexity {train:.2f} in the last epoch of training, {last.value:.2f} on test"
 
 
 def sample(run: RecordedRun) -> Optional[str]:

@@ -39,9 +39,12 @@ def test_a_single_experiment_or_one_that_is_not_complete_says_nothing(runs):
 def test_a_single_run_is_described(runs):
     (run,) = runs({"values": [30.0, 24.0], "stream": text_stream(2)})
     (run.path / "sample.txt").write_text("In the beginning\n")
+    log = '2026 | INFO | train | {"epoch": 1, "train_loss": "5", "train_nll_loss": "4.0", "train_ppl": "16"}\n'
+    (run.path / "stage-001" / "train-member-0.log").write_text(log)
     told = dict(own_numbers(run))
     assert told["Newest model"].startswith("after mega-batch 2 of 2: test perplexity 24.00, 1.146 bits per byte, 1k")
     assert told["Last arrival"] == "test perplexity 20.0 % lower than before (30.00)"
+    assert told["Training and test"] == "perplexity 16.00 in the last epoch of training, 24.00 on test"
     assert sample(run) == "In the beginning"
 
 
