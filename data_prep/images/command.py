@@ -147,9 +147,9 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
         if existing is not None:
             refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
             return None
-        what = images.images, images.labels, images.num_train, images.dataset, images.num_classes
+        data = images.images, images.labels, images.num_train, images.dataset, images.num_classes
         how = options.megabatches, options.seed, options.valid_fraction, images.augment, (record,)
-        built = write_image_stream(root / "stream", *what, *how)
+        built = write_image_stream(root / "stream", *data, *how)
         stream = replace(built, root=options.out)
         publish_stream(root / "stream", stream)
     return stream, images

@@ -1,4 +1,4 @@
-"""Small streams of images that can be learned: each class is a bright patch at a place of its own, under noise."""
+"""Small streams of learnable images: each class is a bright patch at its own position, with noise."""
 
 from pathlib import Path
 

@@ -49,7 +49,7 @@ def are_equal(one, other):
 
 
 def run_forked(arguments, kill_at=0):
-    """Run the command in a forked process that saves after each epoch, and is killed right after so many saves."""
+    """Run the command in a fork that saves after each epoch; kill it after save number ``kill_at``."""
     saves = []
 
     def save(*arguments, write=stage_trainer.write_unfinished):
@@ -78,20 +78,20 @@ def run_forked(arguments, kill_at=0):
     ids=["average of two seeds", "copies"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, tested, stream, tmp_path):
-    whole, cut = (command(stream, tmp_path / name, *options) for name in ("whole", "cut"))
-    assert run_forked(whole) == 0
+    complete, cut = (command(stream, tmp_path / name, *options) for name in ("complete", "cut"))
+    assert run_forked(complete) == 0
     for saves in (5, 7):
         assert run_forked(cut, kill_at=saves) == -signal.SIGKILL
     assert run_forked(cut) == 0
     for run in runs:
-        first, second = tmp_path / "whole" / run, tmp_path / "cut" / run
+        first, second = tmp_path / "complete" / run, tmp_path / "cut" / run
         assert len(records(first)) == 2 and records(second) == records(first)
         assert are_equal(weights(first), weights(second)) and are_equal(
             weights(first, name=tested), weights(second, name=tested)
         )
 
 
-def test_a_copy_decays_as_the_model_would_and_leaves_it_as_it_would_be(stream, tmp_path):
+def test_a_copy_has_a_decaying_rate_and_does_not_change_the_model(stream, tmp_path):
     options = {"plain": [], "copy": COPY}
     for name, own in options.items():
         assert main(command(stream, tmp_path / name, *own, "--keep-checkpoints")) == 0
@@ -122,7 +122,7 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "words", "said"),
+    ("options", "words", "reason"),
     [
         ([*COPY, "--ema-half-life", "1/8"], [], "--ema-half-life 1/8: --branch-share 0.3 also selects"),
         (COPY, ["--patience", "2"], "--branch-share: needs a fixed number of updates per stage; omit --patience"),
@@ -130,13 +130,13 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path
         ([], ["--branch-from", "2"], "--branch-from after the --: not an option of training on images"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_one_line(options, words, said, stream, tmp_path, capsys):
-    assert said in usage_error(capsys, main, command(stream, tmp_path / "R", *options, words=words))
+def test_conflicting_options_are_refused_in_one_line(options, words, reason, stream, tmp_path, capsys):
+    assert reason in usage_error(capsys, main, command(stream, tmp_path / "R", *options, words=words))
     assert not (tmp_path / "R").exists()
 
 
 class Watch(Feature):
-    """Notes what an update finds and leaves."""
+    """Records the learning rate before and the weights after each update."""
 
     is_on = True
 
@@ -166,7 +166,7 @@ def training_with(*features):
     return StageTraining(network, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
 
 
-def test_what_is_tested_is_the_average_of_the_definition_at_the_best_epoch_of_each_member():
+def test_the_tested_weights_are_the_average_at_the_best_epoch_of_each_member():
     watch = Watch()
     training = training_with(WeightAverage(ema_half_life="1/8"), watch)
     while not training.is_over:

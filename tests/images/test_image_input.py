@@ -1,4 +1,4 @@
-"""What is done to images before a network sees them, one by one and in fairseq's batches."""
+"""Normalize, crop and flip images; batches for fairseq."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def seeded(seed):
 
 
 def bytes_of(num_images, height=6, width=9, seed=0):
-    """Distinct enough that a crop is found at one place."""
+    """Return random bytes, so that every crop is distinct."""
     return torch.randint(1, 256, (num_images, 3, height, width), generator=seeded(seed), dtype=torch.uint8)
 
 
@@ -46,14 +46,14 @@ def test_normalised_images_are_those_of_the_formula(source):
         torch.testing.assert_close(found[:, channel], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_every_augmented_image_is_one_crop_of_its_own_padded_image(source):
+def test_every_augmented_image_is_a_crop_of_its_padded_image(source):
     images = bytes_of(50)
     for image, found in zip(images, source.augmented(images, seeded(1)), strict=True):
         same = (all_crops(image, source) == found).flatten(3).all(dim=3)  # flipped?, row, column
         assert same.any()
 
 
-def test_all_places_and_both_directions_come_up_about_equally_often(source):
+def test_all_crops_and_both_directions_are_about_equally_frequent(source):
     image = bytes_of(1)
     crops = all_crops(image[0], source).flatten(3)
     found = source.augmented(image.expand(1620, -1, -1, -1), seeded(1)).flatten(1)

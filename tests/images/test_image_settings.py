@@ -1,4 +1,4 @@
-"""Options after ``--`` that make no training: one line each, before anything is written."""
+"""Invalid options after ``--``: one line each, before anything is written."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def settings_of(images, *words):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (["--batch-size", "0"], "--batch-size 0: a number of at least 1 is needed"),
         (["--lr", "0"], "--lr 0: a number above 0 is needed"),
@@ -39,8 +39,8 @@ def settings_of(images, *words):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_makes_no_training_is_refused_in_one_line(words, said, images):
-    with pytest.raises(ValueError, match=said) as error:
+def test_invalid_options_are_refused_in_one_line(words, reason, images):
+    with pytest.raises(ValueError, match=reason) as error:
         settings_of(images, *words)
     assert "\n" not in str(error.value)
 

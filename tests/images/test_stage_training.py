@@ -145,14 +145,14 @@ def test_an_update_equals_that_of_a_plain_loop():
 
 def test_a_resumed_training_ends_with_the_same_bits():
     options = {"members": [0, 1], "patience": 2, "max_epoch": 6}
-    whole, first, second = (training_of(build_mlp, **options) for _ in range(3))
-    run(whole)
+    complete, first, second = (training_of(build_mlp, **options) for _ in range(3))
+    run(complete)
     for _ in range(3):
         first.run_epoch()
     second.load_state_dict(first.state_dict())
     run(second)
-    assert second.units == whole.units
-    for name, tensor in whole.network.state_dict().items():
+    assert second.units == complete.units
+    for name, tensor in complete.network.state_dict().items():
         assert torch.equal(second.network.state_dict()[name], tensor)
 
 

@@ -34,7 +34,7 @@ def stream(tmp_path_factory):
 
 
 def stock(folder, command, stream, *words):
-    """Run a stock command of fairseq in a folder. Returns what it printed."""
+    """Run a stock command of fairseq in a folder; return its output."""
     line = [command, str(stream), "--user-dir", os.path.dirname(fairseq_alma.__file__), "--cpu", "--num-workers", "0"]
     done = run_script([*line, "--task", "alma_image_classification", *words], cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -43,7 +43,7 @@ def stock(folder, command, stream, *words):
 
 @pytest.fixture(scope="module")
 def trained(stream, tmp_path_factory):
-    """A folder with a network that fairseq-train has trained on the stage of mega-batches 2 and 3."""
+    """Return a folder with a network that fairseq-train trained on mega-batches 2 and 3, and the output."""
     folder = tmp_path_factory.mktemp("trained")
     words = ["--megabatch", "3", "--wait", "2", "--criterion", "alma_image_cross_entropy", "--arch", "alma_mlp"]
     words += ["--width", "16", "--optimizer", "adadelta", "--lr", "1.0", "--max-epoch", "12", "--batch-size", "32"]
@@ -54,7 +54,7 @@ def trained(stream, tmp_path_factory):
 
 
 def plain_network(checkpoint):
-    """Return a function that computes the network from its weights by nothing but matrix products."""
+    """Return a function that computes the network from its weights with matrix products only."""
     with torch.serialization.safe_globals([argparse.Namespace]):  # where fairseq keeps the options of AdaDelta
         weights = list(torch.load(checkpoint, weights_only=True)["model"].values())
 
@@ -133,7 +133,7 @@ def test_a_stage_has_the_images_of_its_mega_batches(stream, options, megabatches
     assert rows_of(stream, "test", **options) == images.test_indices().tolist()
 
 
-def test_without_a_stage_valid_is_that_of_all_mega_batches_and_there_is_nothing_to_train_on(stream):
+def test_without_a_stage_valid_is_that_of_all_mega_batches_and_train_is_refused(stream):
     images = ImageStream.open(stream)
     assert rows_of(stream, "valid") == images.valid_indices(range(4)).tolist()
     with pytest.raises(AlmaError, match="--megabatch: missing; give the number"):
@@ -141,14 +141,14 @@ def test_without_a_stage_valid_is_that_of_all_mega_batches_and_there_is_nothing_
 
 
 @pytest.mark.parametrize(
-    ("options", "split", "said"),
+    ("options", "split", "reason"),
     [
         ({"megabatch": 1, "wait": 3}, "train", "--megabatch 1"),
         ({}, "dev", "'dev'"),
     ],
 )
-def test_stages_and_splits_that_do_not_exist_are_refused(stream, options, split, said):
-    with pytest.raises(AlmaError, match=said):
+def test_stages_and_splits_that_do_not_exist_are_refused(stream, options, split, reason):
+    with pytest.raises(AlmaError, match=reason):
         rows_of(stream, split, **options)
 
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
     folder, _ = trained
     task = task_of(stream)
     task.cfg.save_dir = str(folder / "model")
-    with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: its model has other sizes than the command; .*width 16"):
+    with pytest.raises(AlmaError, match=r"checkpoint_last\.pt: the model has other sizes than the command; .*width 16"):
         task.build_model(model_config(_name="alma_mlp", width=5))
 
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
         ("alma_umix", {"member_options": "--channels 4 --last-pool max"}, "--last-pool 'max' in --member-options"),
     ],
 )
-def test_a_model_that_differs_in_no_size_is_not_trained_on_as_another(arch, trained_with, flag, tmp_path):
+def test_a_checkpoint_with_other_options_but_equal_sizes_is_refused(arch, trained_with, flag, tmp_path):
     large = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=(3, 32, 32))
     if arch == "alma_umix":
         sizes = {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"}
