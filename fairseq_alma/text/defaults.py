@@ -1,8 +1,8 @@
-"""The defaults of a run on text: what a good model needs and the user did not give, from one table.
+"""Defaults of a run on text, from one table: model, optimizer and length.
 
-Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm`` only options are filled in
-that have no default in fairseq, or one that trains no language model (``--lr`` 0.25). What was measured is in
-``docs/reference/defaults.md``. Neither torch nor fairseq: a dry run imports neither.
+Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm`` only options get a default
+that have none in fairseq, or one that trains no language model (``--lr`` 0.25). ``docs/reference/defaults.md`` has the
+measurements. This module imports neither torch nor fairseq, for dry runs.
 """
 
 import math
@@ -23,13 +23,13 @@ class Row(NamedTuple):
     """Defaults of a run.
 
     Attributes:
-        tokens: the row holds for runs that read at most this many tokens, all passes counted.
-        width: model dimension; heads are 32 wide, 64 from width 512 on.
-        layers: of the decoder.
-        length: tokens of a sequence.
-        batch: sequences of an update.
-        rate: learning rate of Muon for weight matrices; Adam has 0.15 times as much for the others, and 1.5 times as
-            much for input embeddings (``muon``'s defaults).
+        tokens: largest number of tokens that a run with this row reads, all passes counted.
+        width: model dimension; heads have 32 dimensions, 64 from width 512 on.
+        layers: number of layers.
+        length: tokens in a sequence.
+        batch: sequences in an update.
+        rate: learning rate of Muon for weight matrices; Adam's rate for other parameters is 0.15 times this rate, for
+            input embeddings 1.5 times (``muon``'s defaults).
     """
 
     tokens: float
@@ -52,14 +52,14 @@ TABLE = (
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""All defaults of model and optimizer. A ``--size`` takes the model from one row and the updates from another."""
+"""All defaults of model and optimizer. With ``--size`` the model is from one row and the updates from another."""
 HALF_LIFE = "1/16"
 AT_ONCE = 8192
-"""Tokens that are computed together; larger updates are made in several steps (``--update-freq``)."""
+"""Maximum number of tokens in a batch; larger updates have several batches (``--update-freq``)."""
 MANY_PASSES = 4
-"""From more passes on dropout and weight decay are needed."""
+"""With more passes, a run gets dropout and weight decay."""
 START_FACTOR = 0.1
-"""Of the rate where a run begins with a trained model."""
+"""Factor of the learning rate in a run that starts from a trained model."""
 PAPER = {
     "--arch": "alma_switch_lm_base",
     "--num-experts": "4",
@@ -74,24 +74,24 @@ PAPER = {
     "--batch-size": "8",
     "--update-freq": "24",
 }
-"""``--preset paper``: v5, Appendix A; ``recipes/lm`` names the source of each."""
+"""``--preset paper``: v5, Appendix A; ``recipes/lm`` cites the source of each value."""
 OWN_MODEL = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Options that are filled in for a model of the user's, with those that are filled in only together with them."""
+"""Options with a default for other architectures, and the options that get a default together with each of them."""
 ENDS = ("--max-update", "--max-epoch")
 SAME = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": ENDS}
-"""Options that replace one another."""
+"""Options that make a default unnecessary."""
 
 
 @dataclass(frozen=True)
 class Preferences:
-    """Options of alma-stream that decide about defaults.
+    """Options of alma-stream that change the defaults.
 
     Attributes:
-        size: parameters; None: by the text.
-        passes: through each stage's text; None: 1.
-        is_paper: ``--preset paper``.
+        size: number of parameters; None: by the amount of text.
+        passes: passes through the text of each stage; None: 1.
+        is_paper: whether ``--preset paper`` is given.
     """
 
     size: Optional[int] = None
@@ -99,22 +99,22 @@ class Preferences:
     is_paper: bool = False
 
     def record(self, arch: Optional[str]) -> dict[str, Any]:
-        """Return it for run.json, with the ``--arch`` after ``--``."""
+        """Return the preferences and the ``--arch`` after ``--`` for run.json."""
         return {"size": self.size, "preset": "paper" if self.is_paper else None, "arch": arch}
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the defaults depend on besides the text.
+    """Properties of a run that change the defaults.
 
     Attributes:
-        owned: options after ``--`` that the learner decides.
-        num_experts: of the first stage, if the learner decides.
-        continues: whether a stage begins with the weights of the one before.
-        features: options of features by their names, None where they are not given.
-        tests_otherwise: whether an option decides what of a stage is tested.
-        has_beginning: whether the run begins with a checkpoint.
-        num_procs: processes that share an update.
+        owned: options after ``--`` that the learner sets.
+        num_experts: experts in the first stage, if the learner sets them.
+        continues: whether a stage starts with the weights of the stage before.
+        features: options of features by name; None: not given.
+        tests_otherwise: whether an option selects the tested weights of a stage.
+        has_beginning: whether the run starts from a checkpoint.
+        num_procs: number of processes that share an update.
     """
 
     owned: Mapping[str, str] = field(default_factory=dict)
@@ -128,15 +128,15 @@ class Context:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The options after ``--``, complete.
+    """The options of a run with defaults.
 
     Attributes:
-        words: the defaults, then the user's.
-        chosen: the defaults: option -> value.
-        features: defaults of options before ``--``: name -> value.
-        passes: through each stage's text; None: ``--max-update`` or ``--max-epoch`` is the user's.
-        record: for run.json; None: nothing was filled in.
-        lines: what was chosen, to be printed.
+        words: words after ``--``: the defaults, then the user's words.
+        chosen: defaults after ``--``: option -> value.
+        features: defaults before ``--``: name -> value.
+        passes: passes through the text of each stage; None: the user gives ``--max-update`` or ``--max-epoch``.
+        record: record for run.json; None: there are no defaults.
+        lines: printed description of the defaults.
     """
 
     words: list[str]
@@ -147,7 +147,7 @@ class Recipe:
     lines: Sequence[str] = ()
 
     def lengths(self, tokens: Sequence[int]) -> Optional[list[int]]:
-        """Return the updates of each stage, given its tokens; None: the user has given them."""
+        """Return the updates of each stage from its tokens; None if the user gives the length."""
         if self.passes is None:
             return None
         per_update = tokens_per_update({name: " ".join(values) for name, values in group_words(self.words)})
@@ -155,22 +155,22 @@ class Recipe:
 
 
 def tokens_of(stream: Stream, stage: Stage) -> int:
-    """Return the tokens of a stage's mega-batches."""
+    """Return the number of tokens in the mega-batches of a stage."""
     return sum(stream.megabatch(t).num_tokens for t in stage.megabatches)
 
 
 def num_updates(passes: float, tokens: int, tokens_per_update: int) -> int:
-    """Return the updates of a stage."""
+    """Return the number of updates of a stage, at least 1."""
     return max(1, round(passes * tokens / tokens_per_update))
 
 
 def num_heads(width: int) -> int:
-    """Return the number of attention heads of an ``alma_transformer_lm`` of that width; it may not divide the width."""
+    """Return the number of attention heads of an ``alma_transformer_lm``; it may not divide the width."""
     return max(1, width // (32 if width < 512 else 64))
 
 
 def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
-    """Return the parameters of an ``alma_transformer_lm`` with experts in every second layer (1: dense)."""
+    """Return the number of parameters of an ``alma_transformer_lm`` with experts in every second layer (1: dense)."""
     heads = num_heads(width)
     experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
     ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
@@ -178,20 +178,20 @@ def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -
 
 
 def row_of(tokens: float) -> Row:
-    """Return the row for a run that reads that many tokens."""
+    """Return the row for a run that reads this number of tokens."""
     return next(row for row in TABLE if tokens <= row.tokens)
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return the row, of any width, whose model has about that many parameters. Raises ValueError if there is none."""
+    """Return a row whose model has about ``size`` parameters. Raises ValueError if there is none."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
-            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary; give a "
-            "number of these"
+            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary; give such a "
+            "number"
         )
     return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]
 
@@ -204,28 +204,28 @@ def complete(
     vocab_size: int = 0,
     before: Optional[Mapping[str, Any]] = None,
 ) -> Recipe:
-    """Fill in what is missing after ``--``.
+    """Add defaults to the options of a run.
 
     Args:
-        words: of the user.
-        preferences: of the user.
-        context: of the run.
-        tokens: of each stage, read once; None: there is no stream yet.
-        vocab_size: of its tokenizer.
-        before: ``recipe`` of the run.json that is there: its model and rates stay; passes are those that are given now.
+        words: words after ``--``.
+        preferences: options before ``--``.
+        context: properties of the run.
+        tokens: tokens of each stage; None: a dry run without a stream.
+        vocab_size: vocabulary size of the stream's tokenizer.
+        before: ``recipe`` in an existing run.json, whose model and rates are kept; ``passes`` may change.
 
     Raises:
-        ValueError: options contradict each other; the message begins with one.
+        ValueError: options contradict each other; the message begins with one of them.
     """
     given = {name: " ".join(values) for name, values in group_words(words)}
     arch = given.get("--arch")
     is_own_model = arch is not None and arch not in TRANSFORMER_SIZES
     if arch is not None and preferences.size is not None:
-        raise ValueError("--size: chooses a model, and so does --arch after the --; give one of them")
+        raise ValueError("--size: sets the model, and --arch after the -- sets it too; give one of them")
     if preferences.passes is not None and any(end in given for end in ENDS):
         raise ValueError("--passes: --max-update or --max-epoch after the -- sets the length too; give one of them")
-    asked = preferences.record(arch)
-    if before is not None and asked in (before["preferences"], Preferences().record(before["preferences"]["arch"])):
+    requested = preferences.record(arch)
+    if before is not None and requested in (before["preferences"], Preferences().record(before["preferences"]["arch"])):
         return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context)
     has_end = any(end in given for end in ENDS)
     if is_own_model and has_end and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
@@ -250,29 +250,28 @@ def complete(
     if filled.get("--lr-scheduler") == "polynomial_decay":
         rows["--total-num-update"] = str(updates)
     chosen = _missing(rows, given, context.owned)
-    features = {} if is_own_model or preferences.is_paper else _features({**chosen, **given}, context)
+    filled = {**chosen, **given}
+    features: dict[str, Any] = {}
+    if not is_own_model and not preferences.is_paper:
+        is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
+        features |= {} if context.tests_otherwise else {"ema_half_life": HALF_LIFE}
+        features |= {"carry_optimizer": True} if context.continues and is_endless else {}
     model_line = f"{filled['--arch']}"
     if "--decoder-embed-dim" in chosen:
         experts = int(filled.get("--num-experts") or context.num_experts or 1)
         width, layers = int(filled["--decoder-embed-dim"]), filled.get("--decoder-layers")
-        if layers is None:  # the learner decides
+        if layers is None:  # the learner sets it
             model_line += f", width {width}, layers by --grow-schedule, "
         else:
             model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters: "
             model_line += f"width {width}, {layers} layers, "
         model_line += "dense" if experts == 1 else f"{experts} experts in every second"
-    record = {
-        "preferences": asked,
-        "passes": passes,
-        "chosen": chosen,
-        "features": features,
-        "lines": [f"model: {model_line}"],
-    }
-    return _recipe(words, given, record, context)
+    record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features}
+    return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context)
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
-    """Return the default options of a row of the table, as words."""
+    """Return the default options of a row of the table, option -> word."""
     arch = given.get("--arch", "alma_transformer_lm")
     steps = context.num_procs * math.ceil(row.batch * row.length / (AT_ONCE * context.num_procs))
     many = passes > MANY_PASSES
@@ -292,7 +291,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     }
     rows |= {"--update-freq": steps} if steps > 1 else {}
     if arch in TRANSFORMER_SIZES:
-        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # Adam's, from the same table
+        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # the rate of Adam
         rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_beginning else 1)}
     else:
         width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
@@ -302,7 +301,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
 
 
 def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of some rows that are to be filled in."""
+    """Return the default options that are neither given nor set by the learner."""
 
     def is_missing(flag: str) -> bool:
         return not any(each in given for each in SAME.get(flag, (flag,)))
@@ -315,7 +314,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
-    """Return the tokens of an update; what is no number is refused elsewhere."""
+    """Return the number of tokens in an update; other checks refuse words that are no numbers."""
 
     def number(name: str, default: int) -> int:
         return max(1, int(filled[name])) if filled.get(name, "").isdecimal() else default
@@ -325,15 +324,8 @@ def tokens_per_update(filled: Mapping[str, str]) -> int:
     return number("--update-freq", 1) * number("--batch-size", 1) * number("--tokens-per-sample", 512)
 
 
-def _features(filled: Mapping[str, str], context: Context) -> dict[str, Any]:
-    """Return the options before ``--`` that are switched on."""
-    features: dict[str, Any] = {} if context.tests_otherwise else {"ema_half_life": HALF_LIFE}
-    is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
-    return features | ({"carry_optimizer": True} if context.continues and is_endless else {})
-
-
 def _recipe(words: Sequence[str], given: Mapping[str, str], record: Mapping[str, Any], context: Context) -> Recipe:
-    """Return the recipe of a record, without what the user gives now."""
+    """Return the recipe of a record, without the options that the user gives now."""
     chosen = {name: value for name, value in record["chosen"].items() if name not in given}
     features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
     passes = record["passes"] if "--max-update" in chosen else None

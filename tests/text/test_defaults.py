@@ -1,4 +1,4 @@
-"""What is chosen where nothing is given after ``--``, and that what is given takes precedence."""
+"""Defaults of a run on text; given options take precedence."""
 
 from collections import defaultdict
 
@@ -33,7 +33,7 @@ def options(found):
     return {name: " ".join(values) for name, values in group_words(found.words)}
 
 
-def test_nothing_given_makes_a_whole_command_of_a_modern_model():
+def test_defaults_make_a_complete_command():
     found = made()
     given = options(found)
     assert given["--arch"] == "alma_transformer_lm" and given["--optimizer"] == "muon"
@@ -54,7 +54,7 @@ def test_stages_are_as_long_as_their_text():
 @pytest.mark.parametrize(
     "word", ["--lr 0.02", "--num-experts 8", "--decoder-layers 3", "--optimizer adam", "--batch-size 5"]
 )
-def test_what_is_given_takes_precedence(word):
+def test_given_options_take_precedence(word):
     name, value = word.split()
     found = made([name, value])
     assert options(found)[name] == value and name not in found.chosen
@@ -62,18 +62,18 @@ def test_what_is_given_takes_precedence(word):
 
 
 @pytest.mark.parametrize(("flag", "word"), [("--max-update", "--max-epoch 2"), ("--batch-size", "--max-tokens 512")])
-def test_an_option_that_replaces_another_counts_as_it(flag, word):
+def test_an_alternative_option_replaces_a_default(flag, word):
     assert flag not in options(made(word.split()))
 
 
-def test_a_complete_command_is_left_unchanged():
+def test_a_complete_command_stays_unchanged():
     found = made(COMPLETE)
     assert found.words == COMPLETE and not found.chosen and not found.features and found.record is None
     assert made(COMPLETE, tokens=None).words == COMPLETE
 
 
 @pytest.mark.parametrize("left_out", ["--criterion", "--optimizer", "--lr"])
-def test_for_an_own_model_only_options_without_a_useful_default_are_filled_in(left_out):
+def test_other_architectures_get_only_options_without_a_useful_default(left_out):
     place = COMPLETE.index(left_out)
     found = made(COMPLETE[:place] + COMPLETE[place + 2 :])
     assert left_out in found.chosen and not found.features
@@ -112,12 +112,12 @@ def test_every_size_gives_a_model_whose_heads_divide_its_width():
     [
         ({"size": 10**11}, [], "--size 100,000,000,000: .* parameters are possible"),
         ({"size": 10}, [], "--size 10: "),
-        ({"size": 10**6}, OWN, "--size: chooses a model, and so does --arch"),
+        ({"size": 10**6}, OWN, "--size: sets the model, and --arch"),
         ({"passes": 2}, ["--max-update", "3"], "--passes: --max-update or --max-epoch"),
         ({"tokens": None}, [], "--dry-run without a stream"),
     ],
 )
-def test_what_contradicts_itself_is_refused(given, words, message):
+def test_contradicting_options_are_refused(given, words, message):
     with pytest.raises(ValueError, match=message):
         made(words, **given)
 
@@ -127,7 +127,7 @@ def test_a_named_size_is_trained_like_the_default_model():
     assert found["--optimizer"] == "muon" and "--decoder-embed-dim" not in found and found["--max-update"] == "7"
 
 
-def test_what_was_chosen_stays_chosen_when_the_stream_has_grown_and_passes_may_change():
+def test_defaults_stay_when_the_stream_has_grown_and_passes_may_change():
     first = made()
     again = made(tokens=[*TOKENS, 50_000_000], before=first.record)
     assert again.words == first.words and again.features == first.features and again.lines == first.lines
@@ -139,10 +139,10 @@ def test_what_was_chosen_stays_chosen_when_the_stream_has_grown_and_passes_may_c
     for other in ({"size": 10**6}, {"is_paper": True}):
         assert made(before=first.record, **other).words != first.words
     sized = made(size=10**6)
-    assert made(before=sized.record).words == sized.words, "what was given need not be given again"
+    assert made(before=sized.record).words == sized.words, "an option of the run need not be given again"
 
 
-def test_the_paper_s_way_has_a_schedule_for_each_stage_and_no_average():
+def test_the_paper_preset_has_a_schedule_for_each_stage_and_no_average():
     found = made(is_paper=True)
     given = options(found)
     assert given["--arch"] == "alma_switch_lm_base" and given["--lr-scheduler"] == "polynomial_decay"
@@ -157,16 +157,16 @@ def test_the_paper_s_way_has_a_schedule_for_each_stage_and_no_average():
         ({"features": {"carry_optimizer": True}}, {"ema_half_life"}),
     ],
 )
-def test_features_that_are_given_or_cannot_be_are_not_switched_on(context, features):
+def test_given_and_impossible_features_get_no_default(context, features):
     assert made(**context).features.keys() == features
 
 
-def test_a_run_that_begins_with_a_model_takes_its_sizes_and_a_lower_rate():
+def test_a_run_that_starts_from_a_model_has_its_sizes_and_a_lower_rate():
     found = options(made(has_beginning=True))
     assert "--decoder-embed-dim" not in found and float(found["--lr"]) < float(options(made())["--lr"]) / 5
 
 
-def test_the_learner_s_number_of_experts_is_not_filled_in_twice():
+def test_the_number_of_experts_of_the_learner_is_given_once():
     found = made(owned={"--num-experts": ""}, num_experts=2)
     assert "--num-experts" not in options(found) and "2 experts" in found.lines[0]
 
@@ -177,6 +177,6 @@ def test_sizes_are_read(word, size):
 
 
 @pytest.mark.parametrize("word", ["", "M", "-1", "nan", "big", "1e99"])
-def test_sizes_that_are_none_are_refused(word):
+def test_invalid_sizes_are_refused(word):
     with pytest.raises(ValueError, match="such as 800k or 25M"):
         read_size(word)
