@@ -82,12 +82,12 @@ def test_perplexity_equals_that_of_the_members_mean_probabilities(folder, paths,
     assert math.exp(-scores.double().mean().item()) == pytest.approx(want, rel=1e-5)
 
 
-def test_a_member_of_weight_zero_does_not_count(paths, tmp_path):
+def test_a_member_of_weight_zero_has_no_effect(paths, tmp_path):
     model, tokens = load(save_ensemble(tmp_path / "E.pt", paths[:2], [0.0, 1.0])), tokens_of(2, 9)
     torch.testing.assert_close(model(tokens)[0], load(paths[1])(tokens)[0].log_softmax(-1))
 
 
-def test_neighbours_and_padding_change_nothing(folder):
+def test_other_sequences_and_padding_have_no_effect(folder):
     model, tokens = load(folder / "referring.pt"), tokens_of(3, 12)
     alone = model(tokens[1:2, :8])[0]
     tokens[1, 8:] = 1
@@ -125,7 +125,7 @@ def test_members_in_half_precision_are_averaged_in_full_precision(folder):
     assert (got - want).norm() / want.norm() < 0.05
 
 
-def test_decoding_step_by_step_equals_the_whole_sequence_also_when_reordered(folder):
+def test_decoding_step_by_step_equals_the_full_sequence_also_when_reordered(folder):
     model, tokens = load(folder / "referring.pt"), tokens_of(2, 10)
     state = {}
     for step in range(9):
@@ -135,7 +135,7 @@ def test_decoding_step_by_step_equals_the_whole_sequence_also_when_reordered(fol
     torch.testing.assert_close(got[:, 0], model(tokens[[1, 0]])[0][:, -1], rtol=1e-4, atol=1e-5)
 
 
-def test_beam_search_finds_what_the_ensemble_scores(folder):
+def test_scores_of_beam_search_are_those_of_the_ensemble(folder):
     model = load(folder / "referring.pt")
     generator = SequenceGenerator(
         [model], task_of().source_dictionary, beam_size=3, max_len_b=8, normalize_scores=False
@@ -148,11 +148,11 @@ def test_beam_search_finds_what_the_ensemble_scores(folder):
     torch.testing.assert_close(best["positional_scores"], want, rtol=1e-4, atol=1e-4)
 
 
-def test_the_longest_sequence_is_what_the_smallest_member_takes(folder):
+def test_the_longest_sequence_is_that_of_the_smallest_member(folder):
     assert load(folder / "referring.pt").max_positions() == 20
 
 
-def test_members_are_found_beside_the_ensemble_in_a_new_place(paths, tmp_path):
+def test_members_are_found_after_a_move_with_the_ensemble(paths, tmp_path):
     (tmp_path / "old" / "runs").mkdir(parents=True)
     shutil.copy(paths[0], tmp_path / "old" / "runs" / "a.pt")
     save_ensemble(tmp_path / "old" / "E.pt", [tmp_path / "old" / "runs" / "a.pt"])
@@ -163,7 +163,7 @@ def test_members_are_found_beside_the_ensemble_in_a_new_place(paths, tmp_path):
         load(tmp_path / "E.pt")
 
 
-def test_an_ensemble_that_has_moved_away_from_its_members_finds_them_where_they_are(paths, tmp_path):
+def test_members_are_found_after_a_move_of_the_ensemble_only(paths, tmp_path):
     save_ensemble(tmp_path / "here" / "E.pt", paths[:2])
     (tmp_path / "there" / "below").mkdir(parents=True)
     shutil.move(tmp_path / "here" / "E.pt", tmp_path / "there" / "below" / "E.pt")
@@ -171,7 +171,7 @@ def test_an_ensemble_that_has_moved_away_from_its_members_finds_them_where_they_
 
 
 @pytest.mark.parametrize("damage", ["changed", "truncated"])
-def test_a_changed_member_is_a_clear_error(paths, tmp_path, damage):
+def test_a_changed_member_is_refused(paths, tmp_path, damage):
     member = shutil.copy(paths[0], tmp_path / "a.pt")
     out = save_ensemble(tmp_path / "E.pt", [member])
     if damage == "changed":
@@ -192,7 +192,7 @@ def test_an_ensemble_can_be_neither_trained_nor_read_with_another_vocabulary(fol
         load(folder / "referring.pt", num_tokens=56)
 
 
-def test_a_task_that_does_not_know_the_file_finds_members_by_their_absolute_paths(paths, tmp_path):
+def test_a_task_without_the_file_name_finds_members_by_absolute_paths(paths, tmp_path):
     config = OmegaConf.create(
         torch.load(save_ensemble(tmp_path / "E.pt", paths[:1]), weights_only=True)["cfg"]["model"]
     )

@@ -22,7 +22,7 @@ def umix_of(**options):
     return models.build_model(OmegaConf.create(config), TASK)
 
 
-def test_members_have_the_options_that_were_given_and_weights_of_their_own():
+def test_members_have_the_given_options_and_different_weights():
     weight = umix_of().network.layers[0].weight
     assert weight.shape == (3, 4, 36) and not torch.equal(weight[0], weight[1])
 
@@ -38,7 +38,7 @@ def test_members_have_the_options_that_were_given_and_weights_of_their_own():
         ({"member_options": "--width '3"}, "--member-options: .*No closing quotation"),
     ],
 )
-def test_options_that_do_not_fit_are_named_in_one_line(options, named):
+def test_invalid_options_are_refused_in_one_line(options, named):
     with pytest.raises(AlmaError, match=named) as error:
         umix_of(**options)
     assert "\n" not in str(error.value)

@@ -52,7 +52,7 @@ def batch(num_tokens, seed):
     return losses, routings
 
 
-def test_the_losses_of_tokens_are_those_of_their_experts_and_padding_does_not_count():
+def test_the_losses_of_an_expert_are_those_of_its_tokens_without_padding():
     found = ExpertLosses()
     wanted = [torch.zeros(num_experts, dtype=torch.double) for num_experts in NUM_EXPERTS]
     counts = [torch.zeros(num_experts, dtype=torch.long) for num_experts in NUM_EXPERTS]
@@ -70,7 +70,7 @@ def test_the_losses_of_tokens_are_those_of_their_experts_and_padding_does_not_co
         assert torch.equal(found.counts[layer], counts[layer])
 
 
-def test_an_image_that_goes_through_one_expert_counts_as_a_token_does():
+def test_an_image_of_one_expert_counts_as_a_token():
     routed, shared = ExpertLosses(), ExpertLosses()
     for seed in range(3):
         losses, routings = batch(20, seed)
@@ -81,7 +81,7 @@ def test_an_image_that_goes_through_one_expert_counts_as_a_token_does():
         torch.testing.assert_close(shared.counts[layer], routed.counts[layer].double())
 
 
-def test_shares_of_a_loss_sum_to_all_of_it():
+def test_shares_of_a_loss_sum_to_the_loss():
     found, total = ExpertLosses(), 0.0
     for seed in range(3):
         losses, routings = batch(20, seed)

@@ -30,7 +30,7 @@ def features(seed=2):
 
 
 def walk(nested, position, path, gate, image):
-    """Yield expert, probability and whether it is where the best choices lead, for everything below a choice.
+    """Yield each expert below a choice, its probability, and whether it is on the best path.
 
     The dictionary of the tree gives the row of each path: the test shares no row arithmetic with the layer.
     """
@@ -86,7 +86,7 @@ def test_a_gradient_reaches_every_row_of_every_choice_with_more_than_one_child(n
 
 @pytest.mark.parametrize("nested", TREES, ids=str)
 @torch.no_grad()
-def test_a_split_shares_what_the_expert_had_and_leaves_all_others_as_they_were(nested):
+def test_a_split_shares_the_probability_of_the_expert_and_changes_no_other(nested):
     x = features()
     for expert in range(GateTree.from_nested(nested).num_experts):
         gate = gate_of(nested)
@@ -101,7 +101,7 @@ def test_a_split_shares_what_the_expert_had_and_leaves_all_others_as_they_were(n
 
 
 @torch.no_grad()
-def test_splits_one_after_the_other_go_on_leaving_the_other_experts_alone():
+def test_thirty_splits_keep_the_probability_of_the_first_two_experts():
     gate, x = gate_of([0, 1]), features()
     before = gate(x).probs
     origin = [0, 1]
@@ -115,7 +115,7 @@ def test_splits_one_after_the_other_go_on_leaving_the_other_experts_alone():
         torch.testing.assert_close(after[:, descendants].sum(dim=1), before[:, first])
 
 
-def test_the_new_rows_are_the_generators_and_the_old_ones_stay():
+def test_new_rows_depend_on_the_generator_and_old_rows_stay():
     first, same, other = gate_of([0, 1, 2]), gate_of([0, 1, 2]), gate_of([0, 1, 2])
     old = first.weight.detach().clone()
     for gate, seed in ((first, 1), (same, 1), (other, 2)):
@@ -126,12 +126,12 @@ def test_the_new_rows_are_the_generators_and_the_old_ones_stay():
     assert first.weight[[rows[(1, 0)], rows[(1, 1)]]].abs().min() > 0
 
 
-def test_a_gates_state_is_its_rows_alone():
+def test_the_state_of_a_gate_is_weight_and_bias():
     assert gate_of(TREES[3]).state_dict().keys() == {"weight", "bias"}
 
 
 @pytest.mark.parametrize("nested", TREES, ids=str)
-def test_both_gates_decide_the_same(nested):
+def test_both_gates_have_the_same_routing_and_gradients(nested):
     parallel = gate_of(nested)
     descending = DescendingGate(FEATURES, parallel.tree)
     descending.weight.data.copy_(parallel.weight.data)
@@ -146,7 +146,7 @@ def test_both_gates_decide_the_same(nested):
     torch.testing.assert_close(parallel.weight.grad, descending.weight.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_the_gate_works_in_fp32_whatever_the_model_s_precision():
+def test_the_gate_computes_in_fp32_at_any_precision_of_the_model():
     gate = DescendingGate(8, GateTree.flat(4)).bfloat16()
     routing = gate(torch.randn(10, 8).bfloat16())
     assert routing.probs.dtype == routing.combine_weights.dtype == torch.float32
@@ -161,7 +161,7 @@ def descending_gate(nested, model_dim=8, seed=0):
     return DescendingGate(model_dim, GateTree.from_nested(nested))
 
 
-def test_a_tree_descends_to_the_best_child_and_weighs_by_the_root_alone():
+def test_a_tree_descends_to_the_best_child_and_weighs_by_the_root():
     gate = descending_gate([0, [1, [2, 4]], 3])
     x = torch.randn(200, 8)
     routing = gate(x)

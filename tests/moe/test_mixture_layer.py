@@ -76,7 +76,7 @@ def test_a_soft_mixture_is_the_mean_of_its_experts_weighted_by_their_probabiliti
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hard_mixture_in_training_gives_each_image_to_the_expert_that_is_drawn_for_it(kind):
+def test_a_hard_mixture_in_training_draws_one_expert_for_each_image(kind):
     layer, x = layer_of(kind, "hard").train(), inputs_of(kind)
     drawn = draw(probs_of(layer, x), seeded(5))
     expected = looped(layer, x, F.one_hot(drawn, NUM_EXPERTS).float())
@@ -85,7 +85,7 @@ def test_a_hard_mixture_in_training_gives_each_image_to_the_expert_that_is_drawn
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gate_of_a_hard_mixture_gets_the_gradient_of_probabilities_and_experts_that_of_their_own_images(kind):
+def test_a_hard_gate_gets_the_gradient_of_probabilities_and_experts_that_of_their_images(kind):
     layer, x = layer_of(kind, "hard").train(), inputs_of(kind)
     output = layer(x, [seeded(5)])
     rewards = noise(*output.shape, seed=6)
@@ -110,7 +110,7 @@ def test_the_gate_of_a_hard_mixture_gets_the_gradient_of_probabilities_and_exper
 @pytest.mark.parametrize("nested", [[0], TREE], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_at_test_a_hard_mixture_computes_what_all_experts_would_give_the_chosen_one(kind, nested, num_images):
+def test_a_hard_mixture_at_test_has_the_output_of_the_chosen_expert(kind, nested, num_images):
     layer, x = layer_of(kind, "hard", nested).eval(), inputs_of(kind)[:num_images]
     found = layer(x)
     every = layer.all_experts(x)
@@ -132,7 +132,7 @@ def test_images_at_test_do_not_depend_on_their_neighbours():
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_split_leaves_the_output_at_test_as_it_was(kind, gate):
+def test_a_split_keeps_the_output_at_test(kind, gate):
     layer, x = layer_of(kind, gate).eval(), inputs_of(kind)
     before = layer(x)
     for step, expert in enumerate([3, 0, NUM_EXPERTS]):
@@ -171,13 +171,13 @@ def test_shares_are_probabilities_or_the_best_path(gate):
     torch.testing.assert_close(shares, expected.detach())
 
 
-def test_experts_are_drawn_as_often_as_their_probabilities_say():
+def test_experts_are_drawn_with_their_probabilities():
     probs = torch.tensor([0.5, 0.0, 0.2, 0.3]).expand(20_000, -1)
     shares = torch.bincount(draw(probs, seeded(1)), minlength=4) / 20_000
     assert shares[1] == 0
     torch.testing.assert_close(shares, probs[0], rtol=0, atol=0.016)  # 4.5 deviations
 
 
-def test_probabilities_that_sum_to_a_little_less_than_one_give_no_expert_that_is_not_there():
+def test_probabilities_with_a_sum_below_one_draw_an_existing_expert():
     probs = torch.full((1000, 3), 0.3)
     assert draw(probs, seeded(1)).max() == 2

@@ -61,7 +61,7 @@ def test_switch_layer_equals_a_plain_loop_over_tokens_with_gradients(num_experts
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=1e-5, atol=1e-6)
 
 
-def test_padding_takes_no_capacity_and_no_part_in_the_balance_loss():
+def test_padding_changes_neither_capacity_nor_balance_loss():
     layer = switch_layer().train()
     x = torch.randn(20, 8)
     padded = torch.cat([torch.randn(12, 8), x])
@@ -84,7 +84,7 @@ def test_balance_loss_is_that_of_fedus_et_al():
     torch.testing.assert_close(statistics.balance_loss, 3 * (shares * routing.probs.mean(0)).sum())
 
 
-def test_at_test_no_token_is_dropped_and_neighbours_do_not_matter():
+def test_no_token_is_dropped_at_test_and_outputs_do_not_depend_on_other_tokens():
     layer = switch_layer().eval()
     x = torch.randn(30, 8)
     out, _, statistics = layer(x)
@@ -93,7 +93,7 @@ def test_at_test_no_token_is_dropped_and_neighbours_do_not_matter():
         torch.testing.assert_close(layer(x[s : s + 1])[0][0], out[s])
 
 
-def test_first_choices_overflow_and_balance_loss_are_fairscale_s():
+def test_first_choices_overflow_and_balance_loss_equal_those_of_fairscale():
     layer = switch_layer(capacity_factor=2.0).train()
     x = torch.randn(40, 8) + 2 * layer.gate.weight[0].detach()  # most tokens go to expert 0, whose capacity is 20
     _, routing, statistics = layer(x)
@@ -122,7 +122,7 @@ def test_an_expert_without_tokens_has_zero_gradients():
     assert experts.fc1_weight.grad[2].any()
 
 
-def test_gated_experts_are_swiglu_without_biases_and_begin_as_zero():
+def test_gated_experts_are_swiglu_without_biases_and_zero_at_first():
     torch.manual_seed(0)
     experts, routing = Experts(3, 8, 16, gated=True), routing_of(0, 2, 1, 0)
     assert {name for name, _ in experts.named_parameters()} == {"gate_proj", "up_proj", "down_proj"}
