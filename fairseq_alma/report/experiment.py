@@ -34,10 +34,8 @@ class Spread:
         """Return mean and deviation over the seeds with a value; None without values."""
         found = {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
         values = list(found.values())
-        if not values:
-            return None
-        is_known = len(values) > 1 and all(map(math.isfinite, values))
-        return Spread(statistics.fmean(values), statistics.stdev(values) if is_known else math.nan, found)
+        deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+        return Spread(statistics.fmean(values), deviation, found) if found else None
 
     def half_interval(self) -> float:
         """Return half the width of the 95 % interval of the mean (Student's t); NaN for one seed."""
@@ -74,7 +72,6 @@ class Experiment:
 
     @property
     def first(self) -> RecordedRun:
-        """The run with the most updates."""
         return self.runs[0]
 
     @property
@@ -143,53 +140,35 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     return _named(sorted(made, key=order))
 
 
-def by_size(groups: Sequence[Experiment]) -> dict[str, list[Experiment]]:
-    """Return experiments by the size of their backbone, in order."""
-    return {
-        size: [each for each in groups if each.first.size == size]
-        for size in dict.fromkeys(e.first.size for e in groups)
-    }
-
-
 def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
     """Return each i.i.d. control, the learner with the same options and ``--wait 1``, and the mega-batches k."""
 
-    def key(each: Experiment) -> tuple[str, str]:
-        kept = {
-            name: value for name, value in each.first.settings.items() if name not in ("--iid", "--wait", "--drop-rest")
-        }
-        return each.first.record["learner"], str(sorted(kept.items()))
+    def key(each: Experiment) -> tuple[Any, ...]:
+        settings = sorted(each.first.settings.items())
+        return each.first.record["learner"], *(s for s in settings if s[0] not in ("--iid", "--wait", "--drop-rest"))
 
     eager = {key(e): e for e in groups if not e.first.options.get("iid") and e.first.options["wait"] == 1}
-    return [
-        (each, eager[key(each)], each.first.options["iid"])
-        for each in groups
-        if each.first.options.get("iid") and key(each) in eager
-    ]
+    controls = [each for each in groups if each.first.options.get("iid") and key(each) in eager]
+    return [(each, eager[key(each)], each.first.options["iid"]) for each in controls]
 
 
 def _named(groups: Sequence[Experiment]) -> list[Experiment]:
     """Name each experiment by its label and, if needed, by experts, size and differing options."""
 
-    def experts(each: Experiment) -> str:
-        return each.first.experts if each.first.experts.endswith("models") else f"{each.first.experts} experts"
+    def candidates(each: Experiment) -> list[str]:
+        experts = each.first.experts + ("" if each.first.experts.endswith("models") else " experts")
+        parts = (), (experts,), (each.first.size,), (experts, each.first.size)
+        return [", ".join((each.label, *part)) for part in parts]
 
-    def options(each: Experiment, others: Sequence[Experiment]) -> str:
-        names = [name for other in (each, *others) for name in other.first.settings if name not in IMPLIED]
-        differing = [n for n in dict.fromkeys(names) if len({other.first.settings.get(n) for other in others}) > 1]
-        shown = [f"{n} {each.first.settings[n]}" if n in each.first.settings else f"no {n}" for n in differing]
-        return ", ".join(shown or [each.first.stream_key[:8]])
-
-    parts: list[Callable[[Experiment], str]] = [
-        lambda each: each.label,
-        lambda each: f"{each.label}, {experts(each)}",
-        lambda each: f"{each.label}, {each.first.size}",
-        lambda each: f"{each.label}, {experts(each)}, {each.first.size}",
-    ]
     named = []
     for each in groups:
-        rivals = [[other for other in groups if part(other) == part(each)] for part in parts]
-        unique = [part(each) for part, others in zip(parts, rivals, strict=True) if len(others) == 1]
-        name = unique[0] if unique else f"{parts[1](each)}, {options(each, rivals[-1])}"
-        named.append(Experiment(each.runs, each.times, name))
+        others = [candidates(other) for other in groups]
+        unique = [name for rank, name in enumerate(candidates(each)) if [o[rank] for o in others].count(name) == 1]
+        if not unique:
+            own, rivals = each.first.settings, [o for o in groups if candidates(o)[-1] == candidates(each)[-1]]
+            names = dict.fromkeys(n for other in (each, *rivals) for n in other.first.settings if n not in IMPLIED)
+            differing = [n for n in names if len({other.first.settings.get(n) for other in rivals}) > 1]
+            shown = [f"{n} {own[n]}" if n in own else f"no {n}" for n in differing] or [each.first.stream_key[:8]]
+            unique = [", ".join([candidates(each)[1], *shown])]
+        named.append(Experiment(each.runs, each.times, unique[0]))
     return named

@@ -4,6 +4,7 @@ A colour stands for a learner. Columns of panels are sizes of the backbone.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fairseq_alma.files import open_atomically
-from fairseq_alma.report.experiment import Experiment, by_size
+from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.table import show_count
 
 MOST_PANELS = 4
@@ -63,14 +64,12 @@ def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
 
 def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
     """Return the style of each experiment: the colour of its learner, with different markers and dashes."""
-    seen: dict[str, int] = {}
-    found = []
-    for each in groups:
-        rank = seen[each.colour] = seen.get(each.colour, -1) + 1
-        found.append(
-            {"color": each.colour, "marker": MARKERS[rank % len(MARKERS)], "linestyle": DASHES[rank % len(DASHES)]}
-        )
-    return found
+    colours = [each.colour for each in groups]
+    ranks = [colours[:index].count(colour) for index, colour in enumerate(colours)]
+    return [
+        {"color": colour, "marker": MARKERS[rank % len(MARKERS)], "linestyle": DASHES[rank % len(DASHES)]}
+        for colour, rank in zip(colours, ranks, strict=True)
+    ]
 
 
 def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
@@ -84,12 +83,12 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     ]
     untrained = max(float(each.course.curve.max()) for each in begun)
     top = max(trained, default=1.0) * 1.08 if untrained > FAR * max(trained, default=untrained) else None
-    sizes = by_size(begun)
-    largest = sorted(sizes, key=lambda size: -len(sizes[size]))[:MOST_PANELS]
-    sizes = {size: members for size, members in sizes.items() if size in largest}
+    sizes = [each.first.size for each in begun]
+    sizes = [size for size in dict.fromkeys(sizes) if size in dict(Counter(sizes).most_common(MOST_PANELS))]
     figure = Figure(figsize=(2.4 + 2.6 * len(sizes), _height(begun)), layout="constrained")
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
-    for axes, (size, members) in zip(panels, sizes.items(), strict=True):
+    for axes, size in zip(panels, sizes, strict=True):
+        members = [each for each in begun if each.first.size == size]
         for each, look in zip(members, looks(members), strict=True):
             _draw_staircase(axes, each, look)
         axes.set_xlabel("arrival (mega-batch)")

@@ -1,11 +1,11 @@
 """A table of texts and numbers, as Markdown, CSV and LaTeX."""
 
-import csv
-import io
 import math
 import re
 from dataclasses import dataclass
 from typing import Collection, Mapping, Optional, Sequence, Union
+
+from pandas import DataFrame
 
 from fairseq_alma.report.experiment import Spread
 
@@ -82,16 +82,14 @@ class Table:
         """Return the text of each cell and whether it is the best of its column, if there are two to compare."""
         lowest = {}
         for title in self.best:
-            ranked = [_number(row[title]) for index, row in enumerate(self.rows) if index not in self.unranked]
+            ranked = [_cell(row[title]).number for index, row in enumerate(self.rows) if index not in self.unranked]
             known = [value for value in ranked if value is not None and math.isfinite(value)]
             lowest[title] = min(known) if len(known) > 1 else None
         body = []
         for index, row in enumerate(self.rows):
-            ranked_row = index not in self.unranked
-            body.append([
-                (_text(row[title]), ranked_row and lowest.get(title) == _number(row[title]) is not None)
-                for title in self.header
-            ])  # fmt: skip
+            ranks = {} if index in self.unranked else lowest
+            cells = {title: _cell(row[title]) for title in self.header}
+            body.append([(cell.text, ranks.get(title) == cell.number is not None) for title, cell in cells.items()])
         return body
 
     def markdown(self) -> str:
@@ -100,30 +98,21 @@ class Table:
         lines = [self.header, *cells]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
         names = [isinstance(self.rows[0][title], str) for title in self.header]
-        padded = [
-            [
-                text.ljust(width) if name else text.rjust(width)
-                for text, width, name in zip(line, widths, names, strict=True)
-            ]
-            for line in lines
-        ]
+        formats = [f"{{:{'<' if name else '>'}{width}}}" for width, name in zip(widths, names, strict=True)]
         rule = ["-" * (width + 1) + ("-" if name else ":") for width, name in zip(widths, names, strict=True)]
-        head, *rest = [f"| {' | '.join(line)} |" for line in padded]
+        head, *rest = [f"| {' | '.join(formats).format(*line)} |" for line in lines]
         return "\n".join([f"**{self.title}**", "", head, f"|{'|'.join(rule)}|", *rest, "", self.notes, ""])
 
     def csv(self) -> str:
         """Return the numbers with all digits; a column of deviations follows its column of means."""
-        deviating = [title for title in self.rows[0] if any(_deviation(row[title]) is not None for row in self.rows)]
-        titles = [
-            each for title in self.rows[0] for each in ((title, f"{title} std") if title in deviating else (title,))
-        ]
-        out = io.StringIO()
-        writer = csv.DictWriter(out, titles, lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            numbers = {title: cell if isinstance(cell, str) else cell.number for title, cell in row.items()}
-            writer.writerow(numbers | {f"{title} std": _deviation(row[title]) for title in deviating})
-        return out.getvalue()
+        columns = {}
+        for title in self.rows[0]:
+            cells = [row[title] for row in self.rows]
+            columns[title] = [each if isinstance(each, str) else each.number for each in cells]
+            deviations = [_cell(each).deviation for each in cells]
+            if any(each is not None for each in deviations):
+                columns[f"{title} std"] = [*deviations]
+        return DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
     def latex(self) -> str:
         """Return a ``tabular`` for the package booktabs."""
@@ -134,16 +123,8 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _text(cell: Union[Cell, str]) -> str:
-    return cell if isinstance(cell, str) else cell.text
-
-
-def _number(cell: Union[Cell, str]) -> Optional[float]:
-    return None if isinstance(cell, str) else cell.number
-
-
-def _deviation(cell: Union[Cell, str]) -> Optional[float]:
-    return None if isinstance(cell, str) else cell.deviation
+def _cell(cell: Union[Cell, str]) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell
 
 
 def _latex(text: str) -> str:

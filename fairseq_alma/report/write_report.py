@@ -1,10 +1,10 @@
 """Write a report: tables and figures of runs as files, and one HTML page that contains all of them."""
 
 import base64
+import importlib.util
 import shlex
 import sys
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -55,7 +55,13 @@ class Report:
         Other tables and figures of an earlier report are removed. Without matplotlib there are no figures.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
-        drawings = self._drawings()
+        drawings: list[Any] = []
+        if importlib.util.find_spec("matplotlib") is None:
+            print_line("no figures: matplotlib is not installed; run pip install 'fairseq-alma[report]'", sys.stderr)
+        else:
+            from fairseq_alma.report import figures
+
+            drawings = figures.draw_all(self.groups)
         known = {f"{name}.{end}" for name in TABLES for end in TEXTS}
         known |= {f"{FIGURES}/{name}.{end}" for name in DRAWINGS for end in ("png", "pdf")}
         for name in (PAGE, *texts):  # before the first file is written
@@ -64,40 +70,32 @@ class Report:
             (out / name).unlink(missing_ok=True)
         for name, text in texts.items():
             _write(out / name, text)
-        pictures = [(drawing, write(drawing, out / FIGURES)) for drawing, write in drawings]
+        pictures = [(drawing, figures.write(drawing, out / FIGURES)) for drawing in drawings]
         _write(out / PAGE, self._page(pictures, out))
         return out / PAGE
 
-    def _drawings(self) -> list[Any]:
-        """Return each figure with the function that writes it."""
-        try:
-            from fairseq_alma.report.figures import draw_all, write
-        except ModuleNotFoundError as error:
-            if error.name != "matplotlib":
-                raise
-            print_line("no figures: matplotlib is not installed; run pip install 'fairseq-alma[report]'", sys.stderr)
-            return []
-        return [(drawing, write) for drawing in draw_all(self.groups)]
-
     def _page(self, pictures: Sequence[Any], out: Path) -> str:
-        environment = jinja2.Environment(
-            autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-        )
+        how: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "undefined": jinja2.StrictUndefined}
+        environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, ""), lstrip_blocks=True, **how)
         figures = [
             (drawing, base64.b64encode(paths["png"].read_bytes()).decode("ascii"), paths["png"].relative_to(out))
             for drawing, paths in pictures
         ]
-        first = self.runs[0]
-        return environment.from_string(_resource("page.html.jinja")).render(
-            style=_resource("page.css"),
-            curve=next((figure for figure in figures if figure[0].name == "curve"), None),
-            figures=[figure for figure in figures if figure[0].name != "curve"],
+        first, stream = self.runs[0], self.runs[0].stream
+        name, test = stream.get("dataset") or Path(str(stream["path"])).name, stream.get("test") or {}
+        if first.is_text:
+            data = [f"vocabulary {stream['vocab_size']:,}", f"{show_count(test.get('num_tokens', 0))} test tokens"]
+        else:
+            data = [f"{stream['num_classes']} classes", f"{show_count(test.get('num_images', 0))} test images"]
+        return environment.get_template("page.html.jinja").render(
+            curve=figures[:1],
+            figures=figures[1:],
             result=self.tables[0],
             tables=[table for table in self.tables[1:] if table.name != "runs"],
             sentences=self.sentences,
             own=self.own,
             learners=list(dict.fromkeys(run.learner for run in self.runs)),
-            stream=_describe_stream(first),
+            stream=", ".join([f"{name}: {len(first.arrivals)} mega-batches", *data]),
             versions=", ".join(f"{name} {number}" for name, number in (first.record.get("versions") or {}).items()),
             runs=[(each.name, run, command_of(run)) for each in self.groups for run in each.runs],
             written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -115,16 +113,6 @@ def command_of(run: RecordedRun) -> str:
     for name, value in run.record["train_options"].items():
         words += [name] if value == "" else [name, str(value)]
     return shlex.join(words)
-
-
-def _describe_stream(run: RecordedRun) -> str:
-    stream, test = run.stream, run.stream.get("test") or {}
-    name = stream.get("dataset") or Path(str(stream["path"])).name
-    if run.is_text:
-        parts = [f"vocabulary {stream['vocab_size']:,}", f"{show_count(test.get('num_tokens', 0))} test tokens"]
-    else:
-        parts = [f"{stream['num_classes']} classes", f"{show_count(test.get('num_images', 0))} test images"]
-    return ", ".join([f"{name}: {len(run.arrivals)} mega-batches", *parts])
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
@@ -152,7 +140,3 @@ def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[Rec
 def _write(path: Path, text: str) -> None:
     with open_atomically(path, "w") as file:
         file.write("\n".join(map(printable, text.split("\n"))))
-
-
-def _resource(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from tests.scripts import usage_error
 @pytest.fixture
 def no_figures(monkeypatch):
     """Draw no figures, which takes seconds."""
-    monkeypatch.setattr("fairseq_alma.report.write_report.Report._drawings", lambda self: [])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def test_the_complete_report_is_written_and_replaces_an_earlier_one(tmp_path, capsys):
