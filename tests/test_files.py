@@ -42,14 +42,6 @@ def test_the_file_before_stays_until_the_new_one_is_complete(tmp_path: Path) -> 
     assert path.read_bytes() == b"new" * 100_000 and names(path.parent) == ["file"]
 
 
-def test_text_is_utf_8_and_the_mode_is_that_of_any_new_file(tmp_path: Path) -> None:
-    with open_atomically(tmp_path / "text", "w") as file:
-        file.write("gîte\n")
-    (tmp_path / "other").write_text("")
-    assert (tmp_path / "text").read_bytes() == "gîte\n".encode()
-    assert (tmp_path / "text").stat().st_mode == (tmp_path / "other").stat().st_mode
-
-
 @pytest.mark.parametrize(("durable", "synchronised"), [(True, 2), (False, 0)])
 def test_file_and_folder_are_fsynced_if_durable(durable, synchronised, tmp_path, monkeypatch):
     seen: list[int] = []

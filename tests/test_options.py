@@ -17,11 +17,8 @@ from fairseq_alma.training.fairseq_options import fairseq_config
         (integer(1), "0", "a number of at least 1 is needed"),
         (integer(1), "1" + "0" * 30, "a number of at most 2,147,483,647 is needed"),
         (integer(1), "2.5", "a whole number is needed"),
-        (integer(1), "9" * 5000, "a whole number is needed"),  # longer than Python reads
         (real(0, 1), "nan", "a number is needed"),
         (real(0, 1), "inf", "a number of at most 1 is needed"),
-        (real(0, 1), "-inf", "a number of at least 0 is needed"),
-        (real(0, 1), "1e-3x", "a number is needed"),
         (real(0, above=True), "0", "a number above 0 is needed"),
         (real(0, 1, below=True), "1", "a number below 1 is needed"),
         (real(0), "1e31", "a number of at most 1e+30 is needed"),
@@ -32,12 +29,6 @@ def test_a_text_that_is_no_number_of_the_range_is_refused_with_what_is_needed(bo
         bounds.read(text)
     with pytest.raises(argparse.ArgumentTypeError, match=rf"found, {said.replace('+', '[+]')}$"):
         bounds(text)
-
-
-def test_bounds_belong_to_the_range_unless_they_are_left_out():
-    assert [integer(1, 3).read(text) for text in ("1", "3")] == [1, 3]
-    assert [real(0, 1).read(text) for text in ("0", "1", "1e-400")] == [0, 1, 0]
-    assert real(0, 1, above=True, below=True)("0.5") == 0.5
 
 
 @dataclass(frozen=True)
@@ -65,8 +56,6 @@ def test_what_was_given_is_read_and_the_rest_has_its_default():
     ("words", "said"),
     [
         ("--share 0", "grow: error: --share 0: a number above 0 is needed"),
-        ("--share x", "grow: error: --share x: a number is needed"),
-        ("--every 1.5", "grow: error: --every 1.5: a whole number is needed"),
         ("--seed 3 -1", "grow: error: --seed -1: a number of at least 0 is needed"),
         ("--way merge", "grow: error: argument --way: invalid choice: 'merge' (choose from 'copy', 'split')"),
     ],
@@ -78,19 +67,14 @@ def test_a_value_is_refused_while_it_is_parsed(words, said, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == said
 
 
-def test_help_says_the_default_and_the_kind_of_data():
-    parser = argparse.ArgumentParser()
+def test_help_has_the_default_and_the_options_of_a_kind_of_data():
+    parser, of_text = argparse.ArgumentParser(), argparse.ArgumentParser()
     Growth.add_to(parser)
+    Growth.add_to(of_text, "text")
     text = " ".join(parser.format_help().split())
     assert "--share X what grows (default: 0.25)" in text
     assert "--every N images: when --way {copy,split}" in text
-    assert "whether 100 % stay" in text
-
-
-def test_a_group_about_a_kind_of_data_has_its_options_alone():
-    parser = argparse.ArgumentParser()
-    Growth.add_to(parser, "text")
-    assert "--every" not in parser.format_help()
+    assert "whether 100 % stay" in text and "--every" not in of_text.format_help()
 
 
 def test_the_record_has_what_binds_a_run_and_the_words_all_that_was_given():

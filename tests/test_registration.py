@@ -75,18 +75,3 @@ assert TASK_REGISTRY["alma_lm"] is first
 )
 def test_names_are_registered_in_whatever_order_the_two_are_imported(imports: str, checkout: Path) -> None:
     run_python(imports + REGISTERED, checkout)
-
-
-def test_a_python_without_fairseq_still_says_that_it_is_missing(tmp_path: Path) -> None:
-    code = """
-import sys
-import fairseq_alma
-sys.path = [entry for entry in sys.path if "site-packages" not in entry]
-try:
-    import fairseq
-except ModuleNotFoundError as error:
-    assert error.name == "fairseq"
-else:
-    raise AssertionError("fairseq was found")
-"""
-    run_python(code, tmp_path)

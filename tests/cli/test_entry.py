@@ -32,10 +32,6 @@ def start(body: str, **options) -> subprocess.Popen:
     return subprocess.Popen(words, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, **options)
 
 
-def test_status_and_arguments_pass_through_unchanged() -> None:
-    assert command(lambda argv: len(argv))(["--wait", "2", "x"]) == 3
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -90,8 +86,7 @@ def test_a_broken_pipe_to_a_worker_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "line"),
-    [(signal.SIGINT, "interrupted; no partial file"), (signal.SIGTERM, "ended by SIGTERM; no")],
+    ("number", "line"), [(signal.SIGINT, "interrupted; no partial file"), (signal.SIGTERM, "ended by SIGTERM; no")]
 )
 def test_a_signal_cleans_up_and_exits_with_one_line_and_128_plus_its_number(number: signal.Signals, line: str) -> None:
     body = f"try:\n        print('ready', flush=True)\n        {HANG}\n    finally:\n        print('tidy', flush=True)"

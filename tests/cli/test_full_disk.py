@@ -5,11 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from fairseq_alma import files
-from fairseq_alma.cli.ensemble import main as alma_ensemble
-from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.cli.stream import main as alma_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_trainer
@@ -86,30 +83,3 @@ def test_an_image_run_resumes_after_a_full_disk(name, num_bytes, whole, stream, 
     assert stage_records(tmp_path / "R") == stage_records(whole)
     assert weight_sums(tmp_path / "R") == weight_sums(whole)
     assert names(tmp_path / "R") == names(whole)
-
-
-@pytest.mark.parametrize("num_bytes", [0, 5_000])
-def test_alma_ensemble_keeps_the_existing_file_when_the_disk_is_full(num_bytes, whole, tmp_path, monkeypatch, capsys):
-    member = str(whole / "stage-001/member-0/checkpoint_last.pt")
-    command = [member, member, "--embed", "--force", "--out", str(tmp_path / "E.pt")]
-    (tmp_path / "E.pt").write_bytes(b"before")
-    with monkeypatch.context() as full:
-        fill_disk(full, "E.pt", num_bytes)
-        assert refused(alma_ensemble, command).startswith(f"{tmp_path / 'E.pt'}: the disk")
-    assert (tmp_path / "E.pt").read_bytes() == b"before"
-    assert names(tmp_path) == {"E.pt"}
-    assert alma_ensemble(command) == 0
-    assert len(torch.load(tmp_path / "E.pt", weights_only=True)["cfg"]["model"]["members"]) == 2
-
-
-@pytest.mark.parametrize("num_bytes", [0, 5_000])
-def test_alma_grow_writes_nothing_when_the_disk_is_full(num_bytes, trained, tmp_path, monkeypatch):
-    out = tmp_path / "grown.pt"
-    command = ["--path", str(trained.checkpoint), "--out", str(out), "--method", "split", "--experts", "1"]
-    command += ["--select", "random"]
-    with monkeypatch.context() as full:
-        fill_disk(full, "grown.pt", num_bytes)
-        assert refused(alma_grow, command).startswith(f"{out}: the disk")
-    assert names(tmp_path) == set()
-    assert alma_grow(command) == 0
-    assert torch.load(out, weights_only=True)["cfg"]["model"]["num_experts"] == 5

@@ -10,7 +10,6 @@ import pytest
 from fairseq_alma.cli.report import main
 from fairseq_alma.errors import AlmaError
 from tests.report.fakes import image_stream, text_stream, write_run
-from tests.scripts import usage_error
 
 
 @pytest.fixture
@@ -44,16 +43,6 @@ def test_the_complete_report_is_written_and_replaces_an_earlier_one(tmp_path, ca
         assert [(row["run"], row["t3"]) for row in csv.DictReader(file)] == [
             (str(run), f"{n}.0") for run, n in zip(runs, (30, 31), strict=True)
         ]
-
-
-def test_a_single_run_is_described_after_its_table(tmp_path, capsys):
-    assert main([str(write_run(tmp_path / "R", [30.0, 24.0], stream=text_stream(2)))]) == 0
-    out = capsys.readouterr().out
-    assert (
-        out.index("| SM_w1")
-        < out.index("Newest model: after mega-batch 2 of 2")
-        < out.index("**Cost over the stream**")
-    )
 
 
 def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
@@ -113,7 +102,3 @@ def test_nothing_is_written_without_a_run_or_to_an_invalid_path(tmp_path, no_fig
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
     with pytest.raises(AlmaError, match=r"--out .*run\.json: a file; give the name of a folder"):
         main([str(run), "--out", str(run / "run.json")])
-
-
-def test_a_report_needs_a_run(capsys):
-    assert "RUN" in usage_error(capsys, main, [])

@@ -14,39 +14,21 @@ SHAPE, FIRST = (3, 16, 16), [3] * NUM_CONVOLUTIONS
 WORDS = ("--", "--arch", "alma_firefly_vgg", "--channels", "3", "--max-epoch", "2", "--batch-size", "16", "--cpu")
 
 
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory):
-    return make_stream(tmp_path_factory.mktemp("images") / "S", num_megabatches=2, num_train=80, shape=SHAPE)
-
-
-@pytest.fixture(scope="module")
-def run(stream, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "R"
-    assert main(["--stream", str(stream), "--run", str(folder), "--learner", "firefly", *WORDS]) == 0
-    return folder
-
-
-def record_of(run, stage):
-    return json.loads((run / f"stage-{stage:03d}/stage.json").read_text())
-
-
 def channels_of(run):
     config = torch.load(run / "stage-001/member-0/checkpoint_last.pt", weights_only=True)["cfg"]["model"]
     return [int(number) for number in config["layer_channels"].split(",")]
 
 
-def test_the_second_stage_has_a_quarter_more_parameters_and_records_the_loss_after_growth(run):
-    first, second = record_of(run, 0), record_of(run, 1)
+def test_the_second_stage_has_a_quarter_more_parameters_and_records_the_cost_and_loss_of_growth(tmp_path):
+    stream, run = make_stream(tmp_path / "S", num_megabatches=2, num_train=80, shape=SHAPE), tmp_path / "R"
+    assert main(["--stream", str(stream), "--run", str(run), "--learner", "firefly", *WORDS]) == 0
+    first, second = (json.loads((run / f"stage-00{stage}/stage.json").read_text()) for stage in (0, 1))
     size = num_chain_parameters(SHAPE[0], FIRST, NUM_CLASSES)
     assert first["num_params"] == size and "after_growth" not in first
     assert second["num_params"] == num_chain_parameters(SHAPE[0], channels_of(run), NUM_CLASSES)
     assert second["num_params"] == pytest.approx(1.25 * size, rel=0.05)
     before, after = (second[name]["valid"]["loss"] for name in ("before_growth", "after_growth"))
     assert after == pytest.approx(before, rel=0.1)
-
-
-def test_the_flops_of_a_stage_include_training_and_growth(run):
-    first, second = record_of(run, 0), record_of(run, 1)
     per_image = [count_flops(VGG(SHAPE, NUM_CLASSES, channels), SHAPE).train for channels in (FIRST, channels_of(run))]
     assert first["train_flops"] == first["train_images"] * per_image[0] and "growth_flops" not in first
     assert second["growth_flops"] > 0

@@ -32,16 +32,6 @@ def relist(stream: ImageStream, name: str) -> None:
     (root / "stream.json").write_text(json.dumps(content))
 
 
-def test_a_stream_has_the_metadata_of_its_images(stream):
-    assert (stream.dataset, stream.shape, stream.num_classes, stream.augment) == ("tiny", (1, 4, 5), 7, True)
-    assert stream.num_megabatches == 4
-    assert len(stream.mean) == len(stream.std) == 1
-    assert stream.images.shape == (50, 1, 4, 5) and stream.images.dtype == np.uint8
-    assert isinstance(stream.images, np.memmap)
-    assert np.array_equal(stream.images, IMAGES)
-    assert np.array_equal(stream.labels, LABELS) and stream.labels.dtype == np.int64
-
-
 def test_megabatches_are_joined_in_the_requested_order(stream):
     parts = {t: stream.train_indices([t]).tolist() for t in range(4)}
     assert stream.train_indices([2, 0]).tolist() == parts[2] + parts[0]
@@ -56,13 +46,6 @@ def test_megabatches_are_joined_in_the_requested_order(stream):
     assert stream.test_indices().tolist() == list(range(43, 50))
 
 
-@pytest.mark.parametrize("megabatch", [-1, 4])
-def test_megabatch_out_of_range_is_refused(stream, megabatch):
-    for indices in (stream.train_indices, stream.valid_indices):
-        with pytest.raises(AlmaError, match=f"no mega-batch {megabatch}, the stream has 4"):
-            indices([0, megabatch])
-
-
 def test_stream_of_text_is_refused(tmp_path):
     write_manifest(tmp_path, num_megabatches=2)
     with pytest.raises(AlmaError, match="a stream of text; give a stream of images made by alma-prep-images"):
@@ -74,11 +57,8 @@ def test_stream_of_text_is_refused(tmp_path):
     [
         (("images", "shape"), [0, 4, 5]),
         (("images", "num_classes"), -1),
-        (("images", "mean"), [None]),
         (("images", "mean"), [0.1, 0.2]),
         (("images", "std"), [0]),
-        (("images", "std"), [float("nan")]),
-        (("images", "files", 0, "path"), 5),
         (("splits", 0, "name"), "megabatch-009/train"),
         (("splits", -1, "name"), "exam"),
     ],
@@ -121,14 +101,11 @@ def test_a_damaged_file_is_reported(stream, name, damage):
     ("name", "array", "message"),
     [
         ("images.npy", IMAGES[:, :, 1:], r"uint8 \(50, 1, 3, 5\) found, uint8 \(any, 1, 4, 5\) is needed"),
-        ("images.npy", IMAGES.astype(np.int16), "int16 .* found"),
         ("images.npy", IMAGES[:43], r"labels\.npy: int64 \(50,\) found, int64 \(43\) is needed"),
         ("labels.npy", LABELS[:, None], r"int64 \(50, 1\) found"),
         ("labels.npy", LABELS + 1, "numbers from 1 to 7 found, 0 to 6 is needed"),
         ("labels.npy", np.array([None] * 50), "Object arrays"),
-        ("megabatch-001/train.npy", np.arange(8), r"int64 \(8,\) found, int64 \(9\) is needed"),
         ("megabatch-001/train.npy", np.arange(9) + 42, "numbers from 42 to 50 found, 0 to 49 is needed"),
-        ("test.npy", np.arange(7) - 1, "numbers from -1 to 5 found"),
         ("valid.npy", np.arange(4, dtype=np.int32), r"int32 \(4,\) found"),
     ],
 )

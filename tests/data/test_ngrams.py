@@ -6,7 +6,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from fairseq_alma.data.ngrams import NgramHasher, NgramSet, distinct, document_hashes
+from fairseq_alma.data.ngrams import NgramHasher, document_hashes
 
 TEXT = "“Don't—ever,” said Zoë’s uncle in 1999, as the naïve café owner of Ångström street counted 12 coins; he left"
 WAYS = {
@@ -75,9 +75,3 @@ def test_hashes_do_not_depend_on_the_other_documents(monkeypatch):
     single = np.concatenate([document_hashes([document]) for document in documents])
     assert np.array_equal(document_hashes(documents), single)
     assert len(NgramHasher(4)([]).hashes) == len(document_hashes([])) == 0
-
-
-def test_a_set_finds_its_ngrams_and_no_others():
-    numbers = np.random.default_rng(0).integers(0, 2**64, 4000, dtype=np.uint64)
-    assert NgramSet(distinct([numbers[:2000], numbers[500:1000]])).find(numbers).tolist() == [*range(2000)]
-    assert len(NgramSet(distinct([])).find(numbers)) == 0

@@ -8,13 +8,7 @@ import pytest
 
 from data_prep.text.tokenizer import train_tokenizer
 from fairseq_alma.data.stream import StreamFile
-from fairseq_alma.data.tokens import (
-    StreamTokenizer,
-    TokenFile,
-    TokenFileWriter,
-    find_tokenizer_file,
-    id_dtype,
-)
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile, TokenFileWriter, find_tokenizer_file, id_dtype
 from fairseq_alma.errors import AlmaError
 from tests.data.sentencepiece_models import train_sentencepiece
 
@@ -41,13 +35,6 @@ def test_decode_ignores_fairseqs_own_symbols_and_refuses_unknown_ones(folder):
         tokenizer.decode(["no-such-symbol"])
 
 
-def test_symbols_are_in_the_order_of_the_tokens(folder):
-    tokenizer = StreamTokenizer(folder)
-    units = tokenizer.encode_batch([TEXT])[0]
-    assert [tokenizer.symbols[unit] for unit in units] == tokenizer.encode(TEXT)
-    assert len(set(tokenizer.symbols)) == tokenizer.vocab_size
-
-
 def test_fairseq_dictionary_gives_token_u_the_id_u_plus_4(folder, tmp_path):
     from fairseq.data import Dictionary
 
@@ -58,12 +45,6 @@ def test_fairseq_dictionary_gives_token_u_the_id_u_plus_4(folder, tmp_path):
     ids = dictionary.encode_line(" ".join(tokenizer.encode(TEXT)), add_if_not_exist=False, append_eos=True)
     assert ids.tolist() == [unit + 4 for unit in tokenizer.encode_batch([TEXT])[0]] + [2]
     assert tokenizer.decode(dictionary.string(ids).split()) == TEXT
-
-
-@pytest.mark.parametrize("text", ["\u2581", "a\u2581b \u2581\u2581 c", "</s> <s> <unk> <pad>", " two  spaces\n"])
-def test_any_text_is_literal_and_decoded_unchanged(folder, text):
-    tokenizer = StreamTokenizer(folder)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_a_byte_order_mark_before_a_tokenizer_is_ignored(folder, tmp_path):

@@ -10,7 +10,6 @@ from data_prep.text import steps
 from data_prep.text.assignment import Shares, assign, keys_of
 from data_prep.text.options import parse_options
 from data_prep.text.steps import Plan, Work
-from data_prep.text.tokenizer import vocab_size_for
 from fairseq_alma.errors import AlmaError
 
 
@@ -41,7 +40,6 @@ def test_mega_batches_are_equal_and_held_out_sets_have_their_sizes_to_within_a_d
     [
         (10_000, Shares(2), (1000, 2000)),
         (100_000, Shares(2), (6000, 12_000)),
-        (10_000_000, Shares(2), (100_000, 200_000)),
         (10**9, Shares(2), (600_000, 1_200_000)),
         (10**9, Shares(2, test=1000), (500, 1000)),
         (10_000_000, Shares(2, valid=0.01), (100_000, 200_000)),
@@ -51,11 +49,6 @@ def test_mega_batches_are_equal_and_held_out_sets_have_their_sizes_to_within_a_d
 )
 def test_default_sizes_of_validation_and_test_set(total, shares, expected):
     assert shares.held_out_bytes(total) == expected
-
-
-def test_no_set_is_empty_where_a_document_is_larger_than_a_held_out_set():
-    sizes, arguments = documents(12, longest=100_000)
-    assert min(bytes_of_sets(sizes, assign(sizes, arguments, Shares(2)), Shares(2))) > 0
 
 
 @pytest.mark.parametrize("by_argument", [False, True])
@@ -92,10 +85,6 @@ def test_the_key_of_a_document_follows_from_its_hash_and_the_seed():
 def test_sizes_that_the_text_does_not_have_are_refused(shares, message):
     with pytest.raises(AlmaError, match=message):
         assign(*documents(500), shares)
-
-
-def test_the_vocabulary_size_follows_from_the_bytes():
-    assert [vocab_size_for(size) for size in (0, 1000, 1_290_000, 10**8, 10**12)] == [512, 512, 2048, 16_384, 32_768]
 
 
 def test_assigning_takes_less_than_64_bytes_a_document(tmp_path):

@@ -61,13 +61,12 @@ def test_appending_does_not_write_through_a_link(text_stream: Path, tmp_path: Pa
     assert (text_stream / "stream.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_no_file_remains_after_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+def test_no_file_remains_after_a_signal(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "S"), "--megabatches", "1"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert wait_until(lambda: [*tmp_path.glob(".S.building/*/input-0")])
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, complaints = process.communicate(timeout=600)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGTERM
     assert complaints.count("\n") == 1
     assert os.listdir(tmp_path) == []

@@ -118,14 +118,6 @@ def test_a_run_that_failed_in_a_stage_resumes_and_ends_with_the_same_stream(text
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
 
 
-def test_bad_text_is_one_line_and_nothing_is_published(texts, tmp_path):
-    (texts / "2.txt").write_bytes(b"good\n\nb\xffad\n")
-    with pytest.raises(AlmaError, match=r"2\.txt, line 3: byte 0xff is not UTF-8") as raised:
-        run(texts, tmp_path / "stream", *SIZES)
-    assert "\n" not in str(raised.value)
-    assert not (tmp_path / "stream").exists()
-
-
 @pytest.mark.parametrize(
     ("inputs", "more", "message"),
     [

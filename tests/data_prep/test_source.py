@@ -7,13 +7,11 @@ import lzma
 import os
 import struct
 import threading
-import tracemalloc
 import zlib
 from pathlib import Path
 
 import pytest
 
-from data_prep.compression import DecompressedFile
 from data_prep.text.documents import FilePart, documents_of
 from data_prep.text.source import find_sources
 from fairseq_alma.errors import AlmaError
@@ -59,32 +57,16 @@ def with_damaged_middle(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [
-        (lambda first, second: first[: len(first) // 2], ": broken"),
         (lambda first, second: with_damaged_middle(first), "(: broken|, line)"),
         (lambda first, second: first + b"\1" + second[1:], r": broken \w+ data after "),
         (lambda first, second: first + second[:20], r": broken \w+ data after "),
-        (lambda first, second: first + b"notes of mine", r": broken \w+ data after "),
     ],
-    ids=["cut off", "damaged", "second part damaged", "second part cut off", "other data after it"],
+    ids=["damaged", "second part damaged", "second part cut off"],
 )
 def test_incomplete_compressed_text_is_refused(tmp_path, suffix, damaged, message):
     (tmp_path / f"a.txt.{suffix}").write_bytes(damaged(*parts_of(suffix)))
     with pytest.raises(AlmaError, match=rf"a\.txt\.{suffix}{message}"):
         read(tmp_path / f"a.txt.{suffix}")
-
-
-@pytest.mark.parametrize("suffix", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bz2", "xz")), "zst"])
-def test_a_file_that_decompresses_to_thousands_of_times_its_size_takes_little_memory(tmp_path, suffix):
-    zeros = bytes(1 << 25)
-    file = tmp_path / f"a.txt.{suffix}"
-    file.write_bytes(COMPRESSIONS[suffix](zeros) * 8)
-    tracemalloc.start()
-    with DecompressedFile(file, "a") as content:
-        size = sum(len(piece) for piece in iter(lambda: content.read(1 << 20), b""))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert size == 8 * len(zeros)
-    assert peak < 3 * len(zeros)
 
 
 def test_an_xz_file_that_needs_gigabytes_of_memory_is_refused(tmp_path):
@@ -96,9 +78,8 @@ def test_an_xz_file_that_needs_gigabytes_of_memory_is_refused(tmp_path):
         read(tmp_path / "a.txt.xz")
 
 
-@pytest.mark.parametrize("content", [b"plain text", b""])
-def test_a_plain_file_with_the_name_of_a_compressed_one_is_refused(tmp_path, content):
-    (tmp_path / "a.txt.xz").write_bytes(content)
+def test_a_plain_file_with_the_name_of_a_compressed_one_is_refused(tmp_path):
+    (tmp_path / "a.txt.xz").write_bytes(b"plain text")
     with pytest.raises(AlmaError, match=r"a\.txt\.xz: .*, xz data is needed"):
         read(tmp_path / "a.txt.xz")
 
@@ -154,10 +135,6 @@ def test_zstandard_frames_of_all_kinds_are_read_in_any_order(tmp_path):
         assert read(tmp_path / "a.txt.zst") == DOCUMENTS
 
 
-def files_in(folder):
-    return [source.path for source in find_sources([str(folder)], None, "body", folder)]
-
-
 def test_a_folder_represents_its_files_in_the_order_of_their_names(tmp_path):
     for name in ("b.txt", "a/2.txt", "a/1.txt", ".hidden", "a/.git/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -191,22 +168,6 @@ def test_a_pipe_or_a_broken_link_in_a_folder_is_refused(make, tmp_path):
     make(tmp_path / "in/b.txt")
     with pytest.raises(AlmaError, match=r"in/b\.txt: not a regular file, or a broken link; remove it"):
         read(tmp_path / "in")
-
-
-def test_an_unreadable_folder_is_an_error(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/1.txt").write_text("text")
-    (tmp_path / "b").mkdir()
-    scandir = os.scandir
-
-    def refuse(path):
-        if str(path).endswith("b"):  # root may read any file
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError, match="Permission denied"):
-        read(tmp_path)
 
 
 def test_a_link_to_a_folder_is_reported_and_not_followed(tmp_path, capsys):

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoTokenizer, Trainer, TrainingArguments
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
@@ -88,22 +87,14 @@ def test_the_configuration_states_what_transformers_would_otherwise_assume(folde
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (2, 2, 1)
     assert (config.num_experts, config.num_experts_per_tok, config.norm_topk_prob) == (4, 1, False)
     assert (config.decoder_sparse_step, config.mlp_only_layers) == (1, [0, 2])
-    assert (
-        exported(folders["tied"]).config.tie_word_embeddings
-        and not exported(folders["dense"]).config.tie_word_embeddings
-    )
+    assert [exported(folders[kind]).config.tie_word_embeddings for kind in ("tied", "dense")] == [True, False]
     generation = exported(folders["dense"]).generation_config
     assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (2, 2, 1)
 
 
-def test_the_norm_of_the_embeddings_is_applied_to_their_rows(folders):
-    rows = load_file(folders["dense"] / "model.safetensors")["model.embed_tokens.weight"]
-    assert rows.square().mean(dim=1).tolist() == pytest.approx([1.0] * len(rows), abs=0.05)
-
-
-def check_ids(folder, stream):
-    """The tokenizer gives the ids of the token files; special tokens are found unless the text is taken literally."""
-    opened, tokenizer = StreamTokenizer.open(stream), AutoTokenizer.from_pretrained(folder)
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+def test_the_tokenizer_gives_the_ids_of_the_test_set_and_finds_special_tokens(kind, folders, stream):
+    opened, tokenizer = StreamTokenizer.open(stream), AutoTokenizer.from_pretrained(folders[kind])
     manifest = Stream.open(stream)
     file = TokenFile(manifest.prefix(manifest.split("test")))
     start, num_literal = 0, 0
@@ -115,19 +106,9 @@ def check_ids(folder, stream):
         num_literal += "</s>" in text
         start += size
     assert num_literal > 0
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id) == (
-        2,
-        2,
-        1,
-        3,
-    )
+    assert [getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad", "unk")] == [2, 2, 1, 3]
     assert tokenizer("cat</s>", add_special_tokens=False)["input_ids"][-1] == EOS
     assert tokenizer.padding_side == "left" and tokenizer.model_max_length == LONGEST
-
-
-def test_the_tokenizer_gives_the_ids_of_the_test_set_and_finds_special_tokens(folders, stream):
-    check_ids(folders["dense"], stream)
-    check_ids(folders["mixture"], stream)
 
 
 def test_texts_begin_with_s_where_training_sequences_did(checkpoints, tmp_path):

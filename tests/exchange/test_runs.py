@@ -65,11 +65,7 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
 def test_a_path_without_a_model_is_one_line(model, tmp_path):
     for path, options, message in (
         (model, ["--arrival", "7"], "no model at arrival 7; give one from 0 to 1"),
-        (
-            model / "run/stage-001/member-0/checkpoint_last.pt",
-            ["--arrival", "0"],
-            "not a run, so it has no model at",
-        ),
+        (model / "run/stage-001/member-0/checkpoint_last.pt", ["--arrival", "0"], "not a run, so it has no model at"),
         (model / "stream", [], "a folder, not a file; give a run, or a checkpoint"),
     ):
         with pytest.raises(AlmaError, match=message):

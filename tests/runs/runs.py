@@ -2,15 +2,7 @@
 
 from typing import Any, Mapping, Sequence
 
-from fairseq_alma.learners.learner import (
-    LEARNERS,
-    ModelId,
-    Stage,
-    StagePlan,
-    Training,
-    build_learner,
-    stages,
-)
+from fairseq_alma.learners.learner import LEARNERS, ModelId, Stage, StagePlan, Training, build_learner, stages
 from fairseq_alma.runs.run_folder import RunFolder
 
 COUNTS = {"num_tokens": 100, "num_bytes": 400, "num_images": 0}

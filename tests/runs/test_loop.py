@@ -40,14 +40,6 @@ def test_a_complete_run_runs_nothing(tmp_path):
     assert backend.kept == {}
 
 
-def test_an_interrupted_stage_runs_again(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, FakeBackend(fail_in_test_of=1))
-    assert not (tmp_path / "stage-001" / "stage.json").exists()
-    backend = FakeBackend()
-    assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
-
-
 def test_the_next_call_completes_an_interrupted_removal_of_weights(tmp_path):
     class CutOff(FakeBackend):
         def keep_only(self, folder, stages, needed, gone):
@@ -77,16 +69,6 @@ def test_a_stage_can_run_alone_after_the_stage_before(tmp_path):
     assert run(tmp_path, FakeBackend(), only=1) == (1, [("completed", 1)])
 
 
-def test_any_stage_can_run_first_from_scratch(tmp_path):
-    assert run(tmp_path, FakeBackend(), plan(init="scratch"), only=2)[0] == 1
-
-
-def test_keep_checkpoints_removes_nothing(tmp_path):
-    backend = FakeBackend()
-    run(tmp_path, backend, keep_checkpoints=True)
-    assert backend.kept == {}
-
-
 @pytest.mark.parametrize(
     ("keep", "stay"), [((), [2]), ((0,), [2]), ((3,), [1, 2]), ((9, 2), [0, 2]), ((1, 3), [0, 1, 2])]
 )
@@ -113,13 +95,6 @@ def test_a_run_resumes_when_its_stream_has_grown(tmp_path):
     backend = FakeBackend()
     assert run(tmp_path, backend, plan(num_megabatches=3))[0] == 1
     assert backend.calls == [("train", 2), ("test", 2)]
-
-
-def test_a_damaged_record_is_named(tmp_path):
-    run(tmp_path, FakeBackend())
-    (tmp_path / "stage-001" / "stage.json").write_text('{"stage": 1')
-    with pytest.raises(AlmaError, match=r"stage-001/stage.json: damaged, not JSON.*remove the file"):
-        run(tmp_path, FakeBackend())
 
 
 def ensemble(learner="ens", num_megabatches=2):
@@ -176,12 +151,6 @@ def test_a_stage_that_completes_while_a_member_waits_for_its_lock_is_skipped(tmp
     assert backend.calls == [] and not list(tmp_path.glob("stage-*/clock*"))
 
 
-def test_a_member_of_a_growing_ensemble_is_trained_in_its_own_stage(tmp_path):
-    backend = FakeBackend()
-    run(tmp_path, backend, ensemble("gens"), only=0)
-    assert train_alone(tmp_path, 3, backend, "gens") == [("trained member 3", 1)]
-
-
 def test_members_of_a_stage_can_be_trained_at_the_same_time_but_none_twice(tmp_path, no_patience):
     folder = RunFolder(tmp_path)
     with folder.lock_member(ModelId(0, 0)), folder.lock_member(ModelId(0, 1)):
@@ -199,12 +168,6 @@ def test_wall_time_includes_members_that_were_trained_alone(tmp_path):
     clock.write_text(json.dumps({"spent": 1000.0, "started": None}))
     run(tmp_path, FakeBackend(), ensemble(), only=0)
     assert json.loads((tmp_path / "stage-000" / "stage.json").read_text())["wall_seconds"] >= 1000
-
-
-def test_a_stage_that_predicts_with_earlier_models_requires_them(tmp_path):
-    fresh = plan_learner("gens", stages(2, 1), init="scratch")
-    with pytest.raises(AlmaError, match=r"stage-000/stage.json: missing, and stage 1 predicts with"):
-        run(tmp_path, FakeBackend(), fresh, only=1)
 
 
 def test_a_stage_with_damaged_weights_runs_again_until_it_is_tidy(tmp_path, capsys):

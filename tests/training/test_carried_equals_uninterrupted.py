@@ -171,8 +171,17 @@ def assert_same(carried, uninterrupted):
     assert one["extra_state"]["train_iterator"]["epoch"] == 1  # one pass over each mega-batch
 
 
-def run_both(stream, folder, before, after, capsys):
-    trainings, growths = commands_of(stream, folder / "run", before, after, capsys)
+@pytest.mark.parametrize(
+    ("learner", "after"),
+    [
+        (GROWING, []),
+        pytest.param(GROWING, ["--autocast", "bf16"], marks=[pytest.mark.slow, needs_bf16]),
+        pytest.param(FIXED, ["--optimizer", "fused_adam"], marks=pytest.mark.slow),
+    ],
+    ids=["growing", "growing-bf16", "fused-adam"],
+)
+def test_carried_stages_with_an_average_equal_one_uninterrupted_training(trained, tmp_path, capsys, learner, after):
+    trainings, growths = commands_of(trained.stream, tmp_path / "run", [*learner, *AVERAGED], after, capsys)
     records = [None]
     for stage, words in enumerate(trainings):
         if growths and stage:
@@ -180,26 +189,8 @@ def run_both(stream, folder, before, after, capsys):
             grown = growths[stage - 1][growths[stage - 1].index("--out") + 1]
             records.append(torch.load(grown, weights_only=True)["alma_growth"][-1])
         launch(words)
-    UninterruptedTraining(trainings[0], folder / "whole", records if growths else None).run()
-    assert_same(folder / "run/stage-002/member-0/checkpoint_last.pt", folder / "whole/checkpoint_last.pt")
-
-
-@pytest.mark.parametrize("learner", [pytest.param(FIXED, marks=pytest.mark.slow), GROWING], ids=["fixed", "growing"])
-def test_carried_stages_with_an_average_equal_one_uninterrupted_training(trained, tmp_path, capsys, learner):
-    run_both(trained.stream, tmp_path, [*learner, *AVERAGED], [], capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param([*GROWING, *AVERAGED], ["--autocast", "bf16"], marks=needs_bf16),
-        ([*FIXED, *AVERAGED], ["--optimizer", "fused_adam"]),
-    ],
-    ids=["growing-bf16", "fused-adam"],
-)
-def test_carried_stages_with_other_features_equal_one_uninterrupted_training(trained, tmp_path, capsys, before, after):
-    run_both(trained.stream, tmp_path, before, after, capsys)
+    UninterruptedTraining(trainings[0], tmp_path / "whole", records if growths else None).run()
+    assert_same(tmp_path / "run/stage-002/member-0/checkpoint_last.pt", tmp_path / "whole/checkpoint_last.pt")
 
 
 def train_rank(rank, folder, trainings):

@@ -16,10 +16,7 @@ from tests.text.stock_commands import training_options
         (["--num-experts", "0"], "--num-experts: 0 found, a number of at least 1 is needed"),
         (["--dropout", "nan"], "--dropout: nan found, a number is needed"),
         (["--replay-share", "1"], "--replay-share: 1 found, a number below 1 is needed"),
-        (["--megabatch", "-1"], "--megabatch: -1 found"),
         (["--optimizer", "muon", "--muon-momentum", "1"], "--muon-momentum: 1 found, a number below 1 is needed"),
-        (["--optimizer", "muon", "--adam-lr-factor", "0"], "--adam-lr-factor: 0 found, a number above 0 is needed"),
-        (["--optimizer", "fused_adam", "--embedding-lr-factor", "-1"], "--embedding-lr-factor: -1 found"),
     ],
 )
 def test_a_stock_command_rejects_a_number_out_of_range(trained, capsys, words, message):

@@ -50,12 +50,6 @@ def test_a_missing_file_is_a_usage_error():
     assert done.returncode == 2 and "--features-from nowhere.py: no such file or directory" in done.stderr
 
 
-def test_a_value_out_of_range_is_a_usage_error(trained, tmp_path):
-    words = ["--stream", str(trained.stream), "--run", str(tmp_path), "--clip-weights", "0", "--", *TEXT]
-    done = run_script(["alma-stream", "--features-from", str(OWN), *words])
-    assert done.returncode == 2 and "--clip-weights 0: a number above 0 is needed" in done.stderr
-
-
 def test_a_killed_training_with_the_feature_resumes_bit_for_bit(trained, tmp_path):
     killing = tmp_path / "clipping.py"
     killing.write_text(OWN.read_text() + KILL)

@@ -23,11 +23,6 @@ def test_a_command_reads_its_rank_from_the_environment_of_torchrun_on_cpus(train
         assert place.distributed_no_spawn and place.distributed_init_method == "env://"
 
 
-def test_an_option_takes_precedence_over_the_environment(trained, by_torchrun):
-    place = training_config(trained.stream, "--ddp-backend", "slowmo").distributed_training
-    assert place.ddp_backend == "slowmo"
-
-
 def test_more_processes_than_gpus_are_rejected(trained, by_torchrun, monkeypatch):
     monkeypatch.setattr("sys.argv", ["fairseq-train"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -60,5 +55,6 @@ def test_distributed_defaults_follow_the_device(trained, by_torchrun, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = training_config(trained.stream, device=device).distributed_training
+    assert training_config(trained.stream, "--ddp-backend", "slowmo").distributed_training.ddp_backend == "slowmo"
     found = (place.distributed_world_size, place.distributed_backend, place.ddp_backend)
     assert found == ((2, "gloo", "legacy_ddp") if device else (2, "nccl", "pytorch_ddp"))

@@ -7,12 +7,7 @@ from typing import Optional
 
 import numpy as np
 
-MNIST_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+MNIST_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def random_images(count: int, *shape: int, seed: int = 0) -> np.ndarray:

@@ -10,14 +10,7 @@ from data_prep.images.command import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
-from tests.data_prep.images.published import (
-    idx_bytes,
-    random_images,
-    save_arrays,
-    write,
-    write_cifar,
-    write_mnist,
-)
+from tests.data_prep.images.published import idx_bytes, random_images, save_arrays, write, write_cifar, write_mnist
 from tests.runs.fakes import write_manifest
 from tests.scripts import usage_error
 
@@ -157,13 +150,8 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "DATASET"),
         (["svhn"], "invalid choice"),
-        (["mnist", "--out", "s", "--megabatches", "2"], "--source"),
-        (["mnist", "--source", "a", "--out", "s", "--megabatches", "0"], "at least 1"),
         (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "1"], "below 1 is needed"),
-        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--split", "letters"], "unrecognized"),
-        (["arrays", "--images", "a", "--out", "s", "--megabatches", "2"], "--labels"),
         (
             ["arrays", "--images", "a", "--labels", "b", "--test-images", "c", "--out", "s", "--megabatches", "2"],
             "give both or neither",
