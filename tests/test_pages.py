@@ -116,7 +116,7 @@ def desk(tmp_path_factory):
     (folder / "held_out.txt").write_text("the cat sat\n\nnobody slept\n", encoding="utf-8")
     (folder / "alma_text.jsonl").write_text('{"text": "the cat sat"}\n', encoding="utf-8")
     write_folder(folder / "qwen_folder")
-    write_mnist(folder / "mnist_files", 5500, 100)
+    write_mnist(folder / "mnist_files", 1100, 50)
     for line in list(lines_of("docs/how-to/own-text.md"))[:2]:
         type_line(*line, folder)
     return folder
