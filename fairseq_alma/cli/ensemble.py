@@ -9,7 +9,7 @@ from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, operand, opt, real
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
-from fairseq_alma.training.average import WRITTEN_ALONE, write_average
+from fairseq_alma.training.average import write_average
 
 EPILOG = """\
 The ensemble's probability of a token, or of an image's class, is the weighted mean of its members' probabilities.
@@ -32,7 +32,7 @@ class EnsembleOptions(Options):
         None, "weight of each member, at least 0; divided by their sum (default: equal)", range=real(0), metavar="X"
     )
     embed: bool = opt(False, "copy the members' weights into FILE (default: refer to their files)")
-    average: bool = WRITTEN_ALONE
+    average: bool = opt(False, "write the averaged weights (--ema-half-life) of one CKPT as a checkpoint")
     force: bool = opt(False, "replace FILE if it exists")
 
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
 
-WRITTEN_ALONE: bool = opt(False, "write the averaged weights (--ema-half-life) of one CKPT as a checkpoint")
-"""Option of ``alma-ensemble`` that calls `write_average`."""
-
 
 def average_decay(update: int, half_life: Fraction) -> float:
     """Return the share of itself that the average keeps after an update, counted from 1."""
@@ -71,8 +68,7 @@ class WeightAverage(Feature):
         return self.average
 
     def state_dict(self) -> dict[str, Any]:
-        average = self.average
-        return {} if average is None else {AVERAGE: {name: tensor.cpu() for name, tensor in average.items()}}
+        return {AVERAGE: {name: tensor.cpu() for name, tensor in self.average.items()}} if self.average else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.average = state.get(AVERAGE)
@@ -93,14 +89,12 @@ def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
     """
     from fairseq_alma.checkpoints.checkpoint_file import find_average, with_shared_names
 
-    entry = find_average(checkpoint)
-    if entry is None:
+    if (entry := find_average(checkpoint)) is None:
         raise AlmaError(f"{path}: has no averaged weights; train with --ema-half-life")
     weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
     wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
     if wrong or entry[AVERAGE].keys() - weights.keys():
         raise AlmaError(f"{path}: the averaged weights have other shapes than the model; remove it to train again")
     states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
-    averaged = {**checkpoint, "model": weights, "extra_state": states}
-    averaged.pop("last_optimizer_state", None)
-    return averaged
+    kept = {name: entry for name, entry in checkpoint.items() if name != "last_optimizer_state"}
+    return {**kept, "model": weights, "extra_state": states}

@@ -4,7 +4,7 @@ Sources: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt (Häg
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from fairseq_alma.options import PLAN, TRAINING, integer, opt, real
 from fairseq_alma.training.feature import Feature, Part, PlannedRun
@@ -22,9 +22,7 @@ def branch_factor(update: int, first: int, end: int) -> float:
 class LRBranch(Feature):
     """Multiply the learning rate of each update by `branch_factor`."""
 
-    owned: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("--branch-from", "--branch-until"), "give --branch-share before the --"
-    )
+    owned = dict.fromkeys(("--branch-from", "--branch-until"), "give --branch-share before the --")
 
     branch_share: Optional[float] = opt(
         None,
@@ -33,12 +31,8 @@ class LRBranch(Feature):
         side=PLAN,
         metavar="S",
     )
-    branch_from: Optional[int] = opt(
-        None, "update after which the learning rate decays", range=integer(0), side=TRAINING
-    )
-    branch_until: Optional[int] = opt(
-        None, "update at which the learning rate reaches zero", range=integer(1), side=TRAINING
-    )
+    branch_from: Optional[int] = opt(None, "update after which the rate decays", range=integer(0), side=TRAINING)
+    branch_until: Optional[int] = opt(None, "update at which the rate reaches zero", range=integer(1), side=TRAINING)
 
     def __post_init__(self) -> None:
         self._groups: Sequence[dict[str, Any]] = ()
@@ -60,11 +54,8 @@ class LRBranch(Feature):
     def num_updates(self, of_stage: int, before: int = 0) -> int:
         """Return the number of updates with a decaying learning rate in a stage.
 
-        It is at least one and less than all, because the copy starts from a checkpoint within the stage.
-
-        Args:
-            of_stage: number of updates in the stage.
-            before: number of updates of the optimizer before the stage.
+        It is at least one and less than all, because the copy starts from a checkpoint within the stage. ``before`` is
+        the number of updates of the optimizer before the stage.
         """
         assert self.branch_share is not None
         return max(1, round(min(self.branch_share * (before + of_stage), of_stage - 1)))
@@ -76,9 +67,8 @@ class LRBranch(Feature):
         return LRBranch(branch_from=end - self.num_updates(part.num_updates, part.first_update), branch_until=end)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        if part.num_updates is None:
-            return {}
-        return {"branch_updates": self.num_updates(part.num_updates, part.first_update)}
+        count = part.num_updates
+        return {} if count is None else {"branch_updates": self.num_updates(count, part.first_update)}
 
     def before_step(self, optimizer: Any, update: int) -> None:
         if self.branch_from is not None and self.branch_until is not None:

@@ -48,9 +48,8 @@ class TokenCount(Feature):
         self.num_tokens = self.num_tokens + sum(log["ntokens"] for log in logs)
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {TRAIN_TOKENS: int(self.num_tokens)}
-        state |= {FIRST_UPDATE: self.first_update} if self.first_update else {}
-        return state | ({BATCHES: self.batches} if self.batches else {})
+        given = {FIRST_UPDATE: self.first_update, BATCHES: self.batches}
+        return {TRAIN_TOKENS: int(self.num_tokens), **{name: value for name, value in given.items() if value}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.num_tokens, self.first_update = state[TRAIN_TOKENS], state.get(FIRST_UPDATE, 0)

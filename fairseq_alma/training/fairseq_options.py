@@ -68,5 +68,5 @@ def bound_options(parser: ArgumentParser) -> None:
     """Make fairseq's parser check the ranges of this package's options."""
     for action in parser._actions:
         option = DECLARED.get(action.dest)
-        if option is not None and option.range is not None and action.type in (int, float):
+        if option is not None and action.type in (int, float):
             action.type = option.range

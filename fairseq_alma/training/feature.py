@@ -18,6 +18,7 @@ neither torch nor fairseq. The design follows the callbacks with state of OLMo-c
 import argparse
 import contextlib
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -235,11 +236,9 @@ class Features:
 
     def with_options(self, values: Mapping[str, Any]) -> "Features":
         """Return the features with further values of options, by field name."""
-        each = [
-            replace(self[kind], **{name: values[name] for name in options_of(kind) if name in values})
-            for kind in FEATURES
-        ]
-        return Features([feature for feature in each if feature.is_on], self.setting)
+        given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
+        changed = [replace(self[kind], **own) for kind, own in given.items()]
+        return Features([feature for feature in changed if feature.is_on], self.setting)
 
     @property
     def predicts_with(self) -> str:
@@ -263,8 +262,7 @@ class Features:
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
         """Return the options of fairseq-train for a part of a stage, one group per feature."""
-        groups = [tuple(each.for_part(part).words()) for each in self.each]
-        return [group for group in groups if group]
+        return [words for each in self.each if (words := tuple(each.for_part(part).words()))]
 
     def for_part(self, part: Part) -> "Features":
         """Return new features, without state, for a part of a stage."""
@@ -287,12 +285,7 @@ class Features:
 
         It wraps the criterion, because fairseq's training step disables autocast in the functions that it calls.
         """
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.around_forward(model):
-                return function(*args, **kwargs)
-
-        return call
+        return self.around_forward(model)(function)
 
     @property
     def draws_earlier(self) -> bool:
@@ -311,26 +304,16 @@ class Features:
     def state_dict(self) -> dict[str, Any]:
         return {key: value for each in self.each for key, value in each.state_dict().items()}
 
-    def prepare(self) -> None:
+    def call(self, hook: str, *args: Any) -> None:
+        """Call a hook of each feature."""
         for each in self.each:
-            each.prepare(self.setting)
+            getattr(each, hook)(*args)
+
+    before_step, after_step = partialmethod(call, "before_step"), partialmethod(call, "after_step")
+    count, load_state_dict = partialmethod(call, "count"), partialmethod(call, "load_state_dict")
+
+    def prepare(self) -> None:
+        self.call("prepare", self.setting)
 
     def begin(self, checkpoint: dict[str, Any]) -> None:
-        for each in self.each:
-            each.begin(checkpoint, self.setting)
-
-    def before_step(self, optimizer: Any, update: int) -> None:
-        for each in self.each:
-            each.before_step(optimizer, update)
-
-    def after_step(self, model: "nn.Module", update: int) -> None:
-        for each in self.each:
-            each.after_step(model, update)
-
-    def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        for each in self.each:
-            each.count(logs)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for each in self.each:
-            each.load_state_dict(state)
+        self.call("begin", checkpoint, self.setting)

@@ -11,11 +11,7 @@ from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
 
 
 def import_from(path: Path) -> ModuleType:
-    """Import a Python file or package folder once, independent of its name; it may import modules in its folder.
-
-    Raises:
-        AlmaError: the path is not a Python file or package, or the import fails.
-    """
+    """Import a Python file or package folder once, independent of its name; it may import modules in its folder."""
     root = path.resolve()
     file = root / "__init__.py" if root.is_dir() else root
     if not file.is_file() or file.suffix != ".py":

@@ -26,11 +26,11 @@ from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.options import flag, options_of
 
 TASKS = ("alma_lm", "alma_image_classification")
-_CRITERIONS = ("alma_switch_cross_entropy", "alma_image_cross_entropy")
+_STOCK_CRITERIONS = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
 # fairseq-validate sets up the task and the criterion of the file. These are allowed.
 _ALLOWED = {
     "task": (*TASKS, "language_modeling"),
-    "criterion": (*_CRITERIONS, "cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss"),
+    "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
 }
 _REMEDY = (
     "give the options that it was trained with, --reset-optimizer --reset-lr-scheduler --reset-meters "
@@ -47,11 +47,7 @@ def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Load a checkpoint in fairseq's format.
-
-    Args:
-        path: checkpoint file.
-        arg_overrides: values that replace options in the file, by name.
+    """Load a checkpoint in fairseq's format; ``arg_overrides`` replace options in the file, by name.
 
     Raises:
         AlmaError: the file is not a checkpoint of a supported model, task and criterion.
@@ -144,8 +140,8 @@ def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
 
     `check_architecture` names options; this also covers shapes that no option determines.
     """
+    remedy = "the command builds a model of other sizes: give the options that the checkpoint was trained with"
     if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
-        remedy = "the command builds a model of other sizes: give the options that the checkpoint was trained with"
         refuse_other_shapes(checkpoint["model"], model, path, remedy)
 
 
@@ -154,7 +150,6 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
-            remedy = "give the stream that it was trained on, and an unaltered checkpoint"
-            refuse_other_shapes(weights, module, path, remedy)
+            refuse_other_shapes(weights, module, path, "give the stream it was trained on, and an unaltered checkpoint")
 
     model.register_load_state_dict_pre_hook(compare)

@@ -22,9 +22,7 @@ _MALLOPT = {-3: 2**30, -1: 2**31 - 1}
 """Parameters of glibc's mallopt, in bytes: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 
 
-class OnCpu(argparse.Action):
-    """The option ``--cpu``, which also hides all GPUs and sets the distributed defaults for CPUs."""
-
+class _OnCpu(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         hide_gpus()
         namespace.cpu = True
@@ -63,7 +61,7 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     # checkpoint, because torch does not unpickle the objects that fairseq broadcasts.
     parser.set_defaults(distributed_world_size=1, load_checkpoint_on_all_dp_ranks=True)
     group = parser.add_argument_group("device", conflict_handler="resolve")  # replaces fairseq's option
-    group.add_argument("--cpu", action=OnCpu, nargs=0, default=False, help="use the CPU even if a GPU is available")
+    group.add_argument("--cpu", action=_OnCpu, nargs=0, default=False, help="use the CPU even if a GPU is available")
     if not torch.cuda.is_available():
         parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
     if any(name not in os.environ for name in TORCHRUN) or int(os.environ["WORLD_SIZE"]) == 1:

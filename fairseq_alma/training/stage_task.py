@@ -138,7 +138,6 @@ class StageTask(FairseqTask):
         super().reduce_metrics(logs, criterion)
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Return the task's part of ``extra_state``."""
         return {type(self).__name__: self.features.state_dict()}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
@@ -152,12 +151,9 @@ def features_of(cfg: DictConfig) -> Features:
     name = getattr(root.get("optimizer"), "_name", None)
     batches = None
     if root.get("optimization") is not None:
-        batches = {
-            "batch_size": root.dataset.batch_size,
-            "max_tokens": root.dataset.max_tokens,
-            "update_freq": [int(each) for each in root.optimization.update_freq],
-            "num_procs": root.distributed_training.distributed_world_size,
-        }
+        batches = {name: root.dataset[name] for name in ("batch_size", "max_tokens")}
+        batches["update_freq"] = [int(each) for each in root.optimization.update_freq]
+        batches["num_procs"] = root.distributed_training.distributed_world_size
     setting = Setting(
         device="cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda",
         optimizer=OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None,
