@@ -13,6 +13,7 @@ from data_prep.images.formats import (
     InputFiles,
     load_arrays,
     load_cifar,
+    load_digits,
     load_folder,
     load_idx,
 )
@@ -36,6 +37,7 @@ _DATASETS = {  # help, and the options that the data set has in addition to the 
     "emnist": ("EMNIST: the idx files of one split, plain or .gz; images are transposed", ("source", "split")),
     "cifar10": ("CIFAR-10: the files of the binary version", ("source",)),
     "cifar100": ("CIFAR-100: the files of the binary version", ("source", "coarse")),
+    "digits": ("scikit-learn's 8 x 8 digits (--source: default the installed package)", ("source", "test_fraction")),
     "arrays": (
         "your own images and labels as .npy files",
         (
@@ -75,7 +77,7 @@ class ImagePrepOptions(Options):
     valid_fraction: float = opt(
         0.1, "share of each mega-batch for validation, at least one image", range=_SHARE, metavar="F"
     )
-    source: Path = opt(Path(), "folder of the published files", metavar="DIR")
+    source: Optional[Path] = opt(None, "folder of the data set's image files", metavar="DIR")
     test_fraction: Optional[float] = opt(
         None, f"share of the images for the test set (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
     )
@@ -112,7 +114,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         group = datasets.add_parser(dataset, help=text, description=f"{text[0].upper()}{text[1:]}.")
         for name in (*_COMMON, *own):
             option = options_of(ImagePrepOptions)[name]
-            is_required = name in ("source", "images", "labels")
+            is_required = name in ("images", "labels") or (name == "source" and dataset != "digits")
             (replace(option, default=MISSING) if is_required else option).add_to(group)
     args = parser.parse_args(argv)
     options = ImagePrepOptions.read(args, dataset=args.dataset)
@@ -132,9 +134,11 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     with work_folder(options.out, "alma-prep-images") as root:
         existing = stream_at(options.out, "images")  # again, under the lock
         files = InputFiles()
-        dataset, source = options.dataset, options.source
+        dataset, source = options.dataset, options.source or Path()
         if dataset == "arrays":
             images = load_arrays(files, options)
+        elif dataset == "digits":
+            images = load_digits(files, options)
         elif dataset == "folder":
             images = load_folder(files, options)
         elif dataset.startswith("cifar"):

@@ -3,10 +3,13 @@
 - idx: a magic number, the sizes of the dimensions, then bytes (http://yann.lecun.com/exdb/mnist/). EMNIST (Cohen et al.
   2017) has rows and columns exchanged.
 - CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the binary version: label bytes, then pixels, channels first.
+- scikit-learn's digits: ``digits.csv.gz``, 64 pixels from 0 to 16 and a label in each row.
 - ``.npy`` files of images and labels.
 - Folders with a subfolder of image files for each class, read by Pillow.
 """
 
+import importlib.util
+import io
 import math
 import struct
 from dataclasses import dataclass
@@ -200,6 +203,32 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
         parts.append(_checked(images, records[:, column], [path], classes[column]))
     return join_parts(f"{dataset}-coarse" if coarse else dataset, parts, classes[column], augment=True)
+
+
+def load_digits(files: InputFiles, given: Any) -> ImageSet:
+    """Load scikit-learn's 8 x 8 digits from ``--source``, by default from the installed package; scale them to 255."""
+    source, spec = given.source, importlib.util.find_spec("sklearn")
+    if source is None:
+        if spec is None or spec.origin is None:
+            raise AlmaError(
+                "digits: scikit-learn is not installed; install it, or give the folder of digits.csv.gz as --source"
+            )
+        source = Path(spec.origin).parent / "datasets" / "data"
+    (path,) = files.find(source, ["digits.csv"])
+    try:
+        rows = np.loadtxt(io.BytesIO(read_file(path)), delimiter=",", ndmin=2, dtype=np.int64)
+    except ValueError as error:
+        raise AlmaError(f"{path}: not a table of integers ({error}); give another file") from error
+    pixels, labels = rows[:, :-1], rows[:, -1]
+    if len(rows) < 2 or pixels.shape[1] != 64 or pixels.min() < 0 or pixels.max() > 16:
+        raise AlmaError(
+            f"{path}: {len(rows)} rows of {pixels.shape[1]} pixels found, at least 2 rows of 64 pixels from 0 to 16 "
+            "are required; give another file"
+        )
+    images = (2 * 255 * pixels + 16) // 32  # rounded
+    part = _checked(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels, [path], 10)
+    remarks = ("pixels from 0 to 16 are scaled to 255",)
+    return join_parts("digits", [part], 10, False, remarks, given.test_fraction, given.seed)
 
 
 def load_arrays(files: InputFiles, given: Any) -> ImageSet:

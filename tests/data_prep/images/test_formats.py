@@ -5,7 +5,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 
-from data_prep.images.formats import InputFiles, emnist_names, load_arrays, load_cifar, load_idx, read_idx
+from data_prep.images.formats import InputFiles, emnist_names, load_arrays, load_cifar, load_digits, load_idx, read_idx
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import idx_bytes, random_images, write, write_cifar, write_mnist
 
@@ -119,3 +119,17 @@ def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
 def test_other_arrays_are_refused(tmp_path, images, labels, message):
     with pytest.raises(AlmaError, match=message):
         arrays(tmp_path, images, labels)
+
+
+def test_digits_are_scaled_so_that_white_is_255(tmp_path):
+    rows = np.column_stack([np.arange(64 * 5).reshape(5, 64) % 17, np.arange(5)])
+    np.savetxt(tmp_path / "digits.csv", rows, delimiter=",", fmt="%d")
+    read = load_digits(InputFiles(), Namespace(source=tmp_path, test_fraction=0.4, seed=1))
+    assert (read.num_train, read.images.shape, read.images.min(), read.images.max()) == (3, (5, 1, 8, 8), 0, 255)
+
+
+@pytest.mark.parametrize("content", ["a,b", "1,2\n3,4", f"{'1,' * 64}0\n{'17,' * 64}1"])
+def test_a_table_of_digits_with_other_content_is_refused(tmp_path, content):
+    (tmp_path / "digits.csv").write_text(content)
+    with pytest.raises(AlmaError, match=r"not a table of integers|64 pixels from 0 to 16 are required"):
+        load_digits(InputFiles(), Namespace(source=tmp_path, test_fraction=0.4, seed=1))
