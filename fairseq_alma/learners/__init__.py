@@ -1,6 +1,7 @@
-"""Learners: the schedule of stages and the plan of each stage. No fairseq.
+"""Learners: the schedule of stages and the plan of each stage. This package does not import fairseq.
 
-A new learner is a class under `learner.register_learner`, here or in a file for ``alma-stream --learners-from``.
+To add a learner, register a class with `learner.register_learner`, in this package or in a file that
+``alma-stream --learners-from`` loads.
 """
 
 from fairseq_alma.learners import ensemble, growing_mixture, learner

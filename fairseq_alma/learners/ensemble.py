@@ -17,15 +17,15 @@ from fairseq_alma.learners.learner import (
 from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
-"""Members in Table 2 of the paper, and in its image study (v5, Appendix B.1)."""
-MEMBERS_HELP = "members (default: text 2, images 5; gens: 1 in each stage)"
+"""Default number of members: Table 2 of the paper (text), and the paper's image study (v5, Appendix B.1)."""
+MEMBERS_HELP = "number of members (default: text 2, images 5; gens: 1 new member in each stage)"
 MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 
 
 @register_learner("ens")
 @dataclass(frozen=True)
 class Ensemble(Learner):
-    """N models with N seeds, trained separately; the mean of their probabilities predicts."""
+    """N models with different seeds, trained separately; ``combine`` is how their predictions are combined."""
 
     label: ClassVar[Optional[str]] = "Ens"
     trains_members_alone: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class Ensemble(Learner):
     num_members: int = opt(None, MEMBERS_HELP, range=MEMBERS_RANGE, defaults=NUM_MEMBERS)
     combine: str = opt(
         "probabilities",
-        "joint prediction",
+        "how predictions are combined: mean of probabilities, majority vote, or mean of logits",
         choices=("probabilities", "vote", "logits"),
         kinds=("images",),
     )
@@ -46,7 +46,7 @@ class Ensemble(Learner):
 @register_learner("bagging", "images")
 @dataclass(frozen=True)
 class Bagging(Ensemble):
-    """An ensemble whose members each train on a bootstrap sample of a stage's images (Breiman 1996)."""
+    """An ensemble in which each member trains on its own bootstrap sample of the stage's images (Breiman 1996)."""
 
     label: ClassVar[Optional[str]] = "Bagging"
 
@@ -57,9 +57,9 @@ class Bagging(Ensemble):
 @register_learner("gens")
 @dataclass(frozen=True)
 class GrowingEnsemble(Ensemble):
-    """N new models in each stage, trained on its data only; the earlier models stay unchanged and predict too.
+    """N new models in each stage, trained on its data only; models of earlier stages are frozen and predict too.
 
-    The paper's text does not state the initial weights of a new model; its released code starts from the last one.
+    The paper's text does not state the initial weights of a new model; the paper's released code copies the last model.
     """
 
     label: ClassVar[Optional[str]] = "gEns"
@@ -67,7 +67,7 @@ class GrowingEnsemble(Ensemble):
 
     init: str = opt(
         "scratch",
-        "weights a new model starts from",
+        "initial weights of a new model: the last model's, or random",
         choices=("previous", "scratch", "fresh"),
         parse=lambda word: "scratch" if word == "fresh" else word,
     )
@@ -84,18 +84,22 @@ class GrowingEnsemble(Ensemble):
 @register_learner("umix", "images")
 @dataclass(frozen=True)
 class UniformMixture(Learner):
-    """N models trained jointly, on the mean (the paper's text) or the sum (its released code) of their logits."""
+    """N models trained jointly, on the mean (paper's text) or the sum (paper's released code) of their logits."""
 
     label: ClassVar[Optional[str]] = "UMix"
     owned: ClassVar[Mapping[str, str]] = {
         "--num-members": "give --num-members before the --",
         "--member-arch": "give the members' architecture as --arch",
-        "--member-options": "give the members' options as those of a single model",
+        "--member-options": "give the options of the members' architecture directly after the --",
     }
 
     num_members: int = opt(None, MEMBERS_HELP, range=MEMBERS_RANGE, defaults=NUM_MEMBERS)
     joint_logits: str = opt(
-        "mean", "mean or sum of the members' logits", choices=("mean", "sum"), quiet=True, kinds=("images",)
+        "mean",
+        "how the members' logits are combined in training and prediction",
+        choices=("mean", "sum"),
+        quiet=True,
+        kinds=("images",),
     )
 
     def plan(self, stage: Stage) -> StagePlan:

@@ -14,32 +14,36 @@ from fairseq_alma.learners.learner import GrowingModel, Growth, Last, Stage, Sta
 from fairseq_alma.options import integer, opt, real
 
 SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}
-"""Sizes in a schedule of ``--learner grow`` -> the option of fairseq-train."""
-METHOD_HELP = "growth of experts (default: split; gmoe on text: copy)"
+"""Name of a size in the schedule of ``--learner grow`` -> option of fairseq-train that sets this size."""
+METHOD_HELP = "how experts are added (default: split; gmoe on text: copy)"
 
 
 def read_schedule(word: str, what: str = "experts") -> tuple[int, ...]:
-    """Read the sizes of each stage, such as ``4,6,8,12``. Raises ValueError if a size shrinks or is not a number."""
+    """Return the size in each stage from a schedule such as ``4,6,8,12``.
+
+    Raises:
+        ValueError: a size is smaller than the one before, or is not a positive integer.
+    """
     numbers = word.split(",")
     if not all(number.strip().isdecimal() and 0 < int(number) <= MAX_EXPERTS for number in numbers):
-        raise ValueError("positive integers separated by commas are needed, such as 4,6,8,12")
+        raise ValueError("positive integers separated by commas are required, such as 4,6,8,12")
     schedule = tuple(int(number) for number in numbers)
     for stage, (before, now) in enumerate(itertools.pairwise(schedule), 1):
         if now < before:
-            raise ValueError(f"shrinks from {before} to {now} {what} before stage {stage}; give numbers that grow")
+            raise ValueError(f"decreases from {before} to {now} {what} before stage {stage}; sizes must not decrease")
     return schedule
 
 
 def read_sizes(word: str) -> str:
-    """Check a schedule such as ``experts=4,8,12 layers=2,4,4``, and return it in the order of `SIZES`."""
+    """Check a schedule such as ``experts=4,8,12 layers=2,4,4``; return it with names ordered as in `SIZES`."""
     sizes: dict[str, tuple[int, ...]] = {}
     for part in word.split():
         name, _, numbers = part.partition("=")
         if name not in SIZES or name in sizes:
-            raise ValueError(f"{part}: layers=1,6,6,6, experts=4,6,8,12, or both in one pair of quotes is needed")
+            raise ValueError(f"{part}: give layers=1,6,6,6, experts=4,6,8,12, or both in one pair of quotes")
         sizes[name] = read_schedule(numbers, name)
     if len({*map(len, sizes.values())}) != 1:
-        raise ValueError("one number for each stage is needed, such as layers=1,6,6,6")
+        raise ValueError("one number for each stage is required, such as layers=1,6,6,6 experts=4,4,8,8")
     return " ".join(f"{name}={','.join(map(str, sizes[name]))}" for name in SIZES if name in sizes)
 
 
@@ -52,50 +56,55 @@ class ScheduledGrowth(GrowingModel):
 
     grow_schedule: Optional[str] = opt(
         None,
-        "size in each stage: 4,6,8 experts (gmoe), 'layers=1,6,6 experts=4,6,8' (grow)",
+        "size in each stage, such as 4,6,8 (gmoe: experts) or 'layers=1,6,6 experts=4,6,8' (grow)",
         parse=read_sizes,
         metavar="SIZES",
     )
     grow_method: str = opt("split", METHOD_HELP, choices=EXPERT_METHODS)
-    grow_select: str = opt("loss", "experts that grow, as alma-grow --select", choices=SELECTIONS)
+    grow_select: str = opt("loss", "which experts to copy or split (see alma-grow --select)", choices=SELECTIONS)
     grow_noise: float = opt(
-        0.0, "standard deviation of noise on the gate rows of copies", range=real(0, 1_000_000), metavar="X"
+        0.0,
+        "standard deviation of the noise added to gate rows of copied experts",
+        range=real(0, 1_000_000),
+        metavar="X",
     )
 
     def __post_init__(self) -> None:
         owned = {SIZES[name]: f"give --grow-schedule {name}=... before the --" for name in self.sizes}
         owned["--gate-trees"] = "give --grow-method before the --"
-        object.__setattr__(self, "owned", owned)  # only the sizes of the schedule
+        object.__setattr__(self, "owned", owned)  # a size that is not in the schedule may be given after --
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """The schedule: each of `SIZES` that grows -> its size in each stage."""
+        """The schedule: name of a size (a key of `SIZES`) -> this size in each stage."""
         parts = (part.partition("=") for part in (self.grow_schedule or "").split())
         return {name: read_schedule(numbers, name) for name, _, numbers in parts}
 
     def check(self) -> None:
         if self.grow_schedule is None:
-            example = "layers=1,6,6,6" if self.name == "grow" else "4,6,8,12 (the paper's experts of each stage)"
+            example = "layers=1,6,6,6" if self.name == "grow" else "4,6,8,12 (experts in each stage of the paper)"
             raise ValueError(f"--learner {self.name} needs --grow-schedule, such as {example}")
         super().check()
         if self.grow_noise and self.grow_method != "copy":
-            raise ValueError(f"--grow-noise {self.grow_noise} is for --grow-method copy only")
+            raise ValueError(
+                f"--grow-noise {self.grow_noise}: requires --grow-method copy; add it or remove --grow-noise"
+            )
         if self.grow_method == "scratch":
             if self.grow_select != "loss":
-                raise ValueError(f"--grow-select {self.grow_select} is not for --grow-method scratch; remove it")
+                raise ValueError(f"--grow-select {self.grow_select}: no effect with --grow-method scratch; remove it")
             return
         for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
-            if now > 2 * before > 2:  # a dense model gets any number of copies
+            if now > 2 * before > 2:  # a dense layer can be copied any number of times
                 raise ValueError(
                     f"--grow-schedule {self.grow_schedule}: from {before} to {now} experts before stage {stage}, but "
-                    f"each of the {before} grows once; give at most {2 * before}, or --grow-method scratch"
+                    f"each expert is copied or split once; give at most {2 * before}, or --grow-method scratch"
                 )
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
         for name, numbers in self.sizes.items():
             if len(numbers) != len(planned):
                 raise ValueError(
-                    f"--grow-schedule {self.grow_schedule}: {len(numbers)} numbers of {name}, the run has "
+                    f"--grow-schedule {self.grow_schedule}: {len(numbers)} numbers of {name}, but the run has "
                     f"{len(planned)} stages; give one number for each stage"
                 )
 
@@ -107,8 +116,8 @@ class ScheduledGrowth(GrowingModel):
             layers = self.sizes["layers"][stage] if "layers" in self.sizes else layers
             if now != before and (every == 0 or (layers is not None and layers < every)):
                 raise ValueError(
-                    f"--grow-schedule {self.grow_schedule}: no layer has experts (--moe-freq {every}, layers "
-                    f"{'as given' if layers is None else layers}); give a --moe-freq of 1 to the number of layers"
+                    f"--grow-schedule {self.grow_schedule}: no layer has experts (--moe-freq {every}"
+                    f"{'' if layers is None else f', {layers} layers'}); give --moe-freq from 1 to the number of layers"
                 )
 
     @property
@@ -132,7 +141,7 @@ class ScheduledGrowth(GrowingModel):
 @register_learner("gmoe", "text")
 @dataclass(frozen=True)
 class ScheduledMixture(ScheduledGrowth):
-    """One language model that gets more experts between stages; the paper copies experts."""
+    """One language model that gets more experts between stages, by default copies as in the paper."""
 
     label: ClassVar[Optional[str]] = "gMoE"
     owned: ClassVar[Mapping[str, str]] = {
@@ -146,7 +155,7 @@ class ScheduledMixture(ScheduledGrowth):
     grow_method: str = opt("copy", METHOD_HELP, choices=EXPERT_METHODS)
 
     def __post_init__(self) -> None:
-        """Keep ``owned`` of the class."""
+        """Skip the base method, which replaces ``owned``."""
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
@@ -157,13 +166,15 @@ class ScheduledMixture(ScheduledGrowth):
 class PeriodicGrowth(GrowingModel):
     """One image model that grows after every N mega-batches."""
 
-    grow_every: int = opt(1, "grow after N more mega-batches (default: before each stage)", range=integer(1, 10_000))
+    grow_every: int = opt(
+        1, "growth interval in mega-batches (default: grow before each stage)", range=integer(1, 10_000)
+    )
 
     def is_due(self, stage: Stage) -> bool:
-        """Return whether a multiple of ``grow_every`` lies between the first arrival of the stage and the one before.
+        """Return whether the model grows before this stage.
 
-        With waiting time 10 and growth every 50 mega-batches the model grows before stages 5, 10, …; with waiting time
-        100 before each stage.
+        With waiting time 10 and ``grow_every`` 50, the model grows before stages 5, 10, …. With waiting time 100, it
+        grows before each stage.
         """
         first = stage.arrivals[0]
         return first // self.grow_every > (first - self.wait) // self.grow_every
@@ -172,7 +183,7 @@ class PeriodicGrowth(GrowingModel):
 @register_learner("gmoe", "images")
 @dataclass(frozen=True)
 class TreeMixture(PeriodicGrowth):
-    """One model: in each layer the expert with the largest validation loss becomes two, in a tree or flat."""
+    """One image model; growth splits or copies the expert with the largest validation loss in each layer."""
 
     label: ClassVar[Optional[str]] = "gMoE"
     arch_prefix: ClassVar[Optional[str]] = "alma_moe"
@@ -198,7 +209,10 @@ class Firefly(PeriodicGrowth):
     image_architectures: ClassVar[tuple[str, str]] = ("alma_firefly_vgg", "alma_firefly_vgg")
 
     grow_share: float = opt(
-        0.25, "size of a growth step, as a share of the first size", range=real(0, 1000, above=True), metavar="X"
+        0.25,
+        "size of a growth step, relative to the size before any growth",
+        range=real(0, 1000, above=True),
+        metavar="X",
     )
     grow_share_of: str = opt("parameters", "unit of --grow-share", choices=("parameters", "neurons"), quiet=True)
 

@@ -1,10 +1,10 @@
-"""The base of every learner: its options, the kinds of data that it supports, and a plan for each stage.
+"""Base classes of learners: options, supported kinds of data, and a plan for each stage.
 
-A plan is data; the loop and the back ends carry it out. It is known before anything runs, so ``--dry-run`` can print
-it, a queue can run one stage alone, and files that no later stage needs can be removed.
+A plan is a record that the training loop executes. All plans are made before training starts, so that ``--dry-run`` can
+print them, a job queue can run single stages, and the loop can remove files that no later stage needs.
 
-A learner is one frozen dataclass under `register_learner`; its fields made by `opt` are its options. ``alma-stream``
-reads everything from the class. Source: the paper, Algorithm 1 and sections 4.1 and 4.2.
+A learner is a frozen dataclass registered with `register_learner`. Its fields made by `opt` become options of
+``alma-stream``. Source: the paper, Algorithm 1 and sections 4.1 and 4.2.
 """
 
 from dataclasses import dataclass
@@ -20,40 +20,40 @@ class StageOptions(Options):
     """Options of a fairseq task that select the stage to train on."""
 
     megabatch: Optional[int] = opt(
-        None, "train on the stage that ends with this mega-batch, from 0", range=integer(0, MAX_MEGABATCHES - 1)
+        None, "last mega-batch of the stage to train on, counted from 0", range=integer(0, MAX_MEGABATCHES - 1)
     )
-    wait: int = opt(1, "waiting time: mega-batches of a stage", range=integer(1))
-    replay: bool = opt(False, "train on all mega-batches up to this one")
+    wait: int = opt(1, "waiting time: number of new mega-batches in each stage", range=integer(1))
+    replay: bool = opt(False, "train on all mega-batches up to --megabatch")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions(Options):
     """Options of alma-stream that define the stages of a run."""
 
-    wait: int = opt(1, "waiting time: number of new mega-batches of a stage", range=integer(1), metavar="W")
-    replay: bool = opt(False, "train on all mega-batches so far (default: on the new ones)")
+    wait: int = opt(1, "waiting time: number of new mega-batches in each stage", range=integer(1), metavar="W")
+    replay: bool = opt(False, "train on all mega-batches so far (default: on the new mega-batches)")
     drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(
         None,
-        "control: one stage on the first K mega-batches, with K times the updates",
+        "control run: one stage on the first K mega-batches, with K times the updates",
         range=integer(1),
         trait="has_iid_control",
         metavar="K",
     )
     first_wait: Optional[int] = opt(
-        None, "mega-batches of the first stage (default: W)", range=integer(1), metavar="K", quiet=True
+        None, "number of mega-batches in the first stage (default: W)", range=integer(1), metavar="K", quiet=True
     )
     passes_of_new: bool = opt(False, "with --replay: --passes counts passes over the new mega-batches only", quiet=True)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One update of the model.
+    """One training stage of a stream.
 
     Attributes:
         index: number of the stage, from 0.
-        arrivals: the new mega-batches, in order; the stage runs when the last one has arrived.
-        megabatches: the mega-batches that it trains on: the arrivals, or with replay all so far.
+        arrivals: the new mega-batches, in order; the stage starts when the last of them has arrived.
+        megabatches: the mega-batches to train on: ``arrivals``, or with replay all mega-batches so far.
     """
 
     index: int
@@ -72,17 +72,17 @@ def stages(
     """List the stages of a stream.
 
     Args:
-        num_megabatches: B, at least 1.
+        num_megabatches: number of mega-batches B, at least 1.
         wait: waiting time w, at least 1.
-        replay: train on everything that has arrived.
-        drop_rest: drop the last ``B mod w`` mega-batches (Table 2's w3 rows); otherwise they are a shorter last stage.
+        replay: train on all mega-batches that have arrived.
+        drop_rest: drop the last ``B mod w`` mega-batches (rows w3 of Table 2). False: they form a shorter last stage.
         first_wait: waiting time of the first stage; None: w.
 
     Returns:
-        The stages in order: for B = 4 and w = 3, mega-batches 0-2 and then 3. Empty if w > B and the rest is dropped.
+        The stages in order. For B = 4 and w = 3, the first stage has mega-batches 0-2 and the second has 3.
     """
     if num_megabatches < 1 or wait < 1:
-        raise ValueError(f"need at least one mega-batch and a wait of at least 1, got {num_megabatches} and {wait}")
+        raise ValueError(f"{num_megabatches} mega-batches and waiting time {wait} found; both must be at least 1")
     planned: list[Stage] = []
     first = 0
     while first < num_megabatches:
@@ -96,7 +96,7 @@ def stages(
 
 
 def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: bool = False) -> Stage:
-    """Return the stage whose last arrival is a mega-batch (from 0). Raises AlmaError if there is none."""
+    """Return the stage whose last new mega-batch is ``megabatch``, from 0. Raises AlmaError if no stage ends there."""
     planned = {stage.last_arrival: stage for stage in stages(num_megabatches, wait, replay)}
     if megabatch not in planned:
         ends = ", ".join(str(end) for end in planned)
@@ -108,21 +108,24 @@ MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Largest number of members that one stage trains."""
 MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Distance between the seeds of members, and how many steps fit below 2**32, NumPy's limit for seeds."""
+"""Distance between the seeds of two members, and the number of such distances below 2**32, NumPy's limit for seeds."""
 
 
 def member_seed(seed: int, member: int) -> int:
-    """Return the seed of a member of a run; member 0 has the run's own seed.
+    """Return the random seed of a member; member 0 has the seed of the run.
 
-    fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``, so the distance of two seeds must exceed the
-    updates of a stage: 10,000,000 for the first 400 members, half of it for the next 400, then a quarter, ….
+    fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``. The distance between two members' seeds must
+    therefore exceed the number of updates in a stage. The distance is 10,000,000 for the first 400 members, half of
+    that for the next 400 members, then a quarter, and so on.
 
     Args:
-        seed: of the run, 0 to `MAX_SEED`.
-        member: number of the member in the run.
+        seed: random seed of the run, 0 to `MAX_SEED`.
+        member: number of the member in the run, from 0.
     """
     turn, step = divmod(member, _STEPS_OF_SEEDS)
-    between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()  # 0, 1/2, 1/4, 3/4, 1/8, … of a step
+    between = (
+        int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()
+    )  # 0, 1/2, 1/4, 3/4, 1/8, … of MEMBER_SEED_STEP
     return seed + MEMBER_SEED_STEP * step + between
 
 
@@ -141,12 +144,12 @@ class Growth:
     Attributes:
         num_new: experts to add to each layer that has experts.
         method: ``copy``, ``split`` or ``scratch`` for experts; ``firefly`` for neurons.
-        select: which experts are copied or split: ``loss``, ``usage`` or ``random``.
-        seed: of new weights and random choices.
-        share: neurons to add, as a share of the first size.
+        select: criterion that selects the experts to copy or split: ``loss``, ``usage`` or ``random``.
+        seed: random seed of new weights and random choices.
+        share: firefly: size to add, relative to the size before any growth.
         share_of: unit of ``share``: ``parameters`` or ``neurons``.
         noise: standard deviation of noise on the gate rows of copied experts.
-        layers: new number of layers of a language model; None: unchanged.
+        layers: new number of layers of a language model; None: number of layers unchanged.
     """
 
     num_new: int
@@ -164,15 +167,15 @@ class Training:
     """One model to train in a stage.
 
     Attributes:
-        model: identifier of the result.
-        seed: of its initial weights, order of data and dropout.
-        start: model whose weights it starts from; None: random weights.
-        growth: applied to these weights before the training; None: no growth.
-        num_experts: experts of each Switch layer of a model with random weights; None: as the user sets it.
-        num_layers: layers of the language model; None: as the user sets it.
-        num_joint: models that are trained jointly as this one.
-        joint_logits: how their logits are combined: ``mean`` or ``sum``.
-        bootstrap: train on a sample of the stage's examples, drawn with replacement.
+        model: identifier of the trained model.
+        seed: random seed of initial weights, data order and dropout.
+        start: model that provides the initial weights; None: random weights.
+        growth: growth step applied to the initial weights; None: no growth.
+        num_experts: number of experts in each Switch layer of a new model; None: taken from the options after ``--``.
+        num_layers: number of layers of a language model; None: taken from the options after ``--``.
+        num_joint: number of members of a joint model; 1: a single model.
+        joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
+        bootstrap: whether to train on a bootstrap sample of the stage's examples.
     """
 
     model: ModelId
@@ -191,11 +194,11 @@ class StagePlan:
     """The work of a stage.
 
     Attributes:
-        stage: its data.
+        stage: number and mega-batches of the stage.
         trainings: models to train, independent of each other.
-        predictors: models that predict after the stage; they may be models of earlier stages.
-        combine: how they predict: ``single`` for one model, else ``probabilities`` (mean), ``logits`` (mean) or
-            ``vote``.
+        predictors: models that predict after the stage, possibly from earlier stages.
+        combine: how predictions are combined: ``single`` for one model, else ``probabilities`` (mean), ``logits``
+            (mean) or ``vote``.
     """
 
     stage: Stage
@@ -205,7 +208,7 @@ class StagePlan:
 
 
 LEARNERS: dict[str, dict[str, "type[Learner]"]] = {kind: {} for kind in KINDS}
-"""Kind of data -> name of a learner (``--learner``) -> its class."""
+"""Kind of data -> name of a learner (``--learner``) -> class of the learner."""
 Class = TypeVar("Class", bound="type[Learner]")
 
 
@@ -219,9 +222,11 @@ def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
     def register(learner: Class) -> Class:
         for kind in kinds or KINDS:
             if kind not in KINDS:
-                raise ValueError(f"learner {name}: no streams of {kind}; choose from {', '.join(KINDS)}")
+                raise ValueError(f"learner {name}: unknown kind of data {kind}; choose from {', '.join(KINDS)}")
             if LEARNERS[kind].get(name, learner) is not learner:
-                raise ValueError(f"learner {name}: registered already, by {LEARNERS[kind][name].__module__}")
+                raise ValueError(
+                    f"learner {name}: already registered by {LEARNERS[kind][name].__module__}; choose another name"
+                )
             LEARNERS[kind][name] = learner
         learner.name = name
         return learner
@@ -230,26 +235,26 @@ def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
 
 
 Last = Callable[[str], Optional[tuple[str, ...]]]
-"""Returns the values of the last occurrence of an option after ``--``; None if it is not given."""
+"""Function that returns the values of the last occurrence of an option after ``--``; None if the option is missing."""
 
 
 @dataclass(frozen=True)
 class Learner(Options):
-    """Decides which models each stage trains, and which models predict after it.
+    """Decides which models each stage trains, and which models predict after the stage.
 
     Attributes:
         name: value of ``--learner``.
         label: name in reports; None: ``name``.
-        owned: options of fairseq-train that the learner decides -> how a user sets them instead.
-        arch_prefix: image models: required prefix of the architecture's name; None: any.
-        image_architectures: default architecture for drawings such as MNIST's, and for photographs.
-        train_defaults: image models: defaults of training options.
-        has_iid_control: whether ``--iid`` applies; a model that grows has no such control.
+        owned: option after ``--`` that the learner sets -> remedy in the error message if the user gives this option.
+        arch_prefix: image models: required prefix of the architecture's name; None: every architecture is allowed.
+        image_architectures: image models: default architecture for drawings (such as MNIST) and for photographs.
+        train_defaults: image models: option after ``--`` -> default value for this learner.
+        has_iid_control: whether ``--iid`` is supported; growing models do not support it.
         trains_members_alone: whether members may be trained separately (``--member``, ``--jobs``).
-        stacks_seeds: image models: whether models of several seeds may be trained in one network.
-        seed: of the run, 0 to `MAX_SEED`.
-        wait: waiting time, mega-batches.
-        init: start each stage from the weights of the stage before (``previous``) or from random ones (``scratch``).
+        stacks_seeds: image models: whether runs with several seeds may be trained in one network.
+        seed: random seed of the run, 0 to `MAX_SEED`.
+        wait: waiting time, in mega-batches.
+        init: initial weights of a stage: those of the stage before (``previous``) or random (``scratch``).
     """
 
     name: ClassVar[str]
@@ -266,38 +271,38 @@ class Learner(Options):
     wait: int = 1
     init: str = opt(
         "previous",
-        "weights a stage starts from (default: previous; gens: scratch)",
+        "initial weights of a stage: the previous stage's, or random (default: previous; gens: scratch)",
         choices=("previous", "scratch"),
     )
 
     def check(self) -> None:
-        """Raise ValueError, which begins with the option, if options contradict each other."""
+        """Raise ValueError if options contradict each other; the message starts with the option's name."""
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
-        """Raise ValueError if the options do not fit these stages."""
+        """Raise ValueError if the options do not match the stages of the run."""
 
     def check_model(self, last: Last) -> None:
-        """Raise ValueError if the options do not fit the model of the options after ``--``."""
+        """Raise ValueError if the options do not match the model options after ``--``."""
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Plan one stage, from its data and the options alone."""
+        """Return the plan of one stage."""
         raise NotImplementedError
 
     def starts_from(self, stage: Stage, member: int) -> Optional[ModelId]:
-        """Return the same member of the stage before; None for random weights."""
+        """Return the model that provides a member's initial weights; None: random weights."""
         return ModelId(stage.index - 1, member) if self.init == "previous" and stage.index > 0 else None
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options of a kind of data for run.json, including those that are None."""
+        """Return the options for run.json, limited to one kind of data if given; includes options that are None."""
         return self.recorded(kind)
 
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
-        """Plan to train all members in the stage, each from its own weights of the stage before or from random ones.
+        """Return a plan that trains every member; ``init`` selects the initial weights.
 
         Args:
-            stage: the data.
+            stage: stage to plan.
             num_members: number of models.
-            combine: how several models predict, see `StagePlan`.
+            combine: how the predictions of several models are combined, see `StagePlan`.
             training: further attributes of each `Training`.
         """
         models = tuple(ModelId(stage.index, member) for member in range(num_members))
@@ -317,39 +322,39 @@ class GrowingModel(Learner):
     def check(self) -> None:
         if self.init != "previous":
             raise ValueError(
-                f"--init {self.init}: --learner {self.name} grows the model of the stage before; remove --init, or use "
-                "--learner sm"
+                f"--init {self.init}: --learner {self.name} grows the model of the previous stage; remove --init, or "
+                "use --learner sm"
             )
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Grow the model of the stage before, and train all of it."""
+        """Return a plan that grows the model of the previous stage and trains all its weights."""
         model, seed = ModelId(stage.index, 0), member_seed(self.seed, 0)
         if stage.index == 0:
             return StagePlan(stage, (Training(model, seed, num_experts=self.first_num_experts),), (model,))
-        # Each growth step has its own seed, so that no two steps draw the same weights.
+        # Each growth step has its own seed, so that two steps never sample the same weights.
         growth = self.growth_before(stage, self.seed + stage.index)
         return StagePlan(stage, (Training(model, seed, ModelId(stage.index - 1, 0), growth),), (model,))
 
     @property
     def first_num_experts(self) -> Optional[int]:
-        """Experts of the first stage's model; None: as the user sets it."""
+        """Number of experts of the first stage's model; None: taken from the options after ``--``."""
         return None
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth before a stage that is not the first; None: no growth."""
+        """Return the growth step before a stage other than the first; None: no growth."""
         raise NotImplementedError
 
 
 def combined(models: Sequence[ModelId], combine: str) -> str:
-    """Return the rule by which some models predict, see `StagePlan`."""
+    """Return how predictions are combined: ``single`` for one model, else ``combine``."""
     return "single" if len(models) == 1 else combine
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
-    """Build a learner; ``given`` has the values of its options, as words or numbers.
+    """Build a learner from the values of its options, ``given`` as strings or numbers.
 
     Raises:
-        ValueError: an option is out of range, or options contradict each other; the message begins with the option.
+        ValueError: an option is out of range, or options contradict each other; the message starts with the option.
     """
     values = {
         name: option.default_on(kind) if given.get(name) is None else option.value(given[name])
@@ -375,7 +380,7 @@ class SingleModel(Learner):
 @register_learner("moe", "images")
 @dataclass(frozen=True)
 class FixedMixture(SingleModel):
-    """One model with a fixed number of experts in its layers (paper v1, section 5)."""
+    """One model with a fixed number of experts in each layer (paper v1, section 5)."""
 
     label: ClassVar[Optional[str]] = "MoE"
     stacks_seeds: ClassVar[bool] = False

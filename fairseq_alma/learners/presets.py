@@ -1,7 +1,7 @@
-"""Presets for the image study: the paper's text, and its released code where it differs.
+"""Presets for the image study: ``paper`` (settings in the paper's text) and ``released-code`` (where the code differs).
 
-An option that the user gives takes precedence; run.json names the preset. Sources: the paper (v1, section 5; v5,
-sections 4 and 5 and Appendix B.1); github.com/facebookresearch/alma, its configurations and learners.
+Options on the command line take precedence over the preset; run.json records the preset's name. Sources: the paper
+(v1, section 5; v5, sections 4 and 5 and Appendix B.1); configurations and learners in github.com/facebookresearch/alma.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 @dataclass(frozen=True)
 class Preset:
-    """Values of options; None: the option is not given.
+    """Values of options that a preset sets; a value of None leaves the option unset.
 
     Attributes:
         name: value of ``--preset``.
-        learners: learner -> values of its own options, by field name.
-        training: options after ``--``.
-        own_training: learner -> its differences from ``training``.
-        vgg: further options after ``--`` of VGG networks.
+        learners: learner -> values of the learner's options, by field name.
+        training: options after ``--`` for all learners.
+        own_training: learner -> options after ``--`` that differ from ``training``.
+        vgg: additional options after ``--`` for VGG networks.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Preset:
     vgg: Mapping[str, Optional[str]] = field(default_factory=dict)
 
     def train_options(self, learner: str, arch: str) -> dict[str, Optional[str]]:
-        """Return the options after ``--``."""
+        """Return the options after ``--`` for a learner and an architecture."""
         vgg = self.vgg if "vgg" in arch else {}
         return {**self.training, **self.own_training.get(learner, {}), **vgg}
 
 
-PAPER = Preset(  # lowest validation loss, no early stop
+PAPER = Preset(  # selects the epoch with the lowest validation loss; no early stopping
     "paper",
     learners={
         "gens": {"init": "scratch", "combine": "probabilities"},
@@ -47,7 +47,7 @@ PAPER = Preset(  # lowest validation loss, no early stop
     training={"--select": "loss", "--least-gain": "0", "--patience": None},
     vgg={"--last-pool": "mean", "--initial-weights": "he"},
 )
-RELEASED_CODE = Preset(  # best validation accuracy, an early stop after 25 epochs without a better one
+RELEASED_CODE = Preset(  # selects the epoch with the best validation accuracy; early stopping with a patience of 25
     "released-code",
     learners={
         "gens": {"init": "previous", "combine": "logits"},
@@ -55,8 +55,8 @@ RELEASED_CODE = Preset(  # best validation accuracy, an early stop after 25 epoc
         "firefly": {"grow_share_of": "neurons"},
     },
     training={"--select": "accuracy", "--least-gain": "0.001", "--patience": "25"},
-    # k_ensemble.py, agg_ensemble.py and bagging.py accept any gain. The configurations of the first two and of the
-    # fixed mixture have a patience of 100 in 100 epochs, which never stops; bagging.py has no early stop.
+    # k_ensemble.py, agg_ensemble.py and bagging.py have no minimum improvement. k_ensemble.py, agg_ensemble.py and the
+    # fixed mixture train for 100 epochs with a patience of 100, so they never stop early. bagging.py has no patience.
     own_training={
         "ens": {"--least-gain": "0", "--patience": None},
         "umix": {"--least-gain": "0", "--patience": None},
@@ -71,11 +71,11 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Values that run.json omits, so that a run with the paper's preset is the same run as one without a preset."""
+"""Default values. run.json omits them, so that a run with the ``paper`` preset equals a run without a preset."""
 
 
 def canonical(value: Any) -> Any:
-    """Return the value of an option, numbers as floats, so that ``0.01`` equals ``1e-2``."""
+    """Return the value of an option. Numbers become floats, so that ``0.01`` equals ``1e-2``."""
     with contextlib.suppress(TypeError, ValueError):
         return float(value)
     return value
@@ -85,11 +85,11 @@ def filled(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tup
     """Add the values of a preset to the given options.
 
     Args:
-        given: option -> value of the user.
-        preset: option -> value of the preset.
+        given: option -> value from the user.
+        preset: option -> value from the preset.
 
     Returns:
-        All options; the names of those that the user gave with another value.
+        (all options, names of the preset's options for which the user gave another value).
     """
     overridden = [
         name for name, value in preset.items() if name in given and canonical(given[name]) != canonical(value)

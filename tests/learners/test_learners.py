@@ -129,10 +129,10 @@ def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
     ("options", "message"),
     [
         ({}, "--learner grow needs --grow-schedule"),
-        ({"grow_schedule": "4,6,8"}, "4,6,8: layers=1,6,6,6, experts="),
-        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "one number for each stage is needed"),
-        ({"grow_schedule": "layers=1,2"}, "2 numbers of layers, the run has 3 stages"),
-        ({"grow_schedule": "experts=2,5,5"}, "from 2 to 5 experts before stage 1, but each of the 2"),
+        ({"grow_schedule": "4,6,8"}, "4,6,8: give layers=1,6,6,6, experts="),
+        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "one number for each stage is required"),
+        ({"grow_schedule": "layers=1,2"}, "2 numbers of layers, but the run has 3 stages"),
+        ({"grow_schedule": "experts=2,5,5"}, "from 2 to 5 experts before stage 1, but each expert"),
     ],
 )
 def test_a_schedule_that_cannot_be_grown_is_refused(options, message):
@@ -161,7 +161,7 @@ def test_experts_are_not_added_where_no_layer_has_any(name, schedule, given, is_
 def test_copies_of_experts_may_get_noise_on_their_gate_rows():
     plan = plan_learner("gmoe", stages(2, 1), seed=5, grow_schedule="4,6", grow_noise=0.01)[1]
     assert plan.trainings[0].growth == Growth(2, "copy", "loss", 6, noise=0.01)
-    with pytest.raises(ValueError, match=r"--grow-noise 0\.01 is for --grow-method copy only"):
+    with pytest.raises(ValueError, match=r"--grow-noise 0\.01: requires --grow-method copy"):
         plan_learner("gmoe", stages(2, 1), seed=5, grow_schedule="4,6", grow_noise=0.01, grow_method="split")
 
 
