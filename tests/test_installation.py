@@ -86,16 +86,6 @@ def test_every_requirement_has_a_pin_that_satisfies_it(metadata: Message, pins: 
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
-def test_the_extra_all_is_tests_reports_and_samples_together(metadata: Message) -> None:
-    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
-
-    def names(extra: str) -> set[str]:
-        of_extra = [r for r in requirements if r.marker and r.marker.evaluate({"extra": extra})]
-        return {r.name for r in of_extra if not r.marker.evaluate({"extra": ""})}
-
-    assert names("all") == names("test") | names("report") | names("sample")
-
-
 @pytest.mark.parametrize("name", ["alma-prep-text", "alma-prep-images", "alma-stream", "alma-report"])
 def test_a_light_command_prints_its_help_without_what_takes_seconds_to_import(name: str, tmp_path: Path) -> None:
     code = HELP.format(name=name)

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -160,20 +158,3 @@ def test_a_growing_ensemble_starts_from_random_weights_by_default(stream, tmp_pa
     run(stream, tmp_path, "--learner", "gens", "--init", "fresh", "--dry-run")
     assert capsys.readouterr().out == by_default
     assert "--finetune-from-model" not in by_default
-
-
-@pytest.mark.slow
-def test_jobs_of_a_queue_that_start_together_begin_one_run(stream, tmp_path):
-    words = ["--stream", str(stream), "--run", str(tmp_path / "R"), "--learner", "ens"]
-    code = "import sys; from fairseq_alma.cli.stream import main; main(sys.argv[1:])"
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *words, "--member", member, "--", *TRAIN, "--user-dir-is-unknown"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for member in "01"
-    ]
-    for job in jobs:
-        assert "fairseq-train failed" in job.communicate()[1]
-    assert json.loads((tmp_path / "R" / "run.json").read_text())["learner"] == "ens"

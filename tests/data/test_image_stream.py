@@ -52,32 +52,6 @@ def test_stream_of_text_is_refused(tmp_path):
         ImageStream.open(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("images", "shape"), [0, 4, 5]),
-        (("images", "num_classes"), -1),
-        (("images", "mean"), [0.1, 0.2]),
-        (("images", "std"), [0]),
-        (("splits", 0, "name"), "megabatch-009/train"),
-        (("splits", -1, "name"), "exam"),
-    ],
-    ids=str,
-)
-def test_a_manifest_with_an_invalid_value_is_refused_in_one_line(stream, place, value):
-    manifest = stream.stream.root / "stream.json"
-    content = json.loads(manifest.read_text())
-    *above, last = place
-    inner = content
-    for key in above:
-        inner = inner[key]
-    inner[last] = value
-    manifest.write_text(json.dumps(content))
-    with pytest.raises(AlmaError, match=r"stream\.json: damaged.* prepare (it|the stream) again") as error:
-        ImageStream.open(stream.stream.root)
-    assert "\n" not in str(error.value)
-
-
 def test_the_error_for_a_pickle_does_not_advise_to_unpickle_it(stream):
     (stream.stream.root / "images.npy").write_bytes(b"x" * 100)
     relist(stream, "images.npy")

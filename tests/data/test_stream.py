@@ -8,13 +8,11 @@ import pytest
 
 from fairseq_alma.data.stream import (
     MANIFEST,
-    ImagesEntry,
     Split,
     Stream,
     StreamFile,
     TokenizerEntry,
     megabatch_name,
-    megabatch_valid_name,
     write_manifest,
 )
 from fairseq_alma.errors import AlmaError
@@ -58,22 +56,6 @@ def test_a_fingerprint_depends_on_content_and_not_on_the_folder(tmp_path):
     altered = replace(first.splits[0], num_words=7)
     assert replace(first, splits=(altered, *first.splits[1:])).fingerprint != first.fingerprint
     assert replace(first, history=({"command": "append"},)).fingerprint == first.fingerprint
-
-
-def test_validation_parts_are_not_megabatches_but_change_the_fingerprint(tmp_path):
-    text = write_stream(tmp_path)
-    parts = [Split(name(t), (), num_images=t) for t in range(2) for name in (megabatch_name, megabatch_valid_name)]
-    entry = ImagesEntry("mnist", (1, 2, 2), 10, (0.5,), (0.5,), False, ())
-    stream = replace(text, kind="images", splits=(*parts, *text.splits[2:]), images=entry)
-    assert stream.num_megabatches == 2
-    assert [stream.megabatch(t).num_images for t in range(2)] == [0, 1]
-    for altered, first, both in ((1, False, False), (3, True, False)):
-        splits = [*stream.splits]
-        splits[altered] = replace(splits[altered], num_images=99)
-        other = replace(stream, splits=tuple(splits))
-        assert (other.fingerprint_of_first(1) == stream.fingerprint_of_first(1)) is first
-        assert (other.fingerprint == stream.fingerprint) is both
-    assert replace(stream, images=replace(entry, mean=(0.4,))).fingerprint != stream.fingerprint
 
 
 def test_a_stream_with_held_out_parts_of_some_mega_batches_only_is_damaged(tmp_path):

@@ -125,10 +125,3 @@ def test_an_unreachable_address_is_named(folder):
     with pytest.raises(AlmaError, match=r"cifar-10-binary\.tar\.gz: cannot be downloaded \(no network in tests.*by"):
         main(["cifar10", *IMAGES])
     assert not any(path.is_file() for path in folder.rglob("*"))
-
-
-@pytest.mark.parametrize("words", [["kjv"], ["nothing"], []])
-def test_usage_errors_end_with_status_2(words):
-    with pytest.raises(SystemExit) as raised:
-        main(words)
-    assert raised.value.code == 2

@@ -118,23 +118,6 @@ def test_a_value_that_is_not_a_group_is_refused_with_its_row(value, period, need
         documents_and_groups_of(given)
 
 
-def test_small_files_share_a_piece_and_large_ones_have_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PIECE_SIZE", 1000)
-    texts = {"empty": "", "a": "x\n\n" * 30, "b": "y\n\n" * 40, "c": "z\n\n" * 1000, "d": "end"}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "e.gz").write_bytes(gzip.compress(random.Random(1).randbytes(3000).hex().encode()))
-    sources = [Source(tmp_path / name, name, 0, "text", "text") for name in (*texts, "e.gz")]
-    pieces = cut_into_pieces(sources)
-    assert [[part.source.label for part in piece] for piece in pieces] == [
-        ["empty", "a", "b"],
-        *[["c"]] * 3,
-        ["d"],
-        ["e.gz"],
-    ]
-    assert documents_in(itertools.chain(*pieces)) == documents_in(map(FilePart, sources))
-
-
 def test_row_groups_are_parts_and_keep_their_rows(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

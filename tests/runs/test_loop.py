@@ -65,6 +65,8 @@ def test_weights_that_no_stage_needs_are_removed_after_a_stage_runs_again(tmp_pa
 def test_a_stage_can_run_alone_after_the_stage_before(tmp_path):
     with pytest.raises(AlmaError, match=r"stage-000/stage.json.*stage 1 starts.*run that stage first"):
         run(tmp_path, FakeBackend(), only=1)
+    with pytest.raises(AlmaError, match=r"stage-000/stage.json: missing, and stage 1 predicts with"):
+        run(tmp_path, FakeBackend(), plan_learner("gens", stages(2, 1), init="scratch"), only=1)
     assert run(tmp_path, FakeBackend(), only=0)[0] == 1
     assert run(tmp_path, FakeBackend(), only=1) == (1, [("completed", 1)])
 

@@ -93,12 +93,3 @@ def test_reset_options_start_a_training_with_another_optimizer(begun, tmp_path):
     arguments += ["--reset-meters", "--optimizer", "sgd", "--max-update", "2"]
     last = train_model(stream, tmp_path, *ARGUMENTS, *arguments)
     assert torch.load(last, weights_only=False)["optimizer_history"][-1]["optimizer_name"] == "SGD"
-
-
-def test_the_optimizer_history_does_not_grow_with_the_number_of_stages(trained, tmp_path):
-    last, lengths = trained.checkpoint, []
-    for stage in range(2):
-        how = ["--megabatch", "0", "--max-update", "2", "--finetune-from-model", str(last)]
-        last = train_model(trained.stream, tmp_path / str(stage), *how)
-        lengths.append(len(torch.load(last, weights_only=True)["optimizer_history"]))
-    assert lengths == [2, 2]
