@@ -1,1 +1,1 @@
-"""Text: task, data, models, criterion, and the steps of a stage, which are fairseq's commands."""
+"""Training on text: task, batches, models and criterion for fairseq, and the steps of a stage of ``alma-stream``."""

@@ -1,4 +1,4 @@
-"""A stock command: its text for ``--dry-run``, and its run in a child of the helper process."""
+"""Command lines of fairseq and alma commands: print them for ``--dry-run``, or run them in the helper process."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ FUNCTIONS = {
     "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
     "alma-grow": "fairseq_alma.cli.grow:main",
 }
-"""Function of each command's child; a test of several splits is one call, which returns a loss for each split."""
+"""Function to call for each command, ``module:name``."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Command:
 
     Attributes:
         program: name of an installed command.
-        groups: arguments; the words of a group are printed on one line.
+        groups: groups of arguments; each group is printed on one line.
         environment: additional environment variables.
-        num_procs: number of processes that run it together, each with the variables of ``torchrun``.
+        num_procs: number of distributed processes, each with the environment variables of ``torchrun``.
     """
 
     program: str
@@ -34,11 +34,11 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """All arguments, in order."""
+        """Return all arguments in order."""
         return [word for group in self.groups for word in group]
 
     def __str__(self) -> str:
-        """Return the command for a shell, on several lines."""
+        """Return the command line for a shell, one group of arguments per line."""
         launch = [f"{name}={shlex.join([value])}" for name, value in self.environment.items()]
         begin, end = "", ""
         if self.num_procs > 1:
@@ -61,16 +61,16 @@ class Command:
         watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
         further: Sequence[str] = (),
     ) -> Any:
-        """Run it and return the value of its function.
+        """Run the command and return the value of its function.
 
         Args:
             log: file to which the command line and all output are appended.
-            files: descriptors that it keeps open.
-            watch: function that receives the figures that a training logs.
-            further: arguments that stock commands do not know.
+            files: file descriptors that the command keeps open.
+            watch: function that receives the metrics of each logged update.
+            further: additional arguments of alma commands, not printed.
 
         Raises:
-            AlmaError: it failed; the message has the reason and the log.
+            AlmaError: the command failed; the message has the reason and the log file.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:

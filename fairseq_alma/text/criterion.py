@@ -1,4 +1,4 @@
-"""Cross entropy plus the load-balancing loss of Switch layers; logs the routing of each layer."""
+"""Criterion ``alma_switch_cross_entropy``: cross entropy plus the load-balancing loss of Switch layers."""
 
 import math
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy
 
 @dataclass
 class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
-    """Options; the balance loss's weight belongs to the model (``--balance-loss-weight``)."""
+    """Options of the criterion; the weight of the balance loss is a model option (``--balance-loss-weight``)."""
 
     sentence_avg: bool = II("optimization.sentence_avg")
 
 
 @register_criterion("alma_switch_cross_entropy", dataclass=AlmaSwitchCrossEntropyConfig)
 class AlmaSwitchCrossEntropy(FairseqCriterion):
-    """Sum of the tokens' cross entropy and of the weighted balance loss (Fedus et al. 2021, section 2.2).
+    """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
-    Logged in base 2, as in fairseq: ``loss`` (the minimised sum), ``nll_loss`` (the cross entropy alone), ``ppl`` (from
-    ``nll_loss``). Logged unchanged: ``balance_loss`` (unweighted mean over Switch layers, 1 when balanced), and for
+    Metrics in base 2: ``loss`` (the minimised sum), ``nll_loss`` (the cross entropy alone), ``ppl`` (from
+    ``nll_loss``). Other metrics: ``balance_loss`` (unweighted mean over Switch layers, 1 when balanced), and for
     each Switch layer n ``switch{n}_dropped`` and ``switch{n}_expert{e}`` (shares of the tokens) and
-    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats). All are means over the tokens of an update,
-    independent of its batches and processes; balance loss and capacity are computed for each batch.
+    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats). All metrics are means over the tokens of an
+    update, independent of its batches and processes; balance loss and capacity are computed for each batch.
 
     Args:
         task: provides the padding index.
-        sentence_avg: normalise gradients by sequences instead of tokens.
+        sentence_avg: divide gradients by the number of sequences instead of tokens.
     """
 
     def __init__(self, task: FairseqTask, sentence_avg: bool) -> None:
@@ -51,10 +51,10 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         Args:
             model: a language model of this package.
             sample: ``net_input``, ``target`` (B, T), ``ntokens`` and ``nsentences``.
-            reduce: must be True; only sums are computed.
+            reduce: must be True; the criterion computes sums only.
 
         Returns:
-            Loss summed over tokens in nats, the sample size to divide it by, and the log.
+            (loss summed over tokens in nats, sample size to divide the loss by, metrics).
         """
         if not reduce:
             raise ValueError("alma_switch_cross_entropy computes sums only; for per-token losses call token_losses")
@@ -65,10 +65,10 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             )
         compute: Any = self._losses
         if model.training and getattr(model, "is_compiled", False):
-            # Few shapes occur: full batches and the last one of an epoch.
+            # Few shapes occur: the shape of full batches and that of the last batch of an epoch.
             compute = self._compiled = self._compiled or torch.compile(self._losses, dynamic=False)
         nll_loss, switch = compute(model, sample["net_input"], sample["target"])
-        # Not the rows of a batch: a process without a batch for an update gets one row of padding.
+        # The number of rows would be wrong: a process without a batch for an update gets one row of padding.
         nsentences = sample.get("nsentences", len(sample["target"]))
         sample_size = nsentences if self.sentence_avg else sample["ntokens"]
         loss = nll_loss
@@ -86,7 +86,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         return loss, sample_size, log
 
     def _losses(self, model: Any, inputs: dict[str, Any], target: Tensor) -> tuple[Tensor, Sequence[SwitchStatistics]]:
-        """Return the cross entropy of a batch and the statistics of its Switch layers: the part that is compiled."""
+        """Return the cross entropy of a batch and the statistics of each Switch layer; ``--compile`` compiles this."""
         features, extra = model(**inputs, features_only=True)
         weight, bias = model.decoder.output_projection.weight, getattr(model.decoder, "logit_bias", None)
         nll_loss = linear_cross_entropy(features.flatten(0, 1), weight, target.flatten(), self.padding_idx, bias)
@@ -94,7 +94,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Aggregate the logs of all processes; fairseq calls this."""
+        """Aggregate the metrics of all processes; called by fairseq."""
         sums = {key: float(sum(log[key] for log in logging_outputs)) for key in logging_outputs[0]}
         sample_size, ntokens, bits = sums["sample_size"], sums["ntokens"], 1 / math.log(2)
         metrics.log_scalar("loss", sums["loss"] / sample_size * bits, sample_size, round=3)
@@ -111,5 +111,5 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return whether summing the logs before `reduce_metrics` gives the same result."""
+        """Return whether summing the metrics before `reduce_metrics` gives the same result."""
         return True

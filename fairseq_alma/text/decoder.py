@@ -1,4 +1,4 @@
-"""The parts that both language models share: cached attention, the layer, the decoder, and the model's options.
+"""Base classes of both language models: cached attention, decoder layer, decoder, and model options.
 
 Letters: B sequences, T positions, M model dim, H heads, D head dim, V vocabulary size.
 """
@@ -38,19 +38,19 @@ IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 class CachedAttention(nn.Module):
     """Causal attention with a cache of keys and values for decoding step by step.
 
-    Sequences must be padded on the right, as in fairseq's language modeling data: then no real position sees padding.
+    Sequences must be padded on the right, as in fairseq's language modeling data, so that no token attends to padding.
     """
 
-    get_incremental_state: Any  # methods that the decorator adds
+    get_incremental_state: Any  # added by the decorator
     set_incremental_state: Any
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, state: Optional[IncrementalState], dropout: float = 0.0
     ) -> Tensor:
-        """Return (B, T, H x D), the attention to the present and earlier positions.
+        """Return (B, T, H x D), the causal attention output.
 
         Queries are (B, H, T, D), keys and values (B, K, T, D), where K divides H. With a state, T = 1 is the newest
-        position, and the state's cache is extended in place.
+        position, and the cache is extended in place.
         """
         if state is not None:
             cached = self.get_incremental_state(state, "attn_state")
@@ -62,7 +62,7 @@ class CachedAttention(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Reorder the cache as beam search reorders its hypotheses; fairseq calls this."""
+        """Reorder the cache for beam search; called by fairseq."""
         cached = self.get_incremental_state(incremental_state, "attn_state")
         if cached is not None:
             reordered = {name: tensor.index_select(0, new_order) for name, tensor in cached.items()}
@@ -70,21 +70,21 @@ class CachedAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, then a feed-forward part, each after a norm and added to the residual stream."""
+    """Pre-norm Transformer layer: self-attention and a feed-forward network (FFN), with residual connections."""
 
     self_attn: nn.Module
     dropout: float
 
     def parts(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
-        """Return the norm of the attention, the norm of the feed-forward part, and the feed-forward part."""
+        """Return the attention norm, the FFN norm, and the FFN."""
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
-        """Map (B, T, M) to (B, T, M); of a Switch layer return the routing of B x T tokens and the statistics too.
+        """Map (B, T, M) to (B, T, M); a Switch layer also returns the routing of B x T tokens and its statistics.
 
-        The (B, T) padding is True where a token is padding; ``positions`` are those of `Decoder.embed`.
+        The (B, T) padding is True where a token is padding; ``positions`` is the second result of `Decoder.embed`.
         """
         attention_norm, norm, feed_forward = self.parts()
         branch = self.self_attn(attention_norm(x), state, *positions)
@@ -98,21 +98,21 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(FairseqIncrementalDecoder):
-    """Embeddings, layers, a norm, and the projection onto the vocabulary, which the criterion computes itself.
+    """Embeddings, layers, a final norm, and the output projection, which the criterion applies itself.
 
     A subclass defines ``embed_tokens``, ``layers``, ``output_projection``, `embed` and `last_norm`.
 
     Args:
         dictionary: vocabulary.
         cfg: options of the model.
-        max_positions: longest sequence, in tokens.
+        max_positions: maximum sequence length in tokens.
     """
 
     embed_tokens: nn.Embedding
     layers: nn.ModuleList
     output_projection: nn.Linear
     logit_bias: Optional[Tensor]
-    """(V,) added to the logits, large and negative for symbols that an imported vocabulary lacks; None: no bias."""
+    """Logit bias (V,), large and negative for symbols missing in an imported vocabulary; None: no bias."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary)
@@ -122,7 +122,7 @@ class Decoder(FairseqIncrementalDecoder):
         self.register_buffer("logit_bias", None, persistent=False)
 
     def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the (B, T, M) input of the first layer, and tensors of the positions for each attention.
+        """Return the (B, T, M) input of the first layer, and the position tensors that each attention layer needs.
 
         With a state, only the newest position is embedded (T = 1).
         """
@@ -145,13 +145,13 @@ class Decoder(FairseqIncrementalDecoder):
         Args:
             prev_output_tokens: (B, T) int64, padded on the right.
             encoder_out: unused; fairseq passes it to every decoder.
-            incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
-            features_only: return the (B, T, M) input of the output layer instead of its (B, T, V) output.
+            incremental_state: cache of earlier positions; if given, compute only the newest position (T = 1).
+            features_only: return the (B, T, M) features instead of the (B, T, V) logits.
             unused: further arguments of fairseq's generator (``src_lengths``).
 
         Returns:
-            Logits or features, and a dictionary with ``routing`` (`Routing`) and ``switch`` (`SwitchStatistics`), one
-            entry for each Switch layer.
+            Logits or features, and a dictionary with ``routing`` (`Routing`) and ``switch`` (`SwitchStatistics`), with
+            one entry for each Switch layer.
         """
         x, positions = self.embed(prev_output_tokens, incremental_state)
         x = F.dropout(x, self.dropout, self.training)
@@ -174,16 +174,16 @@ class Decoder(FairseqIncrementalDecoder):
         return F.linear(features, self.output_projection.weight, self.logit_bias)
 
     def max_positions(self) -> int:
-        """Return the longest sequence that the model takes, in tokens."""
+        """Return the maximum sequence length in tokens."""
         return self.max_target_positions
 
 
 @dataclass
 class LanguageModelConfig(Beginning, FairseqDataclass):
-    """Options that a language model takes from other groups of the command's options."""
+    """Model options with values from other option groups (task, dataset)."""
 
-    # The task's sample length limits a sequence unless the task sets another limit, as in transformer_lm.
-    # None where the task has no such option, which build_model refuses.
+    # The maximum length is --tokens-per-sample unless the task sets another limit, as in transformer_lm.
+    # None if the task has no such option; build_model then raises an error.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
 
@@ -192,15 +192,15 @@ class LanguageModel(FairseqLanguageModel):
     """A language model for ``--task alma_lm``.
 
     Args:
-        decoder: all weights.
-        cfg: options of the model.
+        decoder: decoder with all weights of the model.
+        cfg: model options.
 
     Attributes:
         decoder_class: class of the decoder.
-        sizes: named sizes, by architecture.
-        inherited: options that default to those of the checkpoint that training starts from.
-        residual_outputs: name endings of the parameters that write to the residual stream; zero in a new layer.
-        balance_loss_weight: factor of the load-balancing loss in the criterion.
+        sizes: model sizes by name of the architecture.
+        inherited: options whose default is the value in the checkpoint that training starts from.
+        residual_outputs: name suffixes of parameters that write to the residual stream; zero in a new layer.
+        balance_loss_weight: weight of the load-balancing loss in the criterion.
         is_compiled: whether the criterion compiles the training step.
     """
 
@@ -212,7 +212,7 @@ class LanguageModel(FairseqLanguageModel):
     def __init__(self, decoder: Decoder, cfg: Any) -> None:
         super().__init__(decoder)
         self.balance_loss_weight, self.is_compiled = cfg.balance_loss_weight, cfg.compile
-        # Parameters that `optim.muon` treats separately.
+        # `optim.muon` treats these parameters separately.
         for module in decoder.modules():
             if isinstance(module, (nn.Embedding, SwitchLayer)):
                 table: Any = module.gate if isinstance(module, SwitchLayer) else module
@@ -223,10 +223,10 @@ class LanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: FairseqTask) -> "LanguageModel":
-        """Build the model that the options describe.
+        """Build the model from its options.
 
         Raises:
-            AlmaError: if options contradict each other, or the checkpoint to start from cannot be read.
+            AlmaError: options contradict each other, or the checkpoint to start from is not readable.
         """
         cls.complete_options(cfg)
         check_options(cfg)
@@ -237,11 +237,11 @@ class LanguageModel(FairseqLanguageModel):
 
     @classmethod
     def complete_options(cls, cfg: Any, continue_once: Optional[str] = None) -> None:
-        """Fill in options that were not given: from the checkpoint to start from, else the defaults.
+        """Set missing options to the values in the checkpoint to start from, or else to the defaults.
 
         Args:
-            cfg: options of the model, changed in place.
-            continue_once: value of ``--continue-once``, which is no option of a model.
+            cfg: model options, changed in place.
+            continue_once: value of ``--continue-once``, which is not a model option.
         """
         options = {name: getattr(cfg, name) for name in cls.inherited}
         start = starting_checkpoint(cfg, continue_once) if None in options.values() else None
@@ -255,16 +255,16 @@ class LanguageModel(FairseqLanguageModel):
 
     @classmethod
     def fill_in_defaults(cls, options: dict[str, Any], arch: str) -> None:
-        """Replace each None in the inherited options by the default of an architecture."""
+        """Set each inherited option that is None to the default of an architecture."""
         raise NotImplementedError
 
 
 def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> Any:
-    """Build a language model with random weights, or without memory on ``meta``.
+    """Build a language model with random weights; on device ``meta``, allocate no memory.
 
     Args:
         config: ``cfg["model"]`` of a checkpoint of ``alma_switch_lm`` or ``alma_transformer_lm``.
-        vocab_size: tokens in the vocabulary, including fairseq's four symbols.
+        vocab_size: size of the vocabulary, including fairseq's four special symbols.
         device: device of the weights.
     """
     dictionary = Dictionary()

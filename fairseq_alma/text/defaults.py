@@ -1,7 +1,7 @@
-"""Defaults of a run on text, from one table: model, optimizer and length.
+"""Default model, optimizer and training length of a run on text, from one table.
 
-Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm`` only options get a default
-that have none in fairseq, or one that trains no language model (``--lr`` 0.25). ``docs/reference/defaults.md`` has the
+Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm``, an option gets a
+default only if fairseq has no default, or an unusable one (``--lr`` 0.25). ``docs/reference/defaults.md`` has the
 measurements. This module imports neither torch nor fairseq, for dry runs.
 """
 
@@ -20,16 +20,16 @@ from fairseq_alma.training.feature import ENDLESS
 
 
 class Row(NamedTuple):
-    """Defaults of a run.
+    """Default model and optimizer for runs up to a number of tokens.
 
     Attributes:
-        tokens: largest number of tokens that a run with this row reads, all passes counted.
-        width: model dimension; heads have 32 dimensions, 64 from width 512 on.
+        tokens: maximum number of training tokens of a run with this row, summed over all passes.
+        width: model dimension; the head dimension is 32, or 64 if the width is 512 or more.
         layers: number of layers.
-        length: tokens in a sequence.
-        batch: sequences in an update.
-        rate: learning rate of Muon for weight matrices; Adam's rate for other parameters is 0.15 times this rate, for
-            input embeddings 1.5 times (``muon``'s defaults).
+        length: tokens per sequence.
+        batch: sequences per update.
+        rate: learning rate of Muon for weight matrices; the rate of Adam is 1.5 times this rate for input embeddings
+            and 0.15 times for other parameters (defaults of ``muon``).
     """
 
     tokens: float
@@ -52,14 +52,14 @@ TABLE = (
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""All defaults of model and optimizer. With ``--size`` the model is from one row and the updates from another."""
+"""Table of defaults. With ``--size``, the model is from one row, and batch and learning rate from another."""
 HALF_LIFE = "1/16"
 AT_ONCE = 8192
-"""Maximum number of tokens in a batch; larger updates have several batches (``--update-freq``)."""
+"""Maximum number of tokens per batch; larger updates use several batches (``--update-freq``)."""
 MANY_PASSES = 4
-"""With more passes, a run gets dropout and weight decay."""
+"""Number of passes above which a run uses dropout and weight decay."""
 START_FACTOR = 0.1
-"""Factor of the learning rate in a run that starts from a trained model."""
+"""Factor applied to the learning rate if the run starts from a trained model."""
 PAPER = {
     "--arch": "alma_switch_lm_base",
     "--num-experts": "4",
@@ -78,10 +78,10 @@ PAPER = {
 OWN_MODEL = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Options with a default for other architectures, and the options that get a default together with each of them."""
+"""Option with a default for other architectures -> further options that get a default together with this option."""
 ENDS = ("--max-update", "--max-epoch")
 SAME = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": ENDS}
-"""Options that make a default unnecessary."""
+"""Option with a default -> options that, if given, disable this default."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Preferences:
     """Options of alma-stream that change the defaults.
 
     Attributes:
-        size: number of parameters; None: by the amount of text.
+        size: number of model parameters; None: chosen by the number of training tokens.
         passes: passes through the text of each stage; None: 1.
         is_paper: whether ``--preset paper`` is given.
     """
@@ -99,7 +99,7 @@ class Preferences:
     is_paper: bool = False
 
     def record(self, arch: Optional[str]) -> dict[str, Any]:
-        """Return the preferences and the ``--arch`` after ``--`` for run.json."""
+        """Return the record for run.json: the preferences and the ``--arch`` given after ``--``."""
         return {"size": self.size, "preset": "paper" if self.is_paper else None, "arch": arch}
 
 
@@ -108,13 +108,13 @@ class Context:
     """Properties of a run that change the defaults.
 
     Attributes:
-        owned: options after ``--`` that the learner sets.
-        num_experts: experts in the first stage, if the learner sets them.
-        continues: whether a stage starts with the weights of the stage before.
-        features: options of features by name; None: not given.
-        tests_otherwise: whether an option selects the tested weights of a stage.
+        owned: options of fairseq-train that the learner sets.
+        num_experts: number of experts in the first stage; None: not set by the learner.
+        continues: whether a stage starts from the weights of the previous stage.
+        features: values of the feature options by name; None: option not given.
+        tests_otherwise: whether the user selects which weights of a stage are tested (such as --best-checkpoint).
         has_beginning: whether the run starts from a checkpoint.
-        num_procs: number of processes that share an update.
+        num_procs: number of processes that share the batches of an update.
     """
 
     owned: Mapping[str, str] = field(default_factory=dict)
@@ -128,14 +128,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The options of a run with defaults.
+    """Options of a run, including the defaults.
 
     Attributes:
-        words: words after ``--``: the defaults, then the user's words.
-        chosen: defaults after ``--``: option -> value.
-        features: defaults before ``--``: name -> value.
-        passes: passes through the text of each stage; None: the user gives ``--max-update`` or ``--max-epoch``.
-        record: record for run.json; None: there are no defaults.
+        words: words after ``--``: first the defaults, then the words of the user.
+        chosen: default value of each option after ``--``.
+        features: default value of each option before ``--``.
+        passes: passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
+        record: entry in run.json; None: no defaults are used.
         lines: printed description of the defaults.
     """
 
@@ -147,7 +147,7 @@ class Recipe:
     lines: Sequence[str] = ()
 
     def lengths(self, tokens: Sequence[int]) -> Optional[list[int]]:
-        """Return the updates of each stage from its tokens; None if the user gives the length."""
+        """Return the number of updates of each stage; None if ``--max-update`` or ``--max-epoch`` is given."""
         if self.passes is None:
             return None
         per_update = tokens_per_update({name: " ".join(values) for name, values in group_words(self.words)})
@@ -165,12 +165,12 @@ def num_updates(passes: float, tokens: int, tokens_per_update: int) -> int:
 
 
 def num_heads(width: int) -> int:
-    """Return the number of attention heads of an ``alma_transformer_lm``; it may not divide the width."""
+    """Return the number of attention heads of an ``alma_transformer_lm``; may be no divisor of the width."""
     return max(1, width // (32 if width < 512 else 64))
 
 
 def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
-    """Return the number of parameters of an ``alma_transformer_lm`` with experts in every second layer (1: dense)."""
+    """Return the number of parameters of an ``alma_transformer_lm`` with experts in every second layer, or dense."""
     heads = num_heads(width)
     experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
     ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
@@ -178,20 +178,20 @@ def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -
 
 
 def row_of(tokens: float) -> Row:
-    """Return the row for a run that reads this number of tokens."""
+    """Return the row of the table for a number of training tokens."""
     return next(row for row in TABLE if tokens <= row.tokens)
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return a row whose model has about ``size`` parameters. Raises ValueError if there is none."""
+    """Return a row whose model has about ``size`` parameters; raise ValueError if no width and depth fit."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
-            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary; give such a "
-            "number"
+            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary; give a "
+            "number in this range"
         )
     return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]
 
@@ -208,22 +208,22 @@ def complete(
 
     Args:
         words: words after ``--``.
-        preferences: options before ``--``.
-        context: properties of the run.
-        tokens: tokens of each stage; None: a dry run without a stream.
+        preferences: options before ``--`` that change the defaults.
+        context: properties of the run that change the defaults.
+        tokens: number of tokens of each stage; None: a dry run without a stream.
         vocab_size: vocabulary size of the stream's tokenizer.
-        before: ``recipe`` in an existing run.json, whose model and rates are kept; ``passes`` may change.
+        before: ``recipe`` of an existing run.json; model and learning rates are kept, ``passes`` may change.
 
     Raises:
-        ValueError: options contradict each other; the message begins with one of them.
+        ValueError: options contradict each other; the message begins with the name of an option.
     """
     given = {name: " ".join(values) for name, values in group_words(words)}
     arch = given.get("--arch")
     is_own_model = arch is not None and arch not in TRANSFORMER_SIZES
     if arch is not None and preferences.size is not None:
-        raise ValueError("--size: sets the model, and --arch after the -- sets it too; give one of them")
+        raise ValueError("--size: not allowed with --arch after the --, as both set the model; omit one of them")
     if preferences.passes is not None and any(end in given for end in ENDS):
-        raise ValueError("--passes: --max-update or --max-epoch after the -- sets the length too; give one of them")
+        raise ValueError("--passes: not allowed with --max-update or --max-epoch after the --; omit one of them")
     requested = preferences.record(arch)
     if before is not None and requested in (before["preferences"], Preferences().record(before["preferences"]["arch"])):
         return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context)
@@ -260,7 +260,7 @@ def complete(
     if "--decoder-embed-dim" in chosen:
         experts = int(filled.get("--num-experts") or context.num_experts or 1)
         width, layers = int(filled["--decoder-embed-dim"]), filled.get("--decoder-layers")
-        if layers is None:  # the learner sets it
+        if layers is None:  # the learner sets the number of layers
             model_line += f", width {width}, layers by --grow-schedule, "
         else:
             model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters: "
@@ -271,7 +271,7 @@ def complete(
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
-    """Return the default options of a row of the table, option -> word."""
+    """Return the default value of each option for a row of the table."""
     arch = given.get("--arch", "alma_transformer_lm")
     steps = context.num_procs * math.ceil(row.batch * row.length / (AT_ONCE * context.num_procs))
     many = passes > MANY_PASSES
@@ -291,7 +291,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     }
     rows |= {"--update-freq": steps} if steps > 1 else {}
     if arch in TRANSFORMER_SIZES:
-        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # the rate of Adam
+        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half of it for Adam
         rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_beginning else 1)}
     else:
         width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
@@ -301,7 +301,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
 
 
 def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str]) -> dict[str, str]:
-    """Return the default options that are neither given nor set by the learner."""
+    """Return the defaults of options that neither the user nor the learner sets."""
 
     def is_missing(flag: str) -> bool:
         return not any(each in given for each in SAME.get(flag, (flag,)))
@@ -314,7 +314,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
-    """Return the number of tokens in an update; other checks refuse words that are no numbers."""
+    """Return the number of tokens per update; ignore invalid numbers, which other checks report."""
 
     def number(name: str, default: int) -> int:
         return max(1, int(filled[name])) if filled.get(name, "").isdecimal() else default
@@ -325,7 +325,7 @@ def tokens_per_update(filled: Mapping[str, str]) -> int:
 
 
 def _recipe(words: Sequence[str], given: Mapping[str, str], record: Mapping[str, Any], context: Context) -> Recipe:
-    """Return the recipe of a record, without the options that the user gives now."""
+    """Return the recipe of a record; options that the user gives replace recorded defaults."""
     chosen = {name: value for name, value in record["chosen"].items() if name not in given}
     features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
     passes = record["passes"] if "--max-update" in chosen else None

@@ -1,4 +1,4 @@
-"""``alma-grow``: measure the experts of a language model on held-out text, choose parents, grow, write a checkpoint."""
+"""Implementation of ``alma-grow``: add layers or experts to a language model and write the new checkpoint."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,10 +46,10 @@ def grow(args: GrowOptions) -> str:
     """Grow the checkpoint ``args.path`` and write it to ``args.out``.
 
     Returns:
-        The table of measured losses and grown experts, and the options for training the new checkpoint.
+        Text to print: table of expert losses and new experts, and the options for training the new checkpoint.
 
     Raises:
-        AlmaError: the checkpoint cannot grow as requested; nothing is written then.
+        AlmaError: the checkpoint cannot grow as requested; no file is written.
     """
     checkpoint = read_checkpoint(args.path, mmap=args.layers is not None)
     model = _build(checkpoint, args.path)
@@ -89,17 +89,17 @@ def _gate_trees(model: nn.Module) -> dict[str, GateTree]:
 
 
 def _names(model: nn.Module) -> list[str]:
-    """Return the names of all parameters in the order in which the optimizer numbers them."""
+    """Return the names of all parameters in the order of the optimizer."""
     return [name for name, _ in model.named_parameters()]
 
 
 def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
-    """Return the checkpoint of the model with ``args.layers`` layers; new gates have the tree of the last gate."""
+    """Return the checkpoint of the model with ``args.layers`` layers; new gates copy the gate tree of the last gate."""
     config, new = checkpoint["cfg"]["model"], args.layers
     old, trees = config["decoder_layers"], [*_gate_trees(model).values()]
     assert new is not None
     if new <= old:
-        raise AlmaError(f"--layers {new}: the model has {old} layers already; give more")
+        raise AlmaError(f"--layers {new}: the model already has {old} layers; give a larger number")
     if trees:
         trees += trees[-1:] * (sum(has_experts(layer, config["moe_freq"]) for layer in range(new)) - len(trees))
     changed = {"decoder_layers": new, "gate_trees": format_gate_trees(trees)}
@@ -115,7 +115,7 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     trees, names, num_new, method = _gate_trees(model), _names(model), args.experts, args.method
     assert num_new is not None and method is not None
     if trees and args.moe_freq is not None:
-        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} has its Switch layers already; omit --moe-freq")
+        raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
         args = replace(args, stream=None)
@@ -149,38 +149,38 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
 def _with_gates(
     checkpoint: Checkpoint, names: list[str], args: GrowOptions
 ) -> tuple[Checkpoint, list[str], dict[str, GateTree]]:
-    """Return a dense model's checkpoint with one expert in every n-th layer, its parameters, and the layers' trees."""
+    """Return (checkpoint with one expert in every n-th layer, its parameters, gate tree of each new Switch layer)."""
     config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:
-        raise AlmaError(f"{args.path}: its model has no Switch layer (--moe-freq 0), so no expert can be added")
+        raise AlmaError(f"{args.path}: the model has no Switch layer (--moe-freq 0), so no expert can be added")
     if not layers:
-        raise AlmaError(f"--moe-freq {every}: {args.path} has {config['decoder_layers']} layers; give one of them")
+        raise AlmaError(f"--moe-freq {every}: must not exceed the {config['decoder_layers']} layers of {args.path}")
     if args.optimizer == "reset":
         checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
     assert args.experts is not None
-    # The copies share the gate's mass evenly at first, so each output is multiplied by their number.
+    # At first, all experts of a layer are equal and share the gate's probability: multiply outputs by their number.
     factor = args.experts + 1 if args.method == "copy" else 1
     mixture, new_names = with_one_expert(checkpoint, names, every, factor)
     return mixture, new_names, {f"decoder.layers.{layer}.mlp": GateTree.flat(1) for layer in layers}
 
 
 def _record(args: GrowOptions) -> dict[str, Any]:
-    """Return the record of a growth step in the new checkpoint: plain numbers, strings, lists and dictionaries."""
+    """Return the record of the growth for the new checkpoint, of plain Python types."""
     options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     return {"options": options, "version": fairseq_alma.__version__}
 
 
 @torch.no_grad()
 def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, dict[str, Any]]:
-    """Sum, for each expert of each Switch layer, the losses of the tokens of ``args.split`` that are routed to it.
+    """Sum the losses of the tokens of ``args.split`` by expert, for each Switch layer.
 
     Returns:
-        The sums in fp64 on the CPU; the number of tokens and their mean loss in nats.
+        (sums in fp64 on the CPU, record with the number of tokens and the mean loss in nats).
 
     Raises:
-        AlmaError: ``args.stream`` is no stream of text, has another dictionary than the checkpoint, or lacks the split,
-            or the sequences are longer than the model takes.
+        AlmaError: ``args.stream`` is not a text stream, has another dictionary than the checkpoint, or lacks the split,
+            or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None
     check_dictionary(checkpoint, args.path, Stream.open(args.stream))
@@ -188,7 +188,7 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
     length = args.tokens_per_sample or config["tokens_per_sample"]
     longest = config.get("max_target_positions") or config["tokens_per_sample"]
     if length > longest:
-        raise AlmaError(f"--tokens-per-sample {length}: the model takes {longest} tokens at most; give fewer")
+        raise AlmaError(f"--tokens-per-sample {length}: must be at most {longest}, the maximum length of the model")
     given: dict[str, Any] = {**vars(AlmaLMConfig(data=args.stream, tokens_per_sample=length)), "cpu": args.cpu}
     of_other_groups = [name for name, value in given.items() if str(value).startswith("${")]
     task = AlmaLMTask.setup_task(OmegaConf.create({**given, **dict.fromkeys(of_other_groups)}))
@@ -197,7 +197,7 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
     batches = task.get_batch_iterator(task.dataset(args.split), **sizes).next_epoch_itr(shuffle=False)
     pad, device = task.source_dictionary.pad(), torch.device(task.features.setting.device)
     model = _build(checkpoint, args.path, "cpu")
-    # fairseq's own method cannot assign; assigned tensors stay in the file's memory, without a second copy
+    # Use torch's method: fairseq's method cannot assign tensors, and assigning avoids a second copy in memory.
     torch.nn.Module.load_state_dict(model, checkpoint["model"], strict=True, assign=True)
     model.float().to(device).eval()
     weight, bias = model.decoder.output_projection.weight, model.decoder.logit_bias

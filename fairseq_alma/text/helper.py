@@ -1,8 +1,8 @@
-"""A helper process that has imported fairseq and torch; it forks a child for each command of a stage.
+"""Helper process that imports fairseq and torch once, and forks a child process for each command of a stage.
 
 Imports take seconds, a stage of a small model less. The helper starts no thread, runs no tensor operation and never
-calls CUDA, as none of these survives a fork; the display and tokenizers stay in alma-stream. A child sends the value of
-its function and the figures of a training through a pipe: no log is parsed. All processes end with alma-stream.
+calls CUDA, as a fork supports none of these; the display and tokenizers run in alma-stream. A child sends the return
+value of its function and the metrics of a training through a pipe. All processes end with alma-stream.
 """
 
 import atexit
@@ -39,26 +39,26 @@ PRELOADED = (
     "fairseq_alma.text.grow",
     "fairseq_alma.text.split_losses",
     "hydra._internal.core_plugins",
-    "torch._dynamo",  # torch's optimizers import it at their first step
+    "torch._dynamo",  # torch's optimizers import this module at their first step
 )
 _WHILE_IMPORTING = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # an import that asks for a GPU must not start CUDA
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # checking for a GPU during an import must not initialize CUDA
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
 _MAIN = "from fairseq_alma.text.helper import serve; serve({})"
 _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
 REPORT_SECONDS = 5.0
-"""Time for the other processes to report their errors after the first failure."""
+"""Seconds to wait after the first failure for the errors of other processes."""
 
 
 class Call(NamedTuple):
-    """The arguments of `call` for one child.
+    """Arguments of `call` for one child process.
 
     Attributes:
-        environment: all environment variables.
+        environment: complete environment of the child.
         folder: working directory.
-        num_files: number of file descriptors that follow: descriptors to keep open, then the pipe.
+        num_files: number of file descriptors sent after this message: descriptors to keep open, then the pipe.
     """
 
     function: str
@@ -71,11 +71,11 @@ class Call(NamedTuple):
 
 
 class Helper:
-    """The helper process."""
+    """Handle of the helper process, in alma-stream."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is read after the process has ended
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the helper process has ended
         with theirs:
             # -P: a file in the working directory must not be imported in place of a library of the same name.
             words = [sys.executable, "-P", "-c", _MAIN.format(theirs.fileno())]
@@ -102,7 +102,7 @@ _helper: Optional[Helper] = None
 
 
 def close() -> None:
-    """End the helper, if there is one."""
+    """End the helper process if it is running."""
     global _helper
     if _helper is not None:
         _helper.close()
@@ -120,23 +120,23 @@ def call(
     files: Sequence[int] = (),
     watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
 ) -> Any:
-    """Call a function in a child of the helper; start the helper first if necessary.
+    """Call a function in a child of the helper process; start the helper if necessary.
 
     Args:
-        function: ``module:name``.
-        arguments: arguments of the function; arguments and value are pickled.
-        words: the child's `sys.argv`; empty: unchanged.
-        log: file to which all output is appended; None: output is discarded.
+        function: function to call, ``module:name``.
+        arguments: arguments of the function; arguments and return value are pickled.
+        words: `sys.argv` of the child; empty: unchanged.
+        log: file to which the child appends all output; None: discard output.
         environment: additional environment variables.
-        num_procs: number of processes that run it together, each with the variables of ``torchrun``.
-        files: descriptors that the children keep open, such as locks.
-        watch: function that receives the figures that a training logs.
+        num_procs: number of distributed processes, each with the environment variables of ``torchrun``.
+        files: file descriptors that the children keep open, such as locks.
+        watch: function that receives the metrics of each logged update.
 
     Returns:
-        The value of the function in rank 0.
+        The return value of the function in rank 0.
 
     Raises:
-        AlmaError: the function failed; the message has the reason in one line, and the log.
+        AlmaError: the function failed; the message has the reason in one line, and the log file.
     """
     global _helper
     if _helper is None:
@@ -160,10 +160,10 @@ def call(
             pipes.append(here)
         results, failures = _await(pipes, watch)
         if len(pipes) > 1 and failures:
-            close()  # ends the processes that wait for each other
+            close()  # ends distributed processes that wait for each other
     except BaseException:
         close()
-        for here in pipes:  # the locks are free once the children have ended
+        for here in pipes:  # release the locks only after the children have ended
             _await_end(here)
         raise
     finally:
@@ -174,7 +174,7 @@ def call(
     failed, (kind, reason) = min(failures.items(), key=lambda item: (item[1][0] != "ended", item[0]))
     if log is None:
         raise AlmaError(reason if kind == "refused" else f"{function} failed ({reason})")
-    if not reason:  # a parser has printed it
+    if not reason:  # the argument parser has printed the reason
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
             reason = last_line(file.read().decode(errors="replace"))
@@ -184,7 +184,7 @@ def call(
 
 
 def group_sizes(num_procs: int) -> dict[str, str]:
-    """Return the environment variables that all processes of a group share, except their address."""
+    """Return the ``torchrun`` variables that do not depend on the rank, without the address of rank 0."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 
@@ -192,7 +192,7 @@ def group_sizes(num_procs: int) -> dict[str, str]:
 def _await(
     pipes: Sequence[Connection], watch: Callable[[Mapping[str, Any]], None]
 ) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
-    """Return the values of the children by rank, and kind and reason of each failure."""
+    """Return (return values by rank, (kind, reason) of each failure by rank)."""
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     results: dict[int, Any] = {}
     failures: dict[int, tuple[str, str]] = {}
@@ -220,14 +220,14 @@ def _await(
 
 
 def _await_end(pipe: Connection) -> None:
-    """Wait until a child has ended, which closes the other end of its pipe."""
+    """Wait until a child has ended, which closes the other end of the pipe."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.recv_bytes()
 
 
 def serve(file: int) -> None:
-    """Run the helper: fork a child for each call from the connection with this descriptor."""
+    """Run the helper: fork a child for each `Call` received through file descriptor ``file``."""
     preload()
     connection = Connection(file)
     while True:
@@ -245,7 +245,7 @@ def serve(file: int) -> None:
 
 
 def preload() -> None:
-    """Import the modules of all commands."""
+    """Import the modules that the commands need."""
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
     for name in PRELOADED:
@@ -255,15 +255,15 @@ def preload() -> None:
 
     for name in added:
         del os.environ[name]
-    Plugins.instance()  # searches for hydra's plugins
-    inspect.stack()  # hydra calls it; the first call reads the file of every module
+    Plugins.instance()  # the first call searches for hydra's plugins
+    inspect.stack()  # hydra calls it; the first call reads the source of every module
     import_user_module(Namespace(user_dir=str(Path(fairseq_alma.__file__).parent)))
     gc.collect()
-    gc.freeze()  # children share these pages; the garbage collector would write into them, and so copy them
+    gc.freeze()  # keep memory pages shared: the garbage collector of a child would write to them
 
 
 def begin_child(begun: Call, files: Sequence[int]) -> int:
-    """Fork a child that calls the function; return its process id."""
+    """Fork a child that calls the function; return the process id of the child."""
     die = die_with_parent()
     child = os.fork()
     if child:
@@ -271,19 +271,19 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
     try:
         if die is not None:
             die()
-        atexit._clear()  # the parent's functions would remove its temporary folders
+        atexit._clear()  # exit functions of the parent would delete the parent's temporary folders
         pipe = Connection(files[-1], readable=False)
         answer = _act(begun, pipe)
         atexit._run_exitfuncs()
         for standard in (sys.stdout, sys.stderr):
             standard.flush()
         pipe.send(answer)
-    finally:  # files are closed in the order of their numbers: locks are free when the pipe ends
+    finally:  # descriptors close in ascending order, so locks are free when the pipe closes
         os._exit(0)
 
 
 def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
-    """Call the function in the environment of alma-stream; return the kind of its end, and its value or reason."""
+    """Call the function in the environment of alma-stream; return ("returned", value) or (kind of failure, reason)."""
     os.environ.clear()
     os.environ.update(begun.environment)
     os.chdir(begun.folder)
@@ -299,7 +299,7 @@ def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
     )
 
     def send_figures(record: logging.LogRecord) -> None:
-        if record.name == "train_inner":  # figures of an update, by --log-format json
+        if record.name == "train_inner":  # metrics of an update, from --log-format json
             pipe.send(("figures", json.loads(record.getMessage())))
 
     figures = logging.Handler()

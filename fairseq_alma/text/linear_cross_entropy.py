@@ -1,6 +1,6 @@
-"""Cross entropy of a projection onto a large vocabulary, chunk by chunk.
+"""Cross entropy of a linear output layer with a large vocabulary, computed in chunks to save memory.
 
-The fp32 logits of a complete batch would be the largest tensor: 6.6 GB for 32,768 tokens and a vocabulary of 50,000.
+The fp32 logits of a complete batch would take 6.6 GB for 32,768 tokens and a vocabulary of 50,000.
 
 Letters: S tokens, M model dim, V vocabulary size.
 """
@@ -12,21 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ELEMENTS = 2**25
-"""Size of the (chunk x V) logits: 128 MiB in fp32. Each chunk adds to the full gradient of the weights, so smaller
-chunks are slower."""
+"""Maximum number of logits (chunk x V), 128 MiB in fp32. Smaller chunks are slower, as each chunk updates the full
+weight gradient."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """Sum over tokens of the cross entropy of ``softmax(features @ weight.T + bias)``.
 
-    Written here because torch 2.13's ``linear_cross_entropy`` rounds the sum of a batch to bf16 under autocast.
+    The ``linear_cross_entropy`` of torch 2.13 is not used because it rounds the sum of a batch to bf16 under autocast.
     """
 
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, ignore_index: int
     ) -> Tensor:
-        """Compute the sum and its gradients; arguments as in `linear_cross_entropy`."""
+        """Compute the loss and its gradients; for arguments see `linear_cross_entropy`."""
         ignored = target == ignore_index
         index = target.masked_fill(ignored, 0).unsqueeze(1)
         losses, grad_features, grad_weight = [], torch.empty_like(features), None
@@ -46,7 +46,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
-        """Scale the gradients of `forward`."""
+        """Multiply the gradients computed in `forward` by the incoming gradient."""
         grad_features, grad_weight = ctx.saved_tensors
         return grad_features * grads[0], grad_weight * grads[0], None, None, None
 
@@ -57,14 +57,14 @@ def linear_cross_entropy(
     """Return the sum over tokens of the cross entropy of ``softmax(features @ weight.T + bias)``.
 
     Args:
-        features: (S, M).
-        weight: (V, M).
-        target: (S,) int64.
+        features: input of the output layer, (S, M).
+        weight: weights of the output layer, (V, M).
+        target: token ids, (S,) int64.
         ignore_index: target value of ignored tokens.
-        bias: (V,) without a gradient.
+        bias: constant added to the logits, (V,).
 
     Returns:
-        Scalar fp32, in nats.
+        Loss in nats, scalar fp32.
     """
     if not torch.is_grad_enabled():
         return token_losses(features, weight, target, bias).masked_fill(target == ignore_index, 0.0).sum()
@@ -73,7 +73,7 @@ def linear_cross_entropy(
 
 @torch.no_grad()
 def token_losses(features: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Return the cross entropy of each token, (S,) fp32 in nats; arguments as in `linear_cross_entropy`."""
+    """Return the cross entropy of each token, (S,) fp32 in nats; for arguments see `linear_cross_entropy`."""
     losses = torch.empty(len(features), dtype=torch.float32, device=features.device)
     for rows in _chunks(features, weight):
         losses[rows] = F.cross_entropy(F.linear(features[rows], weight, bias).float(), target[rows], reduction="none")

@@ -1,7 +1,7 @@
-"""A language model or an ensemble in memory with its tokenizer, for notebooks and lm_eval.
+"""Load a language model or an ensemble with its tokenizer, for notebooks and lm_eval.
 
-A document begins after ``</s>`` and ends with ``</s>``, as in training. Each window after the first of a longer
-document begins with the last token of the window before.
+The first token of a document follows ``</s>``, and the last token is followed by ``</s>``, as in training. A long
+document is split into windows; each window after the first begins with the last token of the previous window.
 
 Letters: B sequences, T positions, V vocabulary size.
 """
@@ -36,10 +36,10 @@ class Score:
     """Losses of a document, in bits.
 
     Attributes:
-        num_tokens: tokens of the text.
-        num_bytes: bytes of the text in UTF-8.
+        num_tokens: number of tokens of the text.
+        num_bytes: number of UTF-8 bytes of the text.
         bits: sum of the losses of the text's tokens.
-        end_bits: loss of the end of the document.
+        end_bits: loss of the EOS token.
     """
 
     num_tokens: int
@@ -49,24 +49,24 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Loss of the text per byte; NaN for an empty text."""
+        """Return the loss per byte without the EOS token; NaN for an empty text."""
         return self.bits / self.num_bytes if self.num_bytes else math.nan
 
     @property
     def bits_per_token(self) -> float:
-        """Loss per token, including the end of the document."""
+        """Return the loss per token, including the EOS token."""
         return (self.bits + self.end_bits) / (self.num_tokens + 1)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its tokenizer.
+    """A language model and its tokenizer.
 
     Attributes:
-        model: fairseq's model, on the CPU, in evaluation mode.
+        model: fairseq model on the CPU, in evaluation mode.
         dictionary: dictionary of the stream.
         tokenizer: tokenizer of the stream; its token u has id u + 4.
-        first: first id of every sequence: that of ``</s>`` or of ``<s>``.
+        first: id of the first token of every sequence, ``</s>`` or ``<s>``.
     """
 
     model: Any
@@ -76,15 +76,15 @@ class LoadedModel:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens of a sequence."""
+        """Return the maximum sequence length in tokens."""
         return int(self.model.max_positions())
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; it never contains special tokens."""
+        """Return the token ids of a text, without special tokens."""
         return [token + NUM_FAIRSEQ_SYMBOLS for token in self.tokenizer.encode_batch([text])[0]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without fairseq's four symbols."""
+        """Return the text of token ids; skip fairseq's four special symbols."""
         tokens = [each - NUM_FAIRSEQ_SYMBOLS for each in ids if each >= NUM_FAIRSEQ_SYMBOLS]
         return self.tokenizer.decode_batch([tokens])[0]
 
@@ -100,20 +100,20 @@ class LoadedModel:
         """Return a prompt and its continuation.
 
         Args:
-            prompt: text.
-            max_new_tokens: maximum number of new tokens; the model's longest sequence is a limit too.
-            seed: random seed of sampling; None: choose the most probable token each time.
+            prompt: text to continue.
+            max_new_tokens: maximum number of new tokens; also limited by the maximum sequence length.
+            seed: random seed of sampling; None: greedy decoding.
             temperature: temperature of sampling.
-            top_k: sample from the k most probable tokens; -1: from all.
-            top_p: sample from the most probable tokens whose probabilities sum to p; -1: from all.
+            top_k: sample from the k most probable tokens; -1: from all tokens.
+            top_p: sample from the most probable tokens whose probabilities sum to p; -1: from all tokens.
 
         Raises:
-            AlmaError: the prompt is longer than the model takes.
+            AlmaError: the prompt exceeds the maximum sequence length.
         """
         ids = torch.tensor([[self.first, *self.encode(prompt)]])
         length = min(ids.size(1) + max_new_tokens, self.longest) - 1
         if ids.size(1) > length:
-            raise AlmaError(f"the prompt has {ids.size(1)} tokens, the model takes {self.longest}; give a shorter one")
+            raise AlmaError(f"prompt: {ids.size(1)} tokens, the model takes {self.longest}; give a shorter prompt")
         strategy = None if seed is None else search.Sampling(self.dictionary, top_k, top_p)
         generator = SequenceGenerator(
             [self.model], self.dictionary, beam_size=1, max_len_a=0, max_len_b=length, max_len=self.longest,
@@ -126,7 +126,7 @@ class LoadedModel:
         return self.decode(found[0][0]["tokens"].tolist())
 
     def score(self, texts: Union[str, Sequence[str]]) -> list[Score]:
-        """Return the losses of documents, in order; a ``str`` is one document."""
+        """Return the losses of one document (``str``) or several documents, in order."""
         documents = [texts] if isinstance(texts, str) else list(texts)
         all_ids = [self.encode(text) for text in documents]
         losses = self.losses([piece for ids in all_ids for piece in cut([self.first, *ids, EOS], self.longest)])
@@ -137,10 +137,10 @@ class LoadedModel:
         ]
 
     def losses(self, pieces: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
-        """Return the losses in nats of each piece's targets, without targets of -100.
+        """Return the losses in nats of the targets of each piece; skip targets of -100.
 
         Args:
-            pieces: input ids and target ids of equal number.
+            pieces: (input ids, target ids) of equal length.
         """
 
         def padded(rows: list[list[int]], filling: int) -> Tensor:
@@ -160,24 +160,24 @@ class LoadedModel:
 
     @torch.no_grad()
     def log_probs(self, tokens: Tensor) -> Tensor:
-        """Return (B, T, V) log-probabilities of the next tokens after (B, T) tokens, padded on the right."""
+        """Return the log-probabilities (B, T, V) of the next tokens, given (B, T) tokens padded on the right."""
         return self.model.get_normalized_probs(self.model(tokens), log_probs=True)
 
 
 def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) -> LoadedModel:
-    """Load the checkpoint of a language model or an ensemble on the CPU.
+    """Load a language model or an ensemble from a checkpoint, on the CPU.
 
     Args:
-        path: checkpoint.
-        stream: stream whose tokenizer the model uses; None: the stream of its training.
+        path: checkpoint of a run.
+        stream: stream with the tokenizer of the model; None: the stream that the model was trained on.
 
     Raises:
-        AlmaError: the file is no checkpoint, or the model was trained on another stream.
+        AlmaError: the file is not a checkpoint, or the stream has another dictionary than the model.
     """
     path = Path(path)
     if path.is_dir():
         raise AlmaError(
-            f"{path}: a folder, no checkpoint; give a run, or load an exported folder with transformers "
+            f"{path}: is a folder, not a checkpoint; give a run, or load an exported folder with transformers "
             "(AutoModelForCausalLM.from_pretrained)"
         )
     checkpoint = read_checkpoint(path)
@@ -194,9 +194,9 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
 
 
 def cut(sequence: Sequence[int], window: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield inputs and targets of each window of a document; the first id is only an input.
+    """Yield (inputs, targets) for each window of a document; the first id is only an input.
 
-    For ``</s>`` 5 6 7 ``</s>`` and windows of 2 tokens: inputs ``</s>`` 5 and 6 7, targets 5 6 and 7 ``</s>``.
+    Example for ``</s>`` 5 6 7 ``</s>``, window 2: inputs are ``</s>`` 5 and 6 7, targets are 5 6 and 7 ``</s>``.
     """
     for start in range(0, len(sequence) - 1, window):
         end = min(start + window, len(sequence) - 1)

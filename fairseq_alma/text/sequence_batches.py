@@ -1,13 +1,13 @@
-"""Batches of a training on text: cut one after the other from one order of sequences for each epoch.
+"""Training batches of text: consecutive slices of a random order of the sequences, one order for each epoch.
 
 The order depends on seed, stage and epoch only, and the position within an epoch counts sequences. So ``--batch-size 4
---update-freq 2`` reads the same as ``--batch-size 8``, and a training may resume with other batches, workers or
-processes: each sequence is read once an epoch. fairseq counts batches instead, shuffles batches that it composes once
-per process, and drops the last one of an epoch unless its size is a multiple of 8.
+--update-freq 2`` reads the same sequences as ``--batch-size 8``, and a training may resume with another batch size or
+another number of workers or processes: each sequence is read once per epoch. fairseq counts and shuffles batches
+instead, and drops the last batch of an epoch unless the batch size is a multiple of 8.
 
-Example, 10 sequences in the order o, batches of 2, W = 2 processes: process 0 reads o[0:2], o[4:6], o[8:10], process 1
-reads o[2:4], o[6:8] and padding. Where fairseq has no batch for a process it drops the process's earlier batches of the
-update from loss, tokens and divisor, but not from the gradient; so the process gets a batch without tokens.
+Example for 10 sequences in the order o, batches of 2, 2 processes: process 0 reads o[0:2], o[4:6], o[8:10], process 1
+reads o[2:4], o[6:8] and padding. If a process has no batch, fairseq drops the earlier batches of this process and
+update from the loss and the token count, but not from the gradient; so the process gets a batch without tokens.
 """
 
 from typing import Any, Optional, Sequence
@@ -20,15 +20,15 @@ from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatc
 from fairseq_alma.errors import AlmaError
 
 POSITION_VERSION = 3
-"""Version of the iterator's state, which counts sequences; version 2 is fairseq's, which counts batches."""
+"""Version of the iterator state, which counts sequences; version 2 of fairseq counts batches."""
 
 
 class StageDataset(ConcatDataset):
     """The sequences of a stage.
 
     Args:
-        datasets: mega-batches, each a data set of sequences.
-        indices: (N,) sequences of the stage, numbered through all mega-batches; repetitions are allowed.
+        datasets: data set of sequences for each mega-batch.
+        indices: (N,) indices of the sequences to train on, into the concatenated mega-batches; may repeat.
     """
 
     def __init__(self, datasets: Sequence[FairseqDataset], indices: Optional[np.ndarray] = None) -> None:
@@ -46,16 +46,16 @@ class SequenceBatches(EpochBatchIterating):
     """Iterator over the batches of one process for fairseq's trainer.
 
     Args:
-        dataset: sequences.
-        indices: (N,) sequences of an epoch.
-        limits: ``max_tokens`` and ``max_sentences`` of a batch; either may be None.
-        seed: random seed of the orders.
-        shard: rank of this process, and the number of processes.
+        dataset: data set of sequences.
+        indices: (N,) indices of the sequences of an epoch.
+        limits: (``max_tokens``, ``max_sentences``) of a batch; each may be None.
+        seed: random seed of the order.
+        shard: (rank of this process, number of processes).
         pad: index of the padding symbol.
-        epoch: first epoch, from 1.
+        epoch: first epoch, counted from 1.
         num_workers: number of processes that load data.
         buffer_size: number of batches to load ahead.
-        save_dir: checkpoint directory, for messages.
+        save_dir: checkpoint directory, for error messages.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class SequenceBatches(EpochBatchIterating):
         self.dataset, self.indices, self.limits, self.pad = dataset, indices, limits, pad
         self.seed = tuple(seed)
         self.shard_id, self.num_shards = shard
-        self.epoch, self.position = max(epoch, 1), 0  # position: sequences of the epoch before `_batches`
+        self.epoch, self.position = max(epoch, 1), 0  # position: number of sequences before `_batches`
         self.num_workers, self.buffer_size, self.save_dir = num_workers, min(buffer_size, 20), save_dir
         self._batches: Sequence[np.ndarray] = ()
         self._cur_epoch_itr: Optional[CountingIterator] = None
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the (N,) sequences of an epoch in order."""
+        """Return the indices (N,) of the sequences in the order of an epoch."""
         return np.random.default_rng((*self.seed, epoch)).permutation(self.indices)
 
     def _cut(self, order: np.ndarray) -> Sequence[np.ndarray]:
@@ -94,7 +94,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def first_batch(self) -> Any:
-        """A batch of one sequence, for fairseq's trial step."""
+        """Return a batch of one sequence, for fairseq's dummy step."""
         return self.collate([self.dataset[self.indices[0]]])
 
     @property
@@ -104,7 +104,7 @@ class SequenceBatches(EpochBatchIterating):
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
-        """Return the batches of the next epoch; after `load_state_dict` the remaining batches of the current epoch."""
+        """Return the batches of the next epoch, or the remaining batches of the epoch after `load_state_dict`."""
         if self.next_epoch_idx > self.epoch:
             self.epoch, self.position = self.next_epoch_idx, 0
         order = self.order(self.epoch) if shuffle else self.indices
@@ -124,7 +124,7 @@ class SequenceBatches(EpochBatchIterating):
         return self._cur_epoch_itr
 
     def collate(self, samples: list[Any]) -> dict[str, Any]:
-        """Collate samples; of no samples, make a batch without tokens and targets."""
+        """Collate samples to a batch; without samples, return a batch of padding."""
         if samples:
             return self.dataset.collater(samples)
         batch = self.dataset.collater([self.dataset[self.indices[0]]])
@@ -138,7 +138,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def iterations_in_epoch(self) -> int:
-        """Number of sequences of the epoch that all processes have read."""
+        """Return the number of sequences of the epoch that all processes together have read."""
         read = 0 if self._cur_epoch_itr is None else self._cur_epoch_itr.n * self.num_shards
         return self.position + sum(map(len, self._batches[:read]))
 
@@ -148,12 +148,12 @@ class SequenceBatches(EpochBatchIterating):
         return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Move to a saved position; raise AlmaError if it counts batches, or is beyond the end of the epoch."""
+        """Resume at a saved position; raise AlmaError if it counts batches or exceeds the epoch."""
         position = state_dict.get("iterations_in_epoch", 0)
         if position and (state_dict.get("version") != POSITION_VERSION or position > len(self.indices)):
             raise AlmaError(
-                f"{self.save_dir}: its checkpoint is at position {position}, and the epoch has {len(self.indices)} "
-                "sequences; give the data that it was trained on, or --reset-dataloader to begin the epoch again"
+                f"{self.save_dir}: the checkpoint is at sequence {position}, but the epoch has {len(self.indices)} "
+                "sequences; give the data of the interrupted training, or --reset-dataloader to begin the epoch again"
             )
         self.epoch, self.position = state_dict["epoch"], position
         self._cur_epoch_itr, self._batches = None, ()

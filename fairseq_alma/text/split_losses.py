@@ -1,8 +1,8 @@
-"""Test one checkpoint on several splits in one process; fairseq-eval-lm takes one split.
+"""Test one checkpoint on several splits in one process; fairseq-eval-lm tests one split.
 
-The options are those of fairseq-eval-lm, with several names in ``--gen-subset``. A model is tested by fairseq's own
-function, to the same bits. Members of an ensemble are tested one by one, without the members in ``--known FILE``;
-``--out FILE`` keeps their joint predictions (`KeptPredictions`).
+The options are the options of fairseq-eval-lm, with several names in ``--gen-subset``. A single model gives the same
+loss as fairseq-eval-lm, bit for bit. For an ensemble, ``--known FILE`` has the joint predictions of members that were
+tested before, and ``--out FILE`` stores the joint predictions of all members (`KeptPredictions`).
 """
 
 import argparse
@@ -30,17 +30,17 @@ LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
 
 
 class KeptPredictions:
-    """Joint predictions of an ensemble's members for each test token, kept for the ensemble of the next stage.
+    """Joint predictions of the members of an ensemble for each test token, kept for the ensemble of the next stage.
 
-    A growing ensemble has the members of the stage before and new members. It needs 8 bytes for each token from the
-    stage before, the log of the sum of the members' probabilities, and then tests only the new members.
+    A growing ensemble consists of the members of the previous stage and new members. The log of the sum of the member
+    probabilities of the previous stage (8 bytes per token) is kept, so that only new members are tested.
 
     Args:
-        text: describes the test text, and its division into sequences.
+        text: description of the test text and of the sequence length.
         members: sha256 of the members' checkpoints, in order.
 
     Attributes:
-        log_sums: for each split (N,) float64, the log of the sum of the members' probabilities of each token.
+        log_sums: for each split, log of the sum of the member probabilities of each token, (N,) float64.
     """
 
     def __init__(self, text: str, members: list[str]) -> None:
@@ -48,12 +48,12 @@ class KeptPredictions:
         self.log_sums: dict[str, np.ndarray] = {}
 
     def add_missing(self, splits: Sequence[str], files: Iterable[Path], log_probs: LogProbs) -> None:
-        """Compute the sums of some splits.
+        """Compute `log_sums` for some splits.
 
         Args:
             splits: names of the splits.
-            files: files with sums over the first members; the first file of the same text and members is used.
-            log_probs: returns for member n and some splits the log-probabilities of each split's tokens, (N,).
+            files: files with sums over the first members; the first file with the same text and members is used.
+            log_probs: function (member index, splits) that yields (split, log-probabilities of the tokens, (N,)).
         """
         num_known, known = next(filter(None, map(self._read, files)), (0, {}))
         self.log_sums = {split: known[split] for split in splits if split in known}
@@ -64,13 +64,13 @@ class KeptPredictions:
                 self.log_sums[split] = np.logaddexp(self.log_sums[split], found) if split in self.log_sums else found
 
     def write(self, path: Path) -> None:
-        """Write the file atomically."""
+        """Write text, members and sums to a file, atomically."""
         arrays: dict[str, Any] = {"head": np.array(json.dumps([self.text, self.members])), **self.log_sums}
         with open_atomically(path) as file:
             np.savez(file, **arrays)
 
     def _read(self, path: Path) -> Optional[tuple[int, dict[str, np.ndarray]]]:
-        """Return the number of members and the sums in a file; None for other text or members, or a damaged file."""
+        """Return (number of members, sums); None if the file is damaged or belongs to other text or members."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -81,7 +81,7 @@ class KeptPredictions:
         return (len(members), arrays) if is_known else None
 
     def losses(self) -> Iterator[tuple[str, float]]:
-        """Yield for each split the loss of the mean probability, bits per token, without infinite ones, as fairseq."""
+        """Yield (split, loss of the mean probability in bits per token); skip infinite losses, as fairseq does."""
         for split, log_sums in self.log_sums.items():
             log_probs = log_sums[np.isfinite(log_sums)] - math.log(len(self.members))
             yield split, float(-log_probs.mean() / math.log(2)) if len(log_probs) else 0.0
@@ -89,12 +89,12 @@ class KeptPredictions:
 
 @in_one_line()
 def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = None) -> dict[str, float]:
-    """Return the loss of a checkpoint, bits per token, for each split of ``--gen-subset``.
+    """Return the loss of a checkpoint in bits per token for each split of ``--gen-subset``.
 
     Args:
         cfg: configuration of fairseq-eval-lm.
-        known: file with the sums over the first members of an ensemble, if any.
-        out: file for the sums over all members.
+        known: file with the sums over the first members of an ensemble; None: no such file.
+        out: file to write the sums over all members to; None: do not write.
     """
     utils.import_user_module(cfg.common)
     path, splits, task = cfg.common_eval.path, cfg.dataset.gen_subset.split(","), tasks.setup_task(cfg.task)
@@ -110,7 +110,7 @@ def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = No
         return model
 
     def batches(split: str, model: Any) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a split, then close its files, as there may be thousands of splits."""
+        """Yield the batches of a split, then close the files of the split, as there may be thousands of splits."""
         task.load_dataset(split)
         yield from task.eval_lm_dataloader(
             dataset=task.datasets.pop(split),
@@ -130,7 +130,7 @@ def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = No
             yield split, float(found["loss"])
 
     def log_probs(number: int, splits: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield for each split the log-probability of every token under a member, (N,) in the order of the split."""
+        """Yield (split, log-probability of each token under a member, (N,) in the order of the split)."""
         model, scorer = (
             load(str(member_file(members[number], Path(path).parent))),
             SequenceScorer(task.target_dictionary),
@@ -142,7 +142,7 @@ def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = No
                 parts += [hypothesis["positional_scores"] for (hypothesis,) in scorer.generate([model], batch)]
             yield split, torch.cat(parts).float().cpu().numpy()
 
-    # A run writes no ensemble with embedded members or with weights that differ.
+    # Ensembles of a run have equal weights and refer to member files.
     is_of_run = bool(members) and all("path" in each and each["weight"] == members[0]["weight"] for each in members)
     tested = losses()
     if is_of_run:
@@ -162,10 +162,10 @@ def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = No
 
 
 def main() -> dict[str, float]:
-    """Test with the options of fairseq-eval-lm, ``--known`` and ``--out``; see `test`."""
+    """Parse the options of fairseq-eval-lm, ``--known`` and ``--out``, and return the result of `test`."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--known", type=Path)
     own.add_argument("--out", type=Path)
-    given, sys.argv[1:] = own.parse_known_args()  # the task reads them too
+    given, sys.argv[1:] = own.parse_known_args()  # the task also reads sys.argv
     arguments = options.parse_args_and_arch(options.get_eval_lm_parser())
     return test(convert_namespace_to_omegaconf(arguments), given.known, given.out)

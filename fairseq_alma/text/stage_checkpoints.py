@@ -1,4 +1,4 @@
-"""Checkpoint files of a stage: repair after a kill, progress, and removal.
+"""Checkpoint files of a stage: repair them after a kill, read the training progress, and remove files.
 
 fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoint_last.pt``, which it loads after a
 restart. A kill during the copy truncates ``checkpoint_last.pt``.
@@ -22,14 +22,14 @@ _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training at a checkpoint.
+    """Training progress at a checkpoint.
 
     Attributes:
-        num_updates: updates since the stage began.
-        num_epochs: complete epochs.
-        train_tokens: tokens of these updates, all epochs counted.
-        first_update: updates of the optimizer before the stage.
-        batches: batch sizes, and the update from which each holds; see `carried_optimizer.TokenCount`.
+        num_updates: number of updates since the beginning of the stage.
+        num_epochs: number of complete epochs.
+        train_tokens: number of training tokens since the beginning of the stage, summed over epochs.
+        first_update: number of optimizer updates before the stage.
+        batches: each batch size with its first update; see `carried_optimizer.TokenCount`.
     """
 
     num_updates: int
@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether one of the limits is reached; fairseq would make one more update."""
+        """Return whether a limit is reached; resuming at the limit would make one more update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a file is written to its end; the directory of a zip file, as torch writes it, comes last."""
+    """Return whether a checkpoint is not truncated: the directory of a zip file is at its end."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
@@ -56,7 +56,7 @@ def is_complete(path: Path) -> bool:
 
 
 def is_sound(path: Path) -> bool:
-    """Return whether a file is complete and undamaged after a crash of the machine; reads the full file."""
+    """Return whether all checksums of a checkpoint are correct; read the complete file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -65,13 +65,13 @@ def is_sound(path: Path) -> bool:
 
 
 def repair_last(folder: Path) -> Optional[Path]:
-    """Repair ``checkpoint_last.pt`` after a kill, from the newest undamaged checkpoint of the folder.
+    """Replace a damaged ``checkpoint_last.pt`` with the newest undamaged checkpoint of the folder.
 
     Args:
-        folder: save directory of one model; may be missing.
+        folder: save directory of one model; it may be missing.
 
     Returns:
-        The checkpoint from which the next launch resumes; None: the stage starts again.
+        The checkpoint to resume from; None: start the stage again.
     """
     for unfinished in folder.glob("checkpoint*.pt.tmp"):
         unfinished.unlink()
@@ -82,7 +82,7 @@ def repair_last(folder: Path) -> Optional[Path]:
     found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
         if is_sound(path):
-            with open_atomically(last) as copy, open(path, "rb") as source:  # no link: fairseq would overwrite both
+            with open_atomically(last) as copy, open(path, "rb") as source:  # a link would be overwritten too
                 shutil.copyfileobj(source, copy)
             return last
     return None
@@ -90,23 +90,23 @@ def repair_last(folder: Path) -> Optional[Path]:
 
 @once_per_file
 def read_progress(path: Path) -> Progress:
-    """Read the progress of a checkpoint."""
+    """Read the training progress from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import (
-        read_checkpoint,  # imports torch, which a dry run need not import
+        read_checkpoint,  # imports torch, which a dry run does not need
     )
 
-    remedy = "remove it to resume the stage from the checkpoint before"
+    remedy = "remove it to resume the stage from the previous checkpoint"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
     iterator, counts = (state["extra_state"].get(key) for key in ("train_iterator", TASK_STATE))
     if iterator is None or not isinstance(counts, dict) or not isinstance(counts.get(TRAIN_TOKENS), int):
         raise AlmaError(
-            f"{path}: the checkpoint has no count of training tokens; only fairseq-train --task alma_lm writes it; "
+            f"{path}: the checkpoint has no token count, so it was not written by fairseq-train --task alma_lm; "
             "remove the folder to train the stage again"
         )
     first_update = int(counts.get(FIRST_UPDATE, 0))
     return Progress(
         num_updates=int(state["optimizer_history"][-1]["num_updates"]) - first_update,
-        num_epochs=int(iterator["epoch"]) - 1,  # the iterator names the epoch of the next update, from 1
+        num_epochs=int(iterator["epoch"]) - 1,  # the iterator stores the epoch of the next update, counted from 1
         train_tokens=int(counts[TRAIN_TOKENS]),
         first_update=first_update,
         batches=tuple(counts.get(BATCHES, ())),
@@ -114,7 +114,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer state, two thirds of the file, from a checkpoint."""
+    """Remove the optimizer state, about two thirds of the file, from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 
     state = read_checkpoint(path)
@@ -123,7 +123,7 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
-    """Fsync the last checkpoint of a save directory, then remove all other checkpoints but ``others``."""
+    """Fsync the last checkpoint of a save directory; remove all other checkpoints except ``others``."""
     synchronise(folder / LAST_CHECKPOINT, folder)
     for path in _files(folder):
         if path.name not in (LAST_CHECKPOINT, *others):
@@ -131,7 +131,7 @@ def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
 
 
 def remove_all(folder: Path) -> None:
-    """Remove all checkpoints of a save directory, and the directory if it is empty then."""
+    """Remove all checkpoints of a save directory, and the directory if it is then empty."""
     if not folder.is_dir():
         return
     for path in _files(folder):

@@ -1,7 +1,7 @@
 """``alma_switch_lm``: a decoder-only Transformer in which every second feed-forward layer is a Switch layer.
 
-Layer norms come before each part; input and output embeddings are shared. The paper's SM for text (v5, section 5): a
-*base* model with 6 layers and width 512, a *large* one with 12 and 768.
+It is the SM for text of the paper (v5, section 5): pre-norm, with shared input and output embeddings. The *base* model
+has 6 layers and width 512, the *large* model 12 layers and width 768.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class CausalSelfAttention(CachedAttention):
         self.num_heads, self.dropout = num_heads, dropout
         self.qkv_proj = nn.Linear(model_dim, 3 * model_dim)
         self.out_proj = nn.Linear(model_dim, model_dim)
-        for weight in self.qkv_proj.weight.data.chunk(3):  # as fairseq's MultiheadAttention initialises them
+        for weight in self.qkv_proj.weight.data.chunk(3):  # same initialization as in fairseq's MultiheadAttention
             nn.init.xavier_uniform_(weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.qkv_proj.bias)
@@ -57,13 +57,13 @@ class CausalSelfAttention(CachedAttention):
 
 
 class SwitchDecoderLayer(DecoderLayer):
-    """A layer with layer norms; dense where it has no gate tree."""
+    """A Transformer layer with layer norms: a Switch layer with a gate tree, else dense."""
 
     def __init__(self, cfg: Any, tree: Optional[GateTree]) -> None:
         super().__init__()
         model_dim, ffn_dim = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim
         self.dropout, self.activation_dropout = cfg.dropout, cfg.activation_dropout
-        # fairseq's own gelu copies to fp32 and back
+        # fairseq's gelu would convert to fp32 and back
         self.activation = F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn)
         self.self_attn = CausalSelfAttention(model_dim, cfg.decoder_attention_heads, cfg.attention_dropout)
         self.self_attn_layer_norm = nn.LayerNorm(model_dim)
@@ -86,7 +86,7 @@ class SwitchDecoderLayer(DecoderLayer):
 
 
 class SwitchDecoder(Decoder):
-    """A decoder with shared input and output embeddings, and absolute positions."""
+    """A decoder with shared input and output embeddings and absolute position embeddings."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary, cfg, max_positions)
@@ -113,7 +113,7 @@ class SwitchDecoder(Decoder):
 
 @register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
 class AlmaSwitchLM(LanguageModel):
-    """A language model with Switch layers."""
+    """The language model ``alma_switch_lm``."""
 
     decoder_class, sizes, inherited = SwitchDecoder, SWITCH_SIZES, ("num_experts", "gate_trees")
     residual_outputs = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias", "fc2_weight", "fc2_bias")
@@ -125,10 +125,10 @@ class AlmaSwitchLM(LanguageModel):
 
 
 def _set_sizes(arch: str, args: argparse.Namespace) -> None:
-    """Fill in the sizes that were not given, as every fairseq architecture does."""
+    """Set missing sizes to the values of the architecture; called by fairseq."""
     for name, size in SWITCH_SIZES[arch].items():
         setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
 
 
-for _arch in list(SWITCH_SIZES)[1:]:  # the first is registered with the model
+for _arch in list(SWITCH_SIZES)[1:]:  # the first architecture is registered with the model
     register_model_architecture("alma_switch_lm", _arch)(partial(_set_sizes, _arch))

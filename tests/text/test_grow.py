@@ -90,7 +90,7 @@ def test_a_checkpoint_that_cannot_grow_is_refused_and_nothing_is_written(trained
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tokens-per-sample", "1000"], r"--tokens-per-sample 1000: the model takes \d+ tokens at most"),
+        (["--tokens-per-sample", "1000"], r"--tokens-per-sample 1000: must be at most \d+"),
         (["--select", "random", "--optimizer", "share"], "--optimizer share: the checkpoint has no optimizer state"),
     ],
 )

@@ -144,9 +144,9 @@ def test_copies_of_a_dense_transformer_nearly_keep_the_output(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 4}, "--layers 4: the model has 4 layers already; give more"),
+        ({"layers": 4}, "--layers 4: the model already has 4 layers; give a larger number"),
         ({**SPLIT, "experts": 5}, "--experts 5: the layer has 4 experts"),
-        ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* has its Switch layers already; omit --moe-freq"),
+        ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* already has Switch layers; omit --moe-freq"),
     ],
 )
 def test_impossible_sizes_are_refused_and_nothing_is_written(tmp_path, options, message):

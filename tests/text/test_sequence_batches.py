@@ -97,7 +97,7 @@ def test_a_process_without_a_batch_gets_padding_without_tokens(task):
     "state", [{"version": 2, "iterations_in_epoch": 3}, {"version": 3, "iterations_in_epoch": 9999}]
 )
 def test_a_position_outside_of_the_epoch_is_refused(task, state):
-    with pytest.raises(AlmaError, match="give the data that it was trained on, or --reset-dataloader"):
+    with pytest.raises(AlmaError, match="give the data of the interrupted training, or --reset-dataloader"):
         iterator_of(task, 4).load_state_dict({"epoch": 1, **state})
 
 
