@@ -1,1 +1,4 @@
-"""The program behind ``alma-prep-images``: published image files to a stream, ``command`` with ``formats``."""
+"""Implementation of ``alma-prep-images``, which converts image files to a stream.
+
+Modules: ``command`` (options and main program), ``formats`` (readers of file formats).
+"""

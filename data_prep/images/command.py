@@ -1,4 +1,4 @@
-"""``alma-prep-images``: convert published images to a stream of mega-batches."""
+"""``alma-prep-images``: convert an image data set to a stream of mega-batches."""
 
 import argparse
 import sys
@@ -30,8 +30,8 @@ _EPILOG = """examples:
   alma-prep-images arrays --images x.npy --labels y.npy --out stream --megabatches 10
   alma-prep-images folder --source photos/ --out stream --megabatches 10
 
-A command that was completed before does nothing."""
-_DATASETS = {  # help, and the options that the data set has in addition to the common ones
+If the same command was completed before, it does nothing."""
+_DATASETS = {  # data set -> (help, options in addition to `_COMMON`)
     "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
     "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),
     "emnist": ("EMNIST: the idx files of one split, plain or .gz; images are transposed", ("source", "split")),
@@ -39,7 +39,7 @@ _DATASETS = {  # help, and the options that the data set has in addition to the 
     "cifar100": ("CIFAR-100: the files of the binary version", ("source", "coarse")),
     "digits": ("scikit-learn's 8 x 8 digits (--source: default the installed package)", ("source", "test_fraction")),
     "arrays": (
-        "your own images and labels as .npy files",
+        "images and labels in .npy files",
         (
             "test_fraction",
             "name",
@@ -53,12 +53,19 @@ _DATASETS = {  # help, and the options that the data set has in addition to the 
         ),
     ),
     "folder": (
-        "image files of one size in a subfolder for each class, or in train/ and test/ with such subfolders",
+        "image files of one size, in one subfolder for each class; optionally below train/ and test/",
         ("source", "test_fraction", "name", "augment"),
     ),
 }
 _COMMON = ("out", "megabatches", "seed", "valid_fraction")
-_FILES = ("out", "source", "images", "labels", "test_images", "test_labels")  # recorded by their content
+_FILES = (
+    "out",
+    "source",
+    "images",
+    "labels",
+    "test_images",
+    "test_labels",
+)  # the manifest records the sha256 of these files instead
 _DEFAULT_TEST_FRACTION = 0.2
 _SHARE = real(0, 1, above=True, below=True)
 _LARGEST = 2**63 - 1
@@ -66,34 +73,34 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class ImagePrepOptions(Options):
-    """Options of all data sets; an option that a data set does not have keeps its default."""
+    """Options of ``alma-prep-images``. An option that a data set does not support keeps its default."""
 
-    out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
+    out: Path = opt(MISSING, "stream folder to write", parse=utf8_path, metavar="STREAM")
     megabatches: int = opt(
-        MISSING, "number of mega-batches, all of the same number of images; the remainder is not used",
+        MISSING, "number of mega-batches of equal size; remaining images are not used",
         range=integer(1, _LARGEST), metavar="B",
     )  # fmt: skip
     seed: int = opt(1, "random seed for assigning images to mega-batches", range=integer(0, _LARGEST))
     valid_fraction: float = opt(
-        0.1, "share of each mega-batch for validation, at least one image", range=_SHARE, metavar="F"
+        0.1, "share of each mega-batch used for validation (at least one image)", range=_SHARE, metavar="F"
     )
     source: Optional[Path] = opt(None, "folder of the data set's image files", metavar="DIR")
     test_fraction: Optional[float] = opt(
-        None, f"share of the images for the test set (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
+        None, f"share of the images used as test set (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
     )
     split: str = opt("balanced", "split of EMNIST", choices=tuple(EMNIST_CLASSES))
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
         None, "name of the data set in the manifest (default: arrays or folder)", parse=utf8_word, metavar="NAME"
     )
-    augment: bool = opt(False, "crop and flip training images at random")
-    images: Optional[Path] = opt(None, "images, uint8 (images, [channels,] height, width)", metavar="FILE.npy")
-    labels: Optional[Path] = opt(None, "labels, integers from 0, (images,)", metavar="FILE.npy")
+    augment: bool = opt(False, "random crops and flips of training images")
+    images: Optional[Path] = opt(None, "image array: uint8, (images, [channels,] height, width)", metavar="FILE.npy")
+    labels: Optional[Path] = opt(None, "label array: integers from 0, (images,)", metavar="FILE.npy")
     test_images: Optional[Path] = opt(
-        None, "test images in the format of --images (default: --test-fraction of --images)", metavar="FILE.npy"
+        None, "test images, same format as --images (default: a sample of --images)", metavar="FILE.npy"
     )
     test_labels: Optional[Path] = opt(None, "labels of the test images", metavar="FILE.npy")
-    channels: str = opt("first", "position of the channels in the arrays", choices=("first", "last"))
+    channels: str = opt("first", "position of the channel dimension in the image arrays", choices=("first", "last"))
     num_classes: Optional[int] = opt(
         None, "number of classes (default: largest label plus 1)", range=integer(1, _LARGEST), metavar="K"
     )
@@ -101,11 +108,11 @@ class ImagePrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
-    """Parse the command line; a usage error exits with status 2."""
+    """Parse the command line. Exits with status 2 on a usage error."""
     parser = Parser(
         prog="alma-prep-images",
-        description="Convert published images to a stream: B mega-batches of equal size, each with a validation part, "
-        "and the published test set.",
+        description="Convert an image data set to a stream: B mega-batches of equal size, each split into training "
+        "and validation images, and a test set.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -119,9 +126,9 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     args = parser.parse_args(argv)
     options = ImagePrepOptions.read(args, dataset=args.dataset)
     if (options.test_images is None) != (options.test_labels is None):
-        parser.error("--test-images and --test-labels: one of them found; give both or neither")
+        parser.error("--test-images and --test-labels: only one of them given; give both or neither")
     if options.test_images is not None and options.test_fraction is not None:
-        parser.error("--test-fraction: not allowed with --test-images; give only one of them")
+        parser.error("--test-fraction: not allowed with --test-images; remove one of them")
     fraction = options.test_fraction
     if "test_fraction" in _DATASETS[args.dataset][1] and options.test_images is None:
         fraction = fraction or _DEFAULT_TEST_FRACTION
@@ -129,10 +136,10 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
 
 
 def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
-    """Write a stream; return it with its data set, or None if the same command was completed before."""
-    stream_at(options.out, "images")  # fail before the input is read
+    """Write a stream. Return (stream, data set), or None if the same command was completed before."""
+    stream_at(options.out, "images")  # raises an error before any input file is read
     with work_folder(options.out, "alma-prep-images") as root:
-        existing = stream_at(options.out, "images")  # again, under the lock
+        existing = stream_at(options.out, "images")  # another process may have written it before the lock
         files = InputFiles()
         dataset, source = options.dataset, options.source or Path()
         if dataset == "arrays":
@@ -176,7 +183,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{' x '.join(map(str, images.images.shape[1:]))}, {images.num_classes} classes",
         *images.remarks,
         f"{stream.num_megabatches} mega-batches, each with {num_train:,} training and {num_valid:,} validation images",
-        *([f"{unused:,} training images are not used, so that all mega-batches have equal size"] if unused else []),
+        *([f"{unused:,} training images not used: all mega-batches have equal size"] if unused else []),
         f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN",
     ):
         print_line(line, sys.stdout)

@@ -1,11 +1,11 @@
-"""Read image data sets in the formats in which they are published.
+"""Read image data sets in their published file formats.
 
 - idx: a magic number, the sizes of the dimensions, then bytes (http://yann.lecun.com/exdb/mnist/). EMNIST (Cohen et al.
   2017) has rows and columns exchanged.
 - CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the binary version: label bytes, then pixels, channels first.
 - scikit-learn's digits: ``digits.csv.gz``, 64 pixels from 0 to 16 and a label in each row.
 - ``.npy`` files of images and labels.
-- Folders with a subfolder of image files for each class, read by Pillow.
+- Folders with one subfolder of image files for each class; Pillow reads the files.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ from fairseq_alma.errors import AlmaError
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 EMNIST_CLASSES = {"balanced": 47, "letters": 26, "digits": 10, "byclass": 62, "bymerge": 47, "mnist": 10}
-CIFAR = {  # files, the folder in the archive, and classes of each label byte
+CIFAR = {  # data set -> (file names, folder in the archive, number of classes of each label byte)
     "cifar10": (
         [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"],
         "cifar-10-batches-bin",
@@ -36,10 +36,10 @@ CIFAR = {  # files, the folder in the archive, and classes of each label byte
 }
 _CIFAR_SHAPE = (3, 32, 32)
 _MOST_CHANNELS = 4
-_MOST_CLASSES = 100_000  # without --num-classes: a larger label is probably a mistake
-_TEST_DRAW = 1  # added to the seed, so that test images and mega-batches are drawn independently
+_MOST_CLASSES = 100_000  # limit without --num-classes: a larger label is probably a mistake
+_TEST_DRAW = 1  # added to the seed, so that the test set is sampled independently of the mega-batches
 Part = tuple[np.ndarray, np.ndarray]
-"""Images ``(n, C, H, W)``, uint8, and their labels ``(n,)``, int64 from 0."""
+"""Training or test set: (images ``(n, C, H, W)``, uint8; labels ``(n,)``, int64 from 0)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class ImageSet:
         labels: ``(num_images,)``, from 0 to ``num_classes - 1``.
         num_train: number of training images.
         num_classes: number of classes.
-        augment: whether training crops and flips images at random.
-        remarks: changes to the published images, for the summary.
+        augment: whether training uses random crops and flips.
+        remarks: lines for the printed summary: changes to the images or labels, classes, test set.
     """
 
     dataset: str
@@ -66,25 +66,25 @@ class ImageSet:
 
 
 class InputFiles:
-    """The files that one command reads.
+    """Record of the input files of one command.
 
     Attributes:
-        records: name, size in bytes and sha256 of each file, for the manifest.
+        records: name, size in bytes and sha256 of each input file, for the manifest.
     """
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 
     def add(self, path: Path, flag: str) -> Path:
-        """Record a file and return its path. Raises AlmaError if it is not a regular file."""
+        """Record a file and return its path. Raises AlmaError if ``path`` is not a regular file."""
         if not path.is_file():
-            found = "a folder" if path.is_dir() else "no regular file" if path.exists() else "no such file"
+            found = "a folder" if path.is_dir() else "not a regular file" if path.exists() else "no such file"
             raise AlmaError(f"{flag} {path}: {found}; give a file")
         self.records.append({"name": recorded_name(path), "size": path.stat().st_size, "sha256": file_sha256(path)})
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
-        """Record files in a folder or its subfolder ``folder``, each plain or ``.gz``; return their paths."""
+        """Record files, plain or ``.gz``, in ``source`` or its subfolder ``folder``. Return one path for each name."""
         paths = []
         for name in names:
             candidates = [source / part / f"{name}{end}" for part in ("", folder) for end in ("", ".gz")]
@@ -99,19 +99,20 @@ class InputFiles:
 
 
 def _checked(images: np.ndarray, labels: np.ndarray, paths: Sequence[Path], num_classes: int, first: int = 0) -> Part:
-    """Check images and labels of one part, and subtract ``first`` from the labels."""
+    """Check a training or test set. Return (images, labels from 0); ``first`` is the smallest label in the file."""
     images_path, labels_path = paths[0], paths[-1]
     if not len(images):
-        raise AlmaError(f"{images_path}: no image found; give a file with images")
+        raise AlmaError(f"{images_path}: no images found; give a file with images")
     if len(images) != len(labels):
         raise AlmaError(
-            f"{labels_path}: {len(labels)} labels found, {images_path} has {len(images)} images; give matching files"
+            f"{labels_path}: {len(labels)} labels found, but {images_path} has {len(images)} images; give one label "
+            "for each image"
         )
     wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
     if len(wrong):
         raise AlmaError(
-            f"{labels_path}: label {labels[wrong[0]]} found at image {wrong[0]}, labels must be from {first} to "
-            f"{first + num_classes - 1}; download the file again, or give the file of this data set"
+            f"{labels_path}: label {labels[wrong[0]]} found at image {wrong[0]}, but labels must be from {first} to "
+            f"{first + num_classes - 1}; correct the labels, or download the file again"
         )
     return images, labels.astype(np.int64) - first
 
@@ -125,7 +126,17 @@ def join_parts(
     test_fraction: float = 0.0,
     seed: int = 0,
 ) -> ImageSet:
-    """Join parts of which the last one is the test set; from a single part, draw ``test_fraction`` of its images."""
+    """Join training sets and, as last part, the test set. If there is one part, sample the test set from it.
+
+    Args:
+        dataset: name in the manifest.
+        parts: images and labels of each part.
+        num_classes: number of classes.
+        augment: whether training uses random crops and flips.
+        remarks: lines for the printed summary.
+        test_fraction: share of the images to sample for the test set.
+        seed: random seed of this sample.
+    """
     if len(parts) > 1:
         images, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
         num_test = len(parts[-1][0])
@@ -135,32 +146,32 @@ def join_parts(
         order = np.random.Generator(np.random.PCG64([seed, _TEST_DRAW])).permutation(len(images))
         order = np.concatenate([np.sort(order[num_test:]), np.sort(order[:num_test])])
         images, labels = images[order], labels[order]
-        remarks = (*remarks, f"no test set is published: {num_test:,} images are held out by seed {seed}")
+        remarks = (*remarks, f"no test set given: {num_test:,} images are held out as test set (seed {seed})")
     return ImageSet(dataset, images, labels, len(images) - num_test, num_classes, augment, tuple(remarks))
 
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """Return the array in an idx file of unsigned bytes, plain or packed. Raises AlmaError if the file is damaged."""
+    """Return the array in an idx file of unsigned bytes, plain or ``.gz``. Raises AlmaError if the file is damaged."""
     content = read_file(path)
     header = struct.Struct(f">{1 + num_dimensions}I")
     magic = struct.pack(">HBB", 0, 8, num_dimensions)
     if len(content) < header.size or not content.startswith(magic):
         raise AlmaError(
-            f"{path}: first bytes are {content[:4].hex(' ') or 'missing'}, an idx file of bytes in {num_dimensions} "
-            f"dimensions starts with {magic.hex(' ')}; download the file again"
+            f"{path}: first bytes {content[:4].hex(' ') or 'missing'} found, but an idx file of bytes in "
+            f"{num_dimensions} dimensions starts with {magic.hex(' ')}; download the file again"
         )
     sizes = header.unpack_from(content)[1:]
     needed, found = math.prod(sizes), len(content) - header.size
     if found != needed:
         shape = " x ".join(map(str, sizes))
         raise AlmaError(
-            f"{path}: {found} bytes of data found, the header requires {shape} = {needed}; download the file again"
+            f"{path}: {found} bytes of data found, but the header requires {shape} = {needed}; download the file again"
         )
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(sizes)
 
 
 def load_idx(files: InputFiles, source: Path, dataset: str, split: str) -> ImageSet:
-    """Load MNIST, a data set with the same file names, or a split of EMNIST."""
+    """Load MNIST, Fashion-MNIST, or a split of EMNIST."""
     is_emnist = dataset == "emnist"
     num_classes, first = (EMNIST_CLASSES[split], int(split == "letters")) if is_emnist else (10, 0)
     paths = files.find(source, emnist_names(split) if is_emnist else IDX_NAMES, "gzip" if is_emnist else "")
@@ -169,19 +180,21 @@ def load_idx(files: InputFiles, source: Path, dataset: str, split: str) -> Image
         images = read_idx(pair[0], 3)
         if images.shape[1:] != (28, 28):
             size = " x ".join(map(str, images.shape[1:]))
-            raise AlmaError(f"{pair[0]}: images of {size} pixels found, 28 x 28 is required; download the file again")
+            raise AlmaError(
+                f"{pair[0]}: images of {size} pixels found, but 28 x 28 is required; download the file again"
+            )
         images = images.swapaxes(1, 2) if is_emnist else images
         parts.append(_checked(images[:, None], read_idx(pair[1], 1), pair, num_classes, first))
     if is_emnist:
         dataset = f"emnist-{split}"
-        remarks = ["images are published with rows and columns exchanged; they are transposed"]
+        remarks = ["images transposed: the published files have rows and columns exchanged"]
     if first:
-        remarks.append("labels are published as 1 to 26; they are 0 to 25 here")
+        remarks.append("labels changed from 1-26 in the published files to 0-25")
     return join_parts(dataset, parts, num_classes, remarks=remarks)
 
 
 def emnist_names(split: str) -> list[str]:
-    """Return the file names of a split: training images and labels, test images and labels."""
+    """Return the file names of an EMNIST split: training images, training labels, test images, test labels."""
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     return [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds]
 
@@ -196,8 +209,8 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
         content = read_file(path)
         if not content or len(content) % size:
             raise AlmaError(
-                f"{path}: {len(content)} bytes found, a multiple of {size} is required ({len(classes)} for labels and "
-                f"{math.prod(_CIFAR_SHAPE)} for pixels); download the file again"
+                f"{path}: {len(content)} bytes found, but a multiple of {size} is required ({len(classes)} for labels "
+                f"and {math.prod(_CIFAR_SHAPE)} for pixels of each image); download the file again"
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
@@ -206,51 +219,52 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
 
 
 def load_digits(files: InputFiles, given: Any) -> ImageSet:
-    """Load scikit-learn's 8 x 8 digits from ``--source``, by default from the installed package; scale them to 255."""
+    """Load scikit-learn's 8 x 8 digits from ``--source`` or the installed package. Scale pixels from 0-16 to 0-255."""
     source, spec = given.source, importlib.util.find_spec("sklearn")
     if source is None:
         if spec is None or spec.origin is None:
             raise AlmaError(
-                "digits: scikit-learn is not installed; install it, or give the folder of digits.csv.gz as --source"
+                "digits: scikit-learn is not installed; run pip install scikit-learn, or give the folder of "
+                "digits.csv.gz as --source"
             )
         source = Path(spec.origin).parent / "datasets" / "data"
     (path,) = files.find(source, ["digits.csv"])
     try:
         rows = np.loadtxt(io.BytesIO(read_file(path)), delimiter=",", ndmin=2, dtype=np.int64)
     except ValueError as error:
-        raise AlmaError(f"{path}: not a table of integers ({error}); give another file") from error
+        raise AlmaError(f"{path}: not a table of integers ({error}); download the file again") from error
     pixels, labels = rows[:, :-1], rows[:, -1]
     if len(rows) < 2 or pixels.shape[1] != 64 or pixels.min() < 0 or pixels.max() > 16:
         raise AlmaError(
-            f"{path}: {len(rows)} rows of {pixels.shape[1]} pixels found, at least 2 rows of 64 pixels from 0 to 16 "
-            "are required; give another file"
+            f"{path}: {len(rows)} rows of {pixels.shape[1]} pixels found, but at least 2 rows of 64 pixels from 0 to "
+            "16 are required; download the file again"
         )
-    images = (2 * 255 * pixels + 16) // 32  # rounded
+    images = (2 * 255 * pixels + 16) // 32  # rounds 255 / 16 * pixels
     part = _checked(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels, [path], 10)
-    remarks = ("pixels from 0 to 16 are scaled to 255",)
+    remarks = ("pixels scaled from 0-16 to 0-255",)
     return join_parts("digits", [part], 10, False, remarks, given.test_fraction, given.seed)
 
 
 def load_arrays(files: InputFiles, given: Any) -> ImageSet:
-    """Load ``.npy`` files of images and labels; ``given`` has the options of ``alma-prep-images arrays``."""
+    """Load ``.npy`` files of images and labels; ``given`` contains the options of ``alma-prep-images arrays``."""
     parts = [_read_arrays(files, given, given.images, given.labels, "")]
     if given.test_images is not None:
         parts.append(_read_arrays(files, given, given.test_images, given.test_labels, "test-"))
         if parts[1][0].shape[1:] != parts[0][0].shape[1:]:
             raise AlmaError(
-                f"--test-images {given.test_images}: images of shape {parts[1][0].shape[1:]} found, --images has "
-                f"{parts[0][0].shape[1:]}; give arrays with one image shape"
+                f"--test-images {given.test_images}: images of shape {parts[1][0].shape[1:]} found, but --images has "
+                f"{parts[0][0].shape[1:]}; give arrays with the same image shape"
             )
     elif len(parts[0][0]) < 2:
-        raise AlmaError(f"--images {given.images}: one image found, at least 2 are required; give more images")
+        raise AlmaError(f"--images {given.images}: one image found, but at least 2 are required; give more images")
     labels = np.concatenate([labels for _, labels in parts])
     least, most = labels.min(), labels.max()
     num_classes = given.num_classes or int(most) + 1
     remarks: tuple[str, ...] = ()
     if least > 0:
         remarks = (
-            f"labels are {least} to {most}: class 0 has no image and there are {num_classes} classes; subtract {least} "
-            f"if labels start at {least}",
+            f"labels from {least} to {most} found: class 0 of {num_classes} classes has no images; if the first class "
+            f"is {least}, subtract {least} from the labels",
         )
     fraction = given.test_fraction or 0.0
     return join_parts(given.name, parts, num_classes, given.augment, remarks, fraction, given.seed)
@@ -262,11 +276,13 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
         try:
             arrays.append(read_npy(files.add(path, flag)))
         except ValueError as error:
-            raise AlmaError(f"{flag} {path}: not a .npy file of numbers ({error}); save it with numpy.save") from error
+            raise AlmaError(
+                f"{flag} {path}: not a .npy file of numbers ({error}); write the array with numpy.save"
+            ) from error
     images, labels = arrays
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise AlmaError(
-            f"--{part}images {images_path}: {images.dtype} {images.shape} found, uint8 (images, height, width) or "
+            f"--{part}images {images_path}: {images.dtype} {images.shape} found, but uint8 (images, height, width) or "
             "(images, channels, height, width) is required; convert the array and save it again"
         )
     if images.ndim == 3:
@@ -275,27 +291,27 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
         images = images.transpose(0, 3, 1, 2)
     if images.shape[1] > _MOST_CHANNELS:
         raise AlmaError(
-            f"--{part}images {images_path}: images of {images.shape[1]} channels found, at most {_MOST_CHANNELS} are "
-            f"allowed; check the order of the dimensions, or give --channels "
+            f"--{part}images {images_path}: images of {images.shape[1]} channels found, but at most {_MOST_CHANNELS} "
+            f"are allowed; check the order of the dimensions, or give --channels "
             f"{'first' if given.channels == 'last' else 'last'}"
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise AlmaError(
-            f"--{part}labels {labels_path}: {labels.dtype} {labels.shape} found, integers (images,) are required; "
+            f"--{part}labels {labels_path}: {labels.dtype} {labels.shape} found, but integers (images,) are required; "
             "convert the array and save it again"
         )
     return _checked(images, labels, [images_path, labels_path], given.num_classes or _MOST_CLASSES)
 
 
 def load_folder(files: InputFiles, given: Any) -> ImageSet:
-    """Load image files from a subfolder for each class, or from ``train/`` and ``test/`` with such subfolders.
+    """Load image files from one subfolder for each class, in ``--source`` or in its folders ``train`` and ``test``.
 
-    ``given`` has the options of ``alma-prep-images folder``.
+    ``given`` contains the options of ``alma-prep-images folder``.
     """
     try:
         from PIL import Image
     except ImportError as error:
-        raise AlmaError("folder: Pillow is not installed, but reads the image files; pip install pillow") from error
+        raise AlmaError("folder: Pillow is required to read image files; run pip install pillow") from error
     source = given.source
     folders = [source / "train", source / "test"] if (source / "train").is_dir() else [source]
     classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir()) if folders[0].is_dir() else []
@@ -315,19 +331,19 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
                     if isinstance(error, (MemoryError, PermissionError)):
                         raise
                     raise AlmaError(
-                        f"{path}: not an image that Pillow reads ({error}); remove or convert it"
+                        f"{path}: Pillow cannot read this file ({error}); remove the file or convert it"
                     ) from error
                 image = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
                 first = first or (path, image.shape)
                 if image.shape != first[1]:
                     raise AlmaError(
-                        f"{path}: image of shape {image.shape} found, {first[0]} has {first[1]}; give images of one "
-                        "size and color mode"
+                        f"{path}: image of shape {image.shape} found, but {first[0]} has {first[1]}; convert all "
+                        "images to the same size and color mode"
                     )
                 images.append(image)
                 labels.append(label)
         if len(images) < 2:
-            raise AlmaError(f"{folder}: {len(images)} images found, at least 2 are required; give more images")
+            raise AlmaError(f"{folder}: {len(images)} images found, but at least 2 are required; give more images")
         parts.append((np.stack(images), np.array(labels, np.int64)))
     remarks = (f"classes in order: {', '.join(classes)[:200]}",)
     return join_parts(given.name, parts, len(classes), given.augment, remarks, given.test_fraction, given.seed)

@@ -13,8 +13,8 @@ from tests.data_prep.images.published import idx_bytes, random_images, write, wr
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (idx_bytes(np.zeros(9)), "first bytes are 00 00 08 01, an idx file of bytes in 3 dimensions"),
-        (idx_bytes(np.zeros((2, 3, 4)))[:-1], "23 bytes of data found, the header requires 2 x 3 x 4 = 24;"),
+        (idx_bytes(np.zeros(9)), "first bytes 00 00 08 01 found, but an idx file of bytes in 3 dimensions"),
+        (idx_bytes(np.zeros((2, 3, 4)))[:-1], "23 bytes of data found, but the header requires 2 x 3 x 4 = 24;"),
     ],
 )
 def test_a_damaged_idx_file_is_refused(tmp_path, content, message):
@@ -36,8 +36,12 @@ def test_a_missing_file_is_named_with_all_required_files(tmp_path):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (None, np.arange(40) % 11, "train-labels-idx1-ubyte: label 10 found at image 10, labels must be from 0 to 9"),
-        (None, np.zeros(41), r"41 labels found, .*train-images-idx3-ubyte has 40 images"),
+        (
+            None,
+            np.arange(40) % 11,
+            "train-labels-idx1-ubyte: label 10 found at image 10, but labels must be from 0 to 9",
+        ),
+        (None, np.zeros(41), r"41 labels found, but .*train-images-idx3-ubyte has 40 images"),
         (np.zeros((3, 28, 27)), np.zeros(3), "images of 28 x 27 pixels"),
         (np.zeros((0, 28, 28)), np.zeros(0), "no image"),
     ],
@@ -69,7 +73,7 @@ def test_labels_of_emnist_letters_start_at_zero(tmp_path):
     read = load_idx(InputFiles(), tmp_path, "emnist", "letters")
     assert np.array_equal(read.labels, labels - 1)
     write_mnist(tmp_path, num_classes=26, first_label=0, names=names)
-    with pytest.raises(AlmaError, match="label 0 found at image 0, labels must be from 1 to 26"):
+    with pytest.raises(AlmaError, match="label 0 found at image 0, but labels must be from 1 to 26"):
         load_idx(InputFiles(), tmp_path, "emnist", "letters")
 
 
@@ -82,7 +86,8 @@ def test_cifar10_keeps_the_order_of_publication(tmp_path, folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(bytes(3072), "3072 bytes found, a multiple of 3073"), (b"\x0b" + bytes(3072), "label 11")]
+    ("content", "message"),
+    [(bytes(3072), "3072 bytes found, but a multiple of 3073"), (b"\x0b" + bytes(3072), "label 11")],
 )
 def test_damaged_files_of_cifar_are_named(tmp_path, content, message):
     write_cifar(tmp_path, "cifar10")
@@ -109,10 +114,10 @@ def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (np.zeros((9, 6, 7)), np.zeros(9, int), r"float64 \(9, 6, 7\) found, uint8"),
-        (random_images(9, 6, 7), np.zeros(9), r"float64 \(9,\) found, integers"),
+        (np.zeros((9, 6, 7)), np.zeros(9, int), r"float64 \(9, 6, 7\) found, but uint8"),
+        (random_images(9, 6, 7), np.zeros(9), r"float64 \(9,\) found, but integers"),
         (random_images(9, 6, 7, 3), np.zeros(9, int), "images of 6 channels found.*give --channels last"),
-        (random_images(1, 6, 7), np.zeros(1, int), "one image found, at least 2"),
+        (random_images(1, 6, 7), np.zeros(1, int), "one image found, but at least 2"),
         (np.array([{}] * 9, dtype=object), np.zeros(9, int), r"not a \.npy file of numbers \(Python objects found"),
     ],
 )
