@@ -69,29 +69,18 @@ class Stage:
 def stages(
     num_megabatches: int, wait: int, replay: bool = False, drop_rest: bool = False, first_wait: Optional[int] = None
 ) -> list[Stage]:
-    """List the stages of a stream.
+    """List the stages of a stream of B mega-batches with waiting time w, see `ScheduleOptions`.
 
-    Args:
-        num_megabatches: number of mega-batches B, at least 1.
-        wait: waiting time w, at least 1.
-        replay: train on all mega-batches that have arrived.
-        drop_rest: drop the last ``B mod w`` mega-batches (rows w3 of Table 2). False: they form a shorter last stage.
-        first_wait: waiting time of the first stage; None: w.
-
-    Returns:
-        The stages in order. For B = 4 and w = 3, the first stage has mega-batches 0-2 and the second has 3.
+    For B = 4 and w = 3: mega-batches 0-2, then 3; ``drop_rest`` drops the last ``B mod w`` (Table 2's w3).
     """
     if num_megabatches < 1 or wait < 1:
         raise ValueError(f"{num_megabatches} mega-batches and waiting time {wait} found; both must be at least 1")
     planned: list[Stage] = []
-    first = 0
-    while first < num_megabatches:
-        gathered = first_wait if first == 0 and first_wait is not None else wait
-        end = min(first + gathered, num_megabatches)
-        if drop_rest and end - first < gathered:
-            break
-        planned.append(Stage(len(planned), tuple(range(first, end)), tuple(range(0 if replay else first, end))))
-        first = end
+    first, end = 0, first_wait or wait
+    while first < num_megabatches and not (drop_rest and end > num_megabatches):
+        arrivals = range(first, min(end, num_megabatches))
+        planned.append(Stage(len(planned), tuple(arrivals), tuple(range(0 if replay else first, arrivals.stop))))
+        first, end = end, end + wait
     return planned
 
 
@@ -117,10 +106,6 @@ def member_seed(seed: int, member: int) -> int:
     fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``. The distance between two members' seeds must
     therefore exceed the number of updates in a stage. The distance is 10,000,000 for the first 400 members, half of
     that for the next 400 members, then a quarter, and so on.
-
-    Args:
-        seed: random seed of the run, 0 to `MAX_SEED`.
-        member: number of the member in the run, from 0.
     """
     turn, step = divmod(member, _STEPS_OF_SEEDS)
     between = (
@@ -194,7 +179,6 @@ class StagePlan:
     """The work of a stage.
 
     Attributes:
-        stage: number and mega-batches of the stage.
         trainings: models to train, independent of each other.
         predictors: models that predict after the stage, possibly from earlier stages.
         combine: how predictions are combined: ``single`` for one model, else ``probabilities`` (mean), ``logits``
@@ -213,11 +197,7 @@ Class = TypeVar("Class", bound="type[Learner]")
 
 
 def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
-    """Register a class as ``--learner NAME`` for some kinds of data (default: all).
-
-    Raises:
-        ValueError: the name is taken, or a kind is unknown.
-    """
+    """Register a class as ``--learner NAME`` for some kinds of data (default: all). Raises ValueError if taken."""
 
     def register(learner: Class) -> Class:
         for kind in kinds or KINDS:
@@ -299,17 +279,13 @@ class Learner(Options):
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
         """Return a plan that trains every member; ``init`` selects the initial weights.
 
-        Args:
-            stage: stage to plan.
-            num_members: number of models.
-            combine: how the predictions of several models are combined, see `StagePlan`.
-            training: further attributes of each `Training`.
+        ``training`` has further attributes of each `Training`.
         """
-        models = tuple(ModelId(stage.index, member) for member in range(num_members))
         trainings = tuple(
-            Training(model, member_seed(self.seed, model.member), self.starts_from(stage, model.member), **training)
-            for model in models
+            Training(ModelId(stage.index, m), member_seed(self.seed, m), self.starts_from(stage, m), **training)
+            for m in range(num_members)
         )
+        models = tuple(each.model for each in trainings)
         return StagePlan(stage, trainings, models, combined(models, combine))
 
 
@@ -351,11 +327,7 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
-    """Build a learner from the values of its options, ``given`` as strings or numbers.
-
-    Raises:
-        ValueError: an option is out of range, or options contradict each other; the message starts with the option.
-    """
+    """Build a learner from the values of its options. Raises ValueError, which starts with the option."""
     values = {
         name: option.default_on(kind) if given.get(name) is None else option.value(given[name])
         for name, option in options_of(learner).items()

@@ -18,11 +18,8 @@ class Preset:
     """Values of options that a preset sets; a value of None leaves the option unset.
 
     Attributes:
-        name: value of ``--preset``.
         learners: learner -> values of the learner's options, by field name.
-        training: options after ``--`` for all learners.
-        own_training: learner -> options after ``--`` that differ from ``training``.
-        vgg: additional options after ``--`` for VGG networks.
+        training: options after ``--``; ``own_training`` has those of a learner, ``vgg`` those of VGG networks.
     """
 
     name: str
@@ -32,9 +29,7 @@ class Preset:
     vgg: Mapping[str, Optional[str]] = field(default_factory=dict)
 
     def train_options(self, learner: str, arch: str) -> dict[str, Optional[str]]:
-        """Return the options after ``--`` for a learner and an architecture."""
-        vgg = self.vgg if "vgg" in arch else {}
-        return {**self.training, **self.own_training.get(learner, {}), **vgg}
+        return {**self.training, **self.own_training.get(learner, {}), **(self.vgg if "vgg" in arch else {})}
 
 
 PAPER = Preset(  # selects the epoch with the lowest validation loss; no early stopping
@@ -58,9 +53,7 @@ RELEASED_CODE = Preset(  # selects the epoch with the best validation accuracy; 
     # k_ensemble.py, agg_ensemble.py and bagging.py have no minimum improvement. k_ensemble.py, agg_ensemble.py and the
     # fixed mixture train for 100 epochs with a patience of 100, so they never stop early. bagging.py has no patience.
     own_training={
-        "ens": {"--least-gain": "0", "--patience": None},
-        "umix": {"--least-gain": "0", "--patience": None},
-        "bagging": {"--least-gain": "0", "--patience": None},
+        **{name: {"--least-gain": "0", "--patience": None} for name in ("ens", "umix", "bagging")},
         "moe": {"--patience": None},
     },
     vgg={"--last-pool": "max", "--initial-weights": "default"},
@@ -82,17 +75,7 @@ def canonical(value: Any) -> Any:
 
 
 def filled(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Add the values of a preset to the given options.
-
-    Args:
-        given: option -> value from the user.
-        preset: option -> value from the preset.
-
-    Returns:
-        (all options, names of the preset's options for which the user gave another value).
-    """
-    overridden = [
-        name for name, value in preset.items() if name in given and canonical(given[name]) != canonical(value)
-    ]
+    """Return the user's options with those of a preset added, and the names of those with another value there."""
+    overridden = [name for name in preset if name in given and canonical(given[name]) != canonical(preset[name])]
     needed = {name: value for name, value in preset.items() if value != _DEFAULTS.get(name)}
     return {**needed, **given}, overridden

@@ -85,7 +85,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     top = max(trained, default=1.0) * 1.08 if untrained > FAR * max(trained, default=untrained) else None
     sizes = [each.first.size for each in begun]
     sizes = [size for size in dict.fromkeys(sizes) if size in dict(Counter(sizes).most_common(MOST_PANELS))]
-    figure = Figure(figsize=(2.4 + 2.6 * len(sizes), _height(begun)), layout="constrained")
+    figure = _figure(2.4 + 2.6 * len(sizes), begun)
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, size in zip(panels, sizes, strict=True):
         members = [each for each in begun if each.first.size == size]
@@ -99,7 +99,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if is_text or min(trained, default=1) * 8 < max(trained, default=1):
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # the panels share it
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
-    _legend(figure, panels)
+    _legend(figure)
     caption = "The value of the current model at each arrival; bands are one standard deviation over seeds."
     if top is not None:
         caption += f" Before the first update the untrained model counts ({untrained:,.4g}, not shown)."
@@ -133,15 +133,13 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
         return None
     is_text = complete[0].first.is_text
     columns: dict[str, Callable[[Experiment], list[float]]] = {
-        "training FLOPs": lambda each: list(each.course.tflops * 1e12),
-        "parameters": lambda each: list(each.course.params),
+        "training FLOPs": lambda each: list(each.course.tflops * 1e12)[0 if is_text else -1 :]
     }
-    if not is_text:
-        columns = {
-            "training FLOPs": lambda each: [float(each.course.tflops.iloc[-1]) * 1e12],
-            "Mem (parameters, summed over arrivals)": lambda each: [each.first.memory],
-        }
-    figure = Figure(figsize=(8.2, _height(complete)), layout="constrained")
+    if is_text:
+        columns["parameters"] = lambda each: list(each.course.params)
+    else:
+        columns["Mem (parameters, summed over arrivals)"] = lambda each: [each.first.memory]
+    figure = _figure(8.2, complete)
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
     for axes, (title, cost) in zip(panels, columns.items(), strict=True):
         for each, look in zip(complete, looks(complete), strict=True):
@@ -152,14 +150,12 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
             xs, ys = cost(each)[first:], ends[first:]
             axes.plot(xs, ys, linewidth=0.9, label=each.name, markersize=3, **look)
             error = None if math.isnan(found.deviation) else [found.deviation]
-            axes.errorbar(
-                xs[-1:], ys[-1:], yerr=error, color=look["color"], marker=look["marker"], markersize=6, capsize=2
-            )
+            axes.errorbar(xs[-1:], ys[-1:], error, color=look["color"], marker=look["marker"], markersize=6, capsize=2)
         axes.set_xlabel(title)
         _logarithmic(axes.xaxis, show_count)
         _logarithmic(axes.yaxis, "{:,.6g}".format)
     panels[0].set_ylabel("average test perplexity" if is_text else "CER (% points)")
-    _legend(figure, panels)
+    _legend(figure)
     caption = "Lower and further left is better. " + (
         "Each line leads from the first update of a learner to the last arrival, the large marker."
         if is_text
@@ -174,7 +170,7 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if not grown:
         return None
     scale = 1 if grown[0].first.is_text else 100
-    figure = Figure(figsize=(6.2, _height(grown)), layout="constrained")
+    figure = _figure(6.2, grown)
     axes = figure.subplots()
     for each, look in zip(grown, looks(grown), strict=True):
         done = each.first.done
@@ -186,7 +182,7 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
     axes.set_xlabel("arrival (mega-batch)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("validation perplexity" if scale == 1 else "validation error (%)")
-    _legend(figure, [axes])
+    _legend(figure)
     caption = "Three points for each growth step: before it, after it, and after the next training."
     return Drawing("growth", "Growth steps", caption, figure)
 
@@ -201,14 +197,13 @@ def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
 
 
-def _height(groups: Sequence[Experiment]) -> float:
-    """Return the height of a figure in inches, enough for its legend."""
-    return max(3.1, 0.165 * len(groups))
+def _figure(width: float, groups: Sequence[Experiment]) -> Figure:
+    """Return a figure that is high enough for its legend; ``width`` in inches."""
+    return Figure(figsize=(width, max(3.1, 0.165 * len(groups))), layout="constrained")
 
 
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+def _legend(figure: Figure) -> None:
     """Put one legend next to the panels, with each experiment once."""
-    handles = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in pairs}
     figure.legend(list(handles.values()), list(handles), loc="outside right upper")

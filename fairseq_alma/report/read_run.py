@@ -17,6 +17,7 @@ from pandas import DataFrame, Index
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS
 from fairseq_alma.learners.presets import canonical
+from fairseq_alma.options import flag
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
 
@@ -57,17 +58,14 @@ class RecordedRun:
 
     @property
     def stream(self) -> Mapping[str, Any]:
-        """The record of the stream."""
         return self.record["stream"]
 
     @property
     def is_text(self) -> bool:
-        """Whether the data are text rather than images."""
         return self.stream["kind"] == "text"
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options for alma-stream."""
         return self.record["options"]
 
     @property
@@ -77,12 +75,10 @@ class RecordedRun:
 
     @cached_property
     def done(self) -> DataFrame:
-        """The rows of the complete updates."""
         return self.arrivals[self.arrivals.done]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all planned updates are complete."""
         return bool((self.arrivals.done | ~self.arrivals.planned).all())
 
     @property
@@ -149,17 +145,13 @@ class RecordedRun:
     @cached_property
     def settings(self) -> dict[str, str]:
         """The options that change the result, by flag."""
-        options = {
-            f"--{name.replace('_', '-')}": value for name, value in self.options.items()
-            if name not in (*FREE_OPTIONS, *ROUNDING_OPTIONS) and value not in (None, False)
-        }  # fmt: skip
-        training = {
-            name: value for name, value in self.record["train_options"].items()
-            if name not in (*PLACE_AND_PACE, *FREE_OPTIONS)
-        }  # fmt: skip
+        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *PLACE_AND_PACE}
+        options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
-        named = {"--preset": preset} if preset not in ("", "paper") else {}
-        return {name: str(canonical(value)) for name, value in {**named, **options, **training}.items()}
+        found = {"--preset": preset} if preset not in ("", "paper") else {}
+        found |= {flag(name): value for name, value in options.items() if name not in ignored}
+        found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
+        return {name: str(canonical(value)) for name, value in found.items()}
 
     @cached_property
     def experiment(self) -> str:
@@ -207,7 +199,6 @@ def read_run(path: Path) -> DataFrame:
 
 
 def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFrame:
-    """Return `RecordedRun.arrivals` from run.json and the stage.json of complete stages."""
     stream, kind = record["stream"], record["stream"]["kind"]
     result, rows = RESULT[kind], {}
     for stage in stages:

@@ -50,8 +50,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
         if run.is_text:
             row["bits per byte"] = spread(each.spread(lambda run: run.bits_per_byte), 3)
         rows.append(row)
-    arrivals = [f"t{arrival}" for arrival in range(num_arrivals)]
-    hidden = set(arrivals) - {f"t{arrival}" for arrival in shown_arrivals(num_arrivals)}
+    hidden = {f"t{arrival}" for arrival in set(range(num_arrivals)) - {*shown_arrivals(num_arrivals)}}
     what = "mean over all arrivals" if first.is_text else "sum over all arrivals, in percent points"
     notes = (
         f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch, t0 is the first. *: the learner "
@@ -60,8 +59,9 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     )
     title = f"Test {value} after each mega-batch"
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
-    best = {*arrivals, over_stream, final, "bits per byte"} & {title for row in rows for title in row}
-    return Table(value, title, notes, filled(rows), best, hidden, controls)
+    rows = filled(rows)
+    best = set(rows[0]) - {"learner", "size", "options", "experts", "params", "seeds"}
+    return Table(value, title, notes, rows, best, hidden, controls)
 
 
 def cost_table(groups: Sequence[Experiment]) -> Table:

@@ -28,11 +28,7 @@ DRAWINGS = ("curve", "trade-off", "growth")
 
 
 class Report:
-    """The report on runs.
-
-    Args:
-        runs: at least one run, complete or not; all on one kind of data.
-    """
+    """The report on at least one run, complete or not; all on one kind of data."""
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
         self.runs = runs
@@ -109,18 +105,14 @@ def command_of(run: RecordedRun) -> str:
     for name, value in run.options.items():
         if name not in FREE_OPTIONS and value is not None and value is not False:
             words += [OPTION_OF.get(name, flag(name)), *([] if value is True else [str(value)])]
-    words.append("--")
-    for name, value in run.record["train_options"].items():
-        words += [name] if value == "" else [name, str(value)]
-    return shlex.join(words)
+    training = [word for pair in run.record["train_options"].items() for word in map(str, pair) if word]
+    return shlex.join([*words, "--", *training])
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return the runs with results that compare with those of the first run, and an error for each other run.
+    """Return the runs that compare with the first one, and an error for each other run.
 
-    Args:
-        runs: at least one.
-        mix: whether to accept other streams of the same kind of data.
+    ``mix`` accepts other streams of the same kind of data.
     """
 
     def name(run: RecordedRun) -> str:

@@ -24,12 +24,9 @@ _PLACE = re.compile(r"(?<!\$)\{(checkpoint|stage|arrival|run|stream)\}")
 
 @dataclass(frozen=True)
 class StageEvaluation:
-    """Evaluates stages with a command of the user.
+    """Evaluates stages with a command of the user, which has placeholders such as ``{checkpoint}``.
 
-    Attributes:
-        template: the command, with placeholders such as ``{checkpoint}``.
-        stream: directory of the stream.
-        predictors: returns the checkpoints that predict after a stage; several for an ensemble of image models.
+    ``predictors`` returns the checkpoints that predict after a stage; several for an ensemble of image models.
     """
 
     template: str
@@ -37,7 +34,6 @@ class StageEvaluation:
     predictors: Callable[[RunFolder, StagePlan], Sequence[Path]]
 
     def command(self, folder: RunFolder, plan: StagePlan) -> str:
-        """Return the shell command for a stage."""
         values: dict[str, Sequence[object]] = {
             "checkpoint": self.predictors(folder, plan),
             "stage": [plan.stage.index],

@@ -30,11 +30,9 @@ def stream_option(help: str = "stream of the model's tokenizer (default: the str
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
-    """Return the checkpoint of a run, or of a folder that contains a run; return any other path unchanged.
+    """Return the checkpoint of a run after an arrival (from 0; None: the newest); return any other path unchanged.
 
-    Args:
-        path: as the user gave it.
-        arrival: mega-batch, from 0, after whose arrival the model is wanted; None: the newest.
+    ``path`` may also be a folder that contains a run.
 
     Raises:
         AlmaError: the run has no such model, or ``arrival`` is given and ``path`` is not a run.
@@ -60,12 +58,8 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
 def _stream_folders(recorded: str, near: Path) -> list[Path]:
     """Return the streams that a path in a record may refer to, the most likely first.
 
-    The path is relative to the working directory of a command, often one above the run; stream and run may have been
-    moved together.
-
-    Args:
-        recorded: path in the record.
-        near: the checkpoint or run of the record.
+    The path is relative to the working directory of a command, often one above the run or checkpoint ``near``; stream
+    and run may have been moved together.
     """
     places = [Path(recorded)]
     for parent in near.absolute().parents:
@@ -74,13 +68,7 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
 
 
 def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
-    """Return the stream of a checkpoint's training, or the given stream.
-
-    Args:
-        checkpoint: its content.
-        path: its file. In a run, the stream of that run is returned.
-        given: stream that the user gave.
-        kind: of data.
+    """Return the stream of a checkpoint's training (of its run, if it is in one), or the stream that the user gave.
 
     Raises:
         AlmaError: the stream is missing, of another kind, or has another dictionary.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import synchronise
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.terminal import print_line
@@ -30,9 +31,6 @@ class StageWork:
     """One stage of one run that is being completed, under its lock.
 
     Attributes:
-        folder: the run.
-        plan: of the stage.
-        display: shows progress.
         locks: file descriptors; a process that inherits them keeps the stage locked until it exits.
         in_step: the same stage of all runs of several seeds, this run included; one network may train all of them.
     """
@@ -71,26 +69,12 @@ class Backend(Protocol):
         """Return the steps of a stage in order; the number is the same for every seed."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the weights of the models ``gone``, and other temporary files of complete stages.
-
-        Args:
-            folder: the run.
-            stages: complete stages whose directories may contain such files.
-            needed: models that stay.
-            gone: models to remove.
-        """
+        """Remove the weights of the models ``gone``, and other temporary files of complete stages."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: one learner and one seed.
-
-    Attributes:
-        folder: contains run.json.
-        plans: of all stages of the stream.
-        display: shows progress.
-        evaluate: returns further entries of the record of a stage.
-    """
+    """One learner with one seed: the plans of all its stages; ``evaluate`` returns further entries of stage.json."""
 
     folder: RunFolder
     plans: Sequence[StagePlan]
@@ -117,12 +101,7 @@ class Run:
 
 
 class NeededModels:
-    """The models whose weights later stages, the report or the user need.
-
-    Args:
-        plans: of all stages.
-        kept: arrivals after which the model that predicts is always kept.
-    """
+    """The models whose weights later stages, the report or the user need; ``kept`` are the arrivals of ``--keep``."""
 
     def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
         self.tidied = -1
@@ -202,12 +181,6 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
     """Train some members in the stages that are not complete yet; other processes may train other members.
 
     It completes no stage: `run_stages` does that later, with the trained members.
-
-    Args:
-        run: of the members.
-        members: their numbers.
-        backend: trains.
-        only: train them in this stage only; None: in all.
     """
     for plan in run.plans:
         stage, trainings = plan.stage.index, [each for each in plan.trainings if each.model.member in members]
@@ -293,19 +266,17 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
         models = [training.model for training in run.plans[stage].trainings]
         for path in [run.folder.checkpoint(model) for model in models if not run.is_trained(model, backend)]:
             print_line(f"note: {path}: missing or damaged, stage {stage} runs again", sys.stderr)
-            run.folder.discard_stage(stage)
+            (run.folder.stage_folder(stage) / STAGE_RECORD).unlink()
+            synchronise(run.folder.stage_folder(stage))
             return None
     return record
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
-    """Check that the stages and the models that a stage needs are complete.
-
-    Raises:
-        AlmaError: names the first stage or model that is missing.
-    """
-    starts = {training.start.stage for training in run.plans[stage].trainings if training.start is not None}
-    predict = {model.stage for model in run.plans[stage].predictors} - {stage}
+    """Raise AlmaError, which names the first stage or model that a stage needs and that is not complete."""
+    plan = run.plans[stage]
+    starts = {training.start.stage for training in plan.trainings if training.start is not None}
+    predict = {model.stage for model in plan.predictors} - {stage}
     for other in sorted((starts | predict) - complete):
         if run.folder.read_stage(other) is None:
             use, scratch = ("starts from", ", or use --init scratch") if other in starts else ("predicts with", "")
@@ -313,8 +284,6 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
                 f"{run.folder.stage_folder(other) / STAGE_RECORD}: missing, and stage {stage} {use} the weights of "
                 f"stage {other}; run that stage first{scratch}"
             )
-
-    plan = run.plans[stage]
     # The start of a training is checked first: mostly it exists, and the training's own checkpoint is not read.
     needed = [(each.start, each.model) for each in plan.trainings if each.start is not None]
     needed += [(model, model) for model in plan.predictors if model.stage != stage]

@@ -14,14 +14,6 @@ from fairseq_alma.options import struct_of
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 
 
-class Counts(Struct, frozen=True):
-    """Size of a split of the stream."""
-
-    num_tokens: Count = 0
-    num_bytes: Count = 0
-    num_images: Count = 0
-
-
 class StreamRecord(Struct, frozen=True):
     """Stream of a run; the last four fields are for images, ``vocab_size`` and ``decontaminated`` for text."""
 
@@ -29,8 +21,8 @@ class StreamRecord(Struct, frozen=True):
     fingerprint: Name
     kind: Name
     num_megabatches: NumMegabatches
-    valid: Counts
-    test: Counts
+    valid: dict[str, Count]
+    test: dict[str, Count]
     vocab_size: Optional[Positive] = None
     decontaminated: Optional[Positive] = None
     dataset: Optional[Name] = None
@@ -48,19 +40,6 @@ class LearnerOptions(Struct):
 RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wait", "replay", "drop_rest"))
 
 
-class PresetRecord(Struct, frozen=True):
-    """A preset, and its options that the user gave with other values."""
-
-    name: Name
-    overridden: list[Name] = []
-
-
-class StartRecord(Struct, frozen=True):
-    """The checkpoint from which the first stage starts."""
-
-    sha256: Sha256
-
-
 class RecipeRecord(Struct, frozen=True):
     """Options that were chosen for a run on text, and why; see `text.defaults`."""
 
@@ -72,7 +51,7 @@ class RecipeRecord(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """``run.json``: options and data of a run."""
+    """``run.json``: options and data of a run, name and overridden options of its preset, hash of its start."""
 
     learner: Name
     seed: Count
@@ -80,8 +59,8 @@ class RunRecord(Struct, frozen=True):
     train_options: dict[str, Union[str, int, float, bool, None]]
     stream: StreamRecord
     versions: dict[str, Optional[str]] = {}
-    preset: Optional[PresetRecord] = None
-    start: Optional[StartRecord] = None
+    preset: Optional[dict[str, Union[Name, list[Name]]]] = None
+    start: Optional[dict[str, Sha256]] = None
     recipe: Optional[RecipeRecord] = None
 
 
@@ -119,12 +98,6 @@ class BeforeRecord(Struct, frozen=True):
 AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
-class Growth(Struct, Generic[AnyResult], frozen=True):
-    """Test on the validation set right before or right after a growth step."""
-
-    valid: AnyResult
-
-
 class Anytime(Struct, frozen=True):
     """Tested weights of a stage of anytime training, and its first update (text); see `training.feature`."""
 
@@ -140,13 +113,10 @@ class Evaluation(Struct, frozen=True):
     figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
 
 
-class Holdout(Struct, frozen=True):
+class Holdout(TextResult, frozen=True, kw_only=True):
     """Test on the held-out part of an arrival (mega-batch, from 0); ``before``: before the stage that trains on it."""
 
     megabatch: Megabatch
-    loss: Amount
-    ppl: float
-    bits_per_byte: Optional[Amount] = None
     before: Optional[TextResult] = None
 
 
@@ -165,8 +135,8 @@ class StageRecord(Struct, Generic[AnyResult], frozen=True, kw_only=True):
     test: AnyResult
     anytime: Optional[Anytime] = None
     evaluation: Optional[Evaluation] = None
-    before_growth: Optional[Growth[AnyResult]] = None
-    after_growth: Optional[Growth[AnyResult]] = None
+    before_growth: Optional[dict[str, AnyResult]] = None
+    after_growth: Optional[dict[str, AnyResult]] = None
 
 
 class TextStage(StageRecord[TextResult], frozen=True, kw_only=True):

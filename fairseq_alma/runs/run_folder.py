@@ -5,7 +5,6 @@ complete: without it, the stage runs again. See DESIGN.md, "Contract: files".
 """
 
 import contextlib
-import re
 import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
@@ -18,7 +17,6 @@ from fairseq_alma.files import (
     read_json_object,
     require_version,
     sweep,
-    synchronise,
     write_json_atomically,
 )
 from fairseq_alma.learners.learner import ModelId
@@ -38,8 +36,6 @@ PREDICTIONS_FILE = "ensemble-predictions.npz"
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 RUN_REMEDY = "give another --run folder, or remove this one"
 STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
-_STAGE = re.compile("stage-([0-9]{3}|[1-9][0-9]{3,})")
-_MEMBER = re.compile("member-(0|[1-9][0-9]*)")
 
 
 class StageClock:
@@ -59,11 +55,9 @@ class StageClock:
         self._write(self.spent, time.time())
 
     def seconds(self) -> float:
-        """Return the seconds up to now."""
         return self.spent + time.monotonic() - self.began
 
     def stop(self) -> None:
-        """Record that this launch ended."""
         self._write(self.seconds(), None)
 
     def _write(self, spent: float, started: Optional[float]) -> None:
@@ -86,11 +80,9 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
         return self.root.resolve().name
 
     def stage_folder(self, stage: int) -> Path:
-        """Return RUN/stage-NNN."""
         return self.root / f"stage-{stage:03d}"
 
     def model_folder(self, model: ModelId) -> Path:
@@ -98,16 +90,14 @@ class RunFolder:
         return self.stage_folder(model.stage) / f"member-{model.member}"
 
     def checkpoint(self, model: ModelId) -> Path:
-        """Return the last checkpoint of a model."""
         return self.model_folder(model) / LAST_CHECKPOINT
 
     def stages(self) -> list[int]:
         """Return the stages that have a directory, in order; ``stage-001.bak`` is not one."""
-        return _numbers(self.root, _STAGE)
+        return _numbers(self.root, "stage-")
 
     def members(self, stage: int) -> list[ModelId]:
-        """Return the models of a stage that have a directory, in order."""
-        return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), _MEMBER)]
+        return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
         """Return run.json, see `RunRecord`; None if there is none.
@@ -153,14 +143,7 @@ class RunFolder:
         return content
 
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
-        """Write stage.json, which makes the stage complete."""
         _write(self.stage_folder(stage) / STAGE_RECORD, record)
-
-    def discard_stage(self, stage: int) -> None:
-        """Remove stage.json, so that the stage runs again."""
-        path = self.stage_folder(stage) / STAGE_RECORD
-        path.unlink()
-        synchronise(path.parent)
 
     @contextlib.contextmanager
     def lock_stage(self, stage: int) -> Iterator[int]:
@@ -255,7 +238,6 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
 
 
 def _read(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a record, and remove its format version."""
     content = read_json_object(path, remedy)
     version = content.pop(VERSION_KEY, FORMAT_VERSION)
     if version == 1:
@@ -271,10 +253,9 @@ def _write(path: Path, record: Mapping[str, Any]) -> None:
     write_json_atomically(path, {VERSION_KEY: FORMAT_VERSION, **record})
 
 
-def _numbers(root: Path, name: re.Pattern[str]) -> list[int]:
-    """Return the numbers in the names of subdirectories, in order."""
-    folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
-    return sorted(int(match[1]) for folder in folders if (match := name.fullmatch(folder.name)))
+def _numbers(root: Path, prefix: str) -> list[int]:
+    numbers = [folder.name.removeprefix(prefix) for folder in root.glob(f"{prefix}*") if folder.is_dir()]
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 @contextlib.contextmanager

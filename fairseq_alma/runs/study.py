@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import itertools
 import math
 import platform
 from dataclasses import MISSING, dataclass, field, replace
@@ -167,11 +168,6 @@ ROUNDING_OPTIONS = ("jobs",)
 """Keys of run.json that may not change on resume, because they change the last digits; a report ignores them."""
 OPTION_OF = {"best_every": "--save-every"}
 """Keys of run.json that are not the name of an option."""
-_DISTRIBUTIONS = {
-    "torch": ("torch",),
-    "fairseq": ("ve-fairseq", "fairseq-fixed", "fairseq"),
-    "fairseq_alma": ("fairseq-alma",),
-}
 
 
 def describe_run(
@@ -219,22 +215,18 @@ def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stag
 
 def versions() -> dict[str, Optional[str]]:
     """Return the versions of Python, torch, fairseq and this package, without importing them."""
-    found: dict[str, Optional[str]] = {"python": platform.python_version(), **dict.fromkeys(_DISTRIBUTIONS)}
-    for name, distributions in _DISTRIBUTIONS.items():
-        for each in reversed(distributions):
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(each)
+    found = {"python": platform.python_version(), "torch": None, "fairseq": None, "fairseq_alma": None}
+    for distribution in ("torch", "fairseq", "fairseq-fixed", "ve-fairseq", "fairseq-alma"):
+        name = "fairseq" if distribution in ("fairseq-fixed", "ve-fairseq") else distribution.replace("-", "_")
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(distribution)
     return found
 
 
 def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any], stream: Stream) -> list[str]:
     """Check that a command may resume a run; return notes on versions that differ.
 
-    Args:
-        path: of run.json, for messages.
-        before: its content.
-        now: the content that the command would write.
-        stream: as it is now; mega-batches may have been appended since the run began.
+    ``before`` is the content of run.json at ``path``, ``now`` is the content that the command would write.
 
     Raises:
         AlmaError: names the options that differ, or the stream.
@@ -243,9 +235,15 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
     for part, prefix in (("options", "--"), ("train_options", "")):
         for name in sorted({*before[part], *now[part]} - set(FREE_OPTIONS)):
             old, new = before[part].get(name), now[part].get(name)
-            if name != "grow_schedule" or not _continues(old, new):  # a stream that grows has more stages
+            # A stream that grows has more stages, so a schedule may get longer: "experts=4,6" to "experts=4,6,8".
+            sizes = itertools.zip_longest(str(old).split(), str(new).split())
+            if name != "grow_schedule" or not all(f"{b},".startswith(f"{a},") for a, b in sizes):
                 found.append((OPTION_OF.get(name, f"{prefix}{name.replace('_', '-')}"), old, new))
-    changed = [f"{name} {_format(old)} then, {_format(new)} now" for name, old, new in found if old != new]
+    changed = [
+        f"{name} {' then, '.join('not given' if v is None else str(v) or 'given' for v in (old, new))} now"
+        for name, old, new in found
+        if old != new
+    ]
     if not changed and before.get("start") != now.get("start"):
         changed = [f"{now['options']['finetune_from_model']} was another file then"]
     if changed:
@@ -272,24 +270,12 @@ def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
     return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
 
-def _continues(old: Any, new: Any) -> bool:
-    """Return whether a growth schedule begins with another one."""
-    sizes, more = str(old).split(), str(new).split()
-    return len(sizes) == len(more) and all(f"{b},".startswith(f"{a},") for a, b in zip(sizes, more, strict=True))
-
-
-def _format(value: Any) -> str:
-    return "not given" if value is None else str(value) or "given"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     """Options of a call of alma-stream.
 
     Attributes:
-        learner: the class.
         learner_options: the learner's own options that the user gave, or the preset.
-        features: of its trainings.
         overridden: options of the preset that the user gave with another value.
     """
 
@@ -353,7 +339,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return RunFolder(self.run if len(self.seeds) == 1 else self.run / f"seed-{seed}")
 
     def build_learner(self, kind: str, seed: int) -> Learner:
-        """Build the learner of a seed. Raises ValueError, which begins with the option."""
         return build_learner(self.learner, kind, seed, self.wait, self.learner_options)
 
     def plan(self, learner: Learner, num_megabatches: int) -> list[StagePlan]:
@@ -371,7 +356,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return plans
 
     def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
-        """Return the plans of the stages that this call runs."""
         return [plan for plan in plans if self.stage in (None, plan.stage.index)]
 
     def stages(self, num_megabatches: int) -> list[Stage]:

@@ -62,11 +62,7 @@ def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
 class MemberJobs:
     """The processes of ``--jobs N``; a context manager that ends them at its end.
 
-    Args:
-        words: words of ``alma-stream`` before and after ``--``.
-        folder: the run.
-        plans: of the stages that are run.
-        environments: for each process, environment variables in addition to those of this process.
+    ``words`` are those of ``alma-stream`` before and after ``--``; ``environments`` has further variables of each.
     """
 
     def __init__(
@@ -87,11 +83,7 @@ class MemberJobs:
         end_processes([process for process, _ in self.jobs])
 
     def await_models(self, plan: StagePlan) -> None:
-        """Start the processes if necessary; return when the models of a stage are trained or all processes ended.
-
-        Raises:
-            AlmaError: a process failed; the message is its last line.
-        """
+        """Start the processes if necessary; return when the models of a stage are trained or all processes ended."""
         if not self.jobs:
             own = without(self.words[0], {"--jobs": 1})
             for number, environment in enumerate(self.environments[: len(self.members)]):
@@ -116,11 +108,7 @@ class MemberJobs:
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return for each process the environment variables that assign ``num_procs`` GPUs to it, if there are any.
-
-    Raises:
-        AlmaError: there are fewer GPUs.
-    """
+    """Return variables that assign ``num_procs`` GPUs to each process. Raises AlmaError if there are too few GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
     devices = devices if visible is None else [each for each in visible.split(",") if each]

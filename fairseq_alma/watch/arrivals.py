@@ -62,13 +62,7 @@ def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[s
 
 
 class ArrivalCurves:
-    """Writes the results of a run's arrivals while it runs; each launch writes all of them again.
-
-    Args:
-        run: the run.
-        plans: of all its stages.
-        options: options after ``--`` and their values.
-    """
+    """Writes the results of a run's arrivals while it runs; each launch writes all of them again."""
 
     def __init__(self, run: RunFolder, plans: Sequence[StagePlan], options: Mapping[str, str]) -> None:
         self.run, self.plans = run, plans

@@ -49,13 +49,7 @@ class TrainingProgress:
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
     ) -> None:
-        """Show the training after an update.
-
-        Args:
-            num_updates: updates of the stage, those of earlier launches included.
-            loss: bits per token or nats per image.
-            rate: tokens or images per second.
-        """
+        """Show the training after an update; loss in bits per token or nats per image, tokens or images per second."""
         self.num_updates, now = num_updates, time.monotonic()
         self.first = self.first or (num_updates, now)
         text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
@@ -68,14 +62,7 @@ class TrainingProgress:
 
 
 class RunDisplay:
-    """Shows a run; a context manager.
-
-    Args:
-        plans: of all stages of the run.
-        unit: ``token`` or ``image``.
-        curves: of the complete stages.
-        name: prefix of every line, to distinguish several runs.
-    """
+    """Shows a run, in units of ``token`` or ``image``; ``name`` is the prefix of every line. A context manager."""
 
     def __init__(
         self, plans: Sequence[StagePlan], unit: str, curves: Optional[ArrivalCurves] = None, name: str = ""
@@ -98,14 +85,7 @@ class RunDisplay:
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show a training.
-
-        Args:
-            plan: of the stage.
-            training: of one of its models; None: of all in one network.
-            max_update: final number of updates; None: not known.
-            done: updates of an earlier launch.
-        """
+        """Show a training, None: of all models in one network; see `TrainingProgress`."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update, done)
         self._show(title, done, max_update, "")
@@ -123,7 +103,6 @@ class RunDisplay:
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Show that a stage was complete already."""
         print_line(f"{self._title(plan)}: complete already, {_result(record)}", sys.stdout)
 
     def trained(self, plan: StagePlan, training: Training) -> None:
@@ -131,7 +110,6 @@ class RunDisplay:
         print_line(f"{self._title(plan, training)}: trained; a call without --member completes the stage", sys.stdout)
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        """Show that a stage is complete now."""
         counts = f"{record['num_updates']:,} updates, {record['num_params']:,} parameters"
         duration = format_duration(record["wall_seconds"])
         print_line(f"{self._title(plan)}: {_result(record)}, {counts}, {duration}", sys.stdout)
