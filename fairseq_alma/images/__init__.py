@@ -1,1 +1,1 @@
-"""Images: task, data, networks, criterion, and the loop that trains and tests."""
+"""Image classification: fairseq task and criterion, data, networks, and the loop that trains and tests models."""

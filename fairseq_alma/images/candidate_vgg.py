@@ -1,9 +1,9 @@
-"""A VGG network with all candidates of a Firefly growth step, and the network with the kept candidates.
+"""VGG networks for a Firefly growth step: with all candidates (`CandidateVGG`), and grown by the kept candidates.
 
-`firefly` selects the candidates.
+`firefly` explains the method and selects the candidates.
 
-Letters: B images, I input and O output channels of a layer, P and Q new channels of the previous and of this layer,
-T and S channels that are split in the previous and in this layer, H and W height and width, K classes.
+Letters in shapes: B images, I input and O output channels of a layer, P and Q new channels of the previous and of this
+layer, T channels of the previous layer that are split, H and W height and width, K classes.
 """
 
 from typing import Any, Iterator, NamedTuple, Sequence
@@ -16,18 +16,18 @@ from fairseq_alma.images.networks import BATCH_NORM_EPS, VGG, ConvBlock, MemberL
 
 
 class KeptCandidates(NamedTuple):
-    """Kept candidates of one layer: channels that are split, and numbers of new channels, both ascending."""
+    """Kept candidates of one layer: indices of the channels to split and of the new channels, both ascending."""
 
     split: list[int]
     new: list[int]
 
 
 class Steps(NamedTuple):
-    """Sizes of candidates, small so that the network computes nearly the same.
+    """Step sizes of candidates; small steps change the output of the network only slightly.
 
     Attributes:
-        split: length of the change d of a split, relative to the length of the weights w of the channel.
-        new: length of the outgoing weights of a new channel, relative to the RMS length of those of old channels.
+        split: norm of the change d of a split, relative to the norm of the channel's weights w.
+        new: norm of a new channel's outgoing weights, relative to the RMS norm of old channels' outgoing weights.
     """
 
     split: float = 0.2
@@ -38,9 +38,11 @@ DEFAULT_STEPS = Steps()
 
 
 class CandidateLayer(nn.Module):
-    """Base class of layers with candidates: adds weights for the new channels of the previous layer.
+    """Base class of layers with candidates; adds weights for the new channels of the previous layer.
 
-    ``weight`` is that of the layer without candidates, (O, I, …).
+    Args:
+        weight: weight of the layer without candidates, (O, I, …).
+        steps: step sizes of the candidates.
     """
 
     outgoing: nn.Parameter
@@ -51,7 +53,7 @@ class CandidateLayer(nn.Module):
         self.outgoing_length = steps.new * (weight.square().sum() / weight.size(1)).sqrt()
 
     def draw(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
-        """Draw directions of length 1, (directions, channels, …); on the CPU, so that all devices get the same."""
+        """Sample directions of norm 1, (directions, channels, …), on the CPU so that every device gets the same."""
         directions = torch.randn(num_directions, num_channels, *self.weight.shape[2:], generator=generator)
         return nn.Parameter(unit_length(directions).to(self.weight))
 
@@ -77,18 +79,18 @@ class CandidateBlock(CandidateLayer):
         self.set_path(1.0)
 
     def set_path(self, position: float) -> tuple[Tensor, Tensor]:
-        """Set the position of all candidates on their paths; return it for each split, (O), and new channel, (Q)."""
+        """Set the position of all candidates on their paths. Return (positions of splits (O), of new channels (Q))."""
         self.split_path, self.new_path = (
             torch.full_like(each[:, 0, 0, 0], position, requires_grad=True) for each in (self.split, self.new)
         )
         return self.split_path, self.new_path
 
     def split_change(self) -> Tensor:
-        """Return d of each channel, (O, I, 3, 3)."""
+        """Return the change d of each channel's weights, (O, I, 3, 3)."""
         return self.split * self.split_lengths
 
     def new_weight(self) -> Tensor:
-        """Return the incoming weights of new channels, (Q, I, 3, 3); batch norm cancels their length."""
+        """Return the incoming weights of new channels, (Q, I, 3, 3); batch norm makes their norm irrelevant."""
         return self.new * self.new_length
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
@@ -101,7 +103,7 @@ class CandidateBlock(CandidateLayer):
         if len(self.outgoing):
             old = old + F.conv2d(new_before, self.outgoing_weight(), padding=1)
         change = change * self.split_path[:, None, None]
-        # Normalized by the batch, as in training: training would remove a constant shift, so a shift is no gain.
+        # Batch statistics, as in training: training would remove a constant shift, so a shift must not score as a gain.
         affine = self.norm_weight, self.norm_bias
         halves = [
             F.relu(F.batch_norm(half, None, None, *affine, training=True, eps=BATCH_NORM_EPS))
@@ -127,13 +129,13 @@ class CandidateClassifier(CandidateLayer):
 
 
 class CandidateVGG(VGG):
-    """A network with candidates in every layer; its only parameters are their directions, each of length 1.
+    """A VGG network with candidates in every layer; the only parameters are the candidates' directions, of norm 1.
 
     Args:
-        network: of `ConvBlock`s and one member; stays unchanged.
-        num_new: Q of each convolution.
-        generator: draws the first directions; on the CPU.
-        steps: sizes of candidates.
+        network: network of `ConvBlock`s with one member; not modified.
+        num_new: number of new channels of each convolution.
+        generator: random generator for the initial directions, on the CPU.
+        steps: step sizes of the candidates.
     """
 
     def __init__(
@@ -156,13 +158,13 @@ class CandidateVGG(VGG):
 
 
 def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
-    """Return the mean of both halves of each old channel, and the new channels.
+    """Return (mean of the two halves of each old channel, new channels).
 
-    The halves are joined here and not in the previous layer, as a max pooling between them treats them as two channels.
+    The next layer computes this mean, because max pooling after the previous layer must act on each half separately.
 
     Args:
-        x: (B, 2 I + P, …), or (B, I, …) images, which have no halves.
-        num_old: I.
+        x: output of the previous layer (B, 2 I + P, …), or images (B, I, …), which have no halves.
+        num_old: number I of old channels.
     """
     if x.size(1) == num_old:
         return x, x[:, num_old:]
@@ -171,7 +173,7 @@ def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
 
 
 def unit_length(directions: Tensor) -> Tensor:
-    """Scale the direction of each candidate to length 1; a zero direction stays zero."""
+    """Scale the direction of each candidate to norm 1; a zero direction remains zero."""
     return F.normalize(directions.flatten(1)).view_as(directions)
 
 
@@ -188,12 +190,12 @@ def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[Kep
         first_halves = block.weight.clone()
         first_halves[kept.split] += change
         weight = torch.cat([first_halves, block.weight[kept.split] - change, block.new_weight()[kept.new]])
-        # For the new inputs both halves of a channel get the weights of the channel, and new channels get zeros.
+        # Weights for new inputs: both halves of a split channel get the channel's weights, new channels get zeros.
         outgoing = block.outgoing_weight()
         zeros = outgoing.new_zeros(len(kept.new), *outgoing.shape[1:])
         outgoing = torch.cat([outgoing, outgoing[kept.split], zeros])
         state[f"blocks.{number}.conv.weight"] = _widen_inputs(weight, outgoing, before)
-        new = block.new_norm.state_dict()  # measured statistics
+        new = block.new_norm.state_dict()  # batch statistics that score_candidates measured
         new |= {"weight": torch.ones_like(new["running_mean"]), "bias": torch.zeros_like(new["running_mean"])}
         for name, values in old.norm.state_dict().items():
             state[f"blocks.{number}.norm.{name}"] = torch.cat([values[0], values[0][kept.split], new[name][kept.new]])
@@ -209,12 +211,12 @@ def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[Kep
 
 
 def _widen_inputs(weight: Tensor, outgoing: Tensor, before: KeptCandidates) -> Tensor:
-    """Return the (O, I + T + P, …) weight of a layer after growth of the previous layer.
+    """Return the weight of a layer after growth of the previous layer, (O, I + T + P, …).
 
     Args:
-        weight: (O, I, …).
-        outgoing: (O, all new channels of the previous layer, …).
-        before: T split and P new inputs.
+        weight: weight for the old input channels, (O, I, …).
+        outgoing: weight for all new channels of the previous layer, (O, new channels, …).
+        before: kept candidates of the previous layer.
     """
     first_halves = weight.clone()
     first_halves[:, before.split] /= 2

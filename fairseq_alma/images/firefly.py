@@ -1,19 +1,19 @@
-"""Firefly: grow a VGG network by the gradients of candidates (Wu et al. 2020).
+"""Firefly: grow a VGG network with the candidates that have the best gradient scores (Wu et al. 2020).
 
-One step, after section 2 of Wu et al.:
+A growth step follows section 2 of Wu et al.:
 
 1. Every channel of every layer may be split, and every layer may get new channels: `CandidateVGG`. A *split* replaces a
-   channel by two, with incoming weights w + d and w - d and half of the outgoing weights each. A *new* channel has its
-   own incoming weights and small outgoing weights. All candidates are in one network, which costs about three times as
-   much: both halves of a split have the same outgoing weights, so the next layer takes their mean. Each candidate has a
-   factor, its *path*, from 0, the network without it, to 1.
-2. All directions are tuned together on the images of the stage; the weights of the network stay unchanged.
-3. The score of a candidate is the change of the loss along its path, from the gradient at the middle. At the start of a
-   path the gradient of a split is 0, because its two halves cancel each other: its gain is of second order.
-4. The best candidates over all layers are kept up to the requested number of parameters (`select_candidates`), or of
-   neurons, as in the paper's released code.
+   channel by two halves, with incoming weights w + d and w - d and half of the outgoing weights each. A *new* channel
+   has its own incoming weights and small outgoing weights. One network contains all candidates and costs about three
+   times as much. Both halves of a split have the same outgoing weights, so the next layer takes the mean of the halves.
+   A factor moves each candidate along a *path*, from 0 (network without the candidate) to 1.
+2. `tune_directions` tunes all directions together on the images of the stage. It does not change the network's weights.
+3. `score_candidates` estimates the change of the loss along each path from the gradient at the middle of the path. At
+   the start of a path the gradient of a split is 0, because the two halves cancel each other (second-order gain).
+4. `select_candidates` keeps the best candidates of all layers up to the requested number of parameters, or of neurons
+   as in the paper's released code.
 
-Every step adds the same share of the *first* size, so a network grows linearly: "at every growth phase, we add
+Each step adds the same share of the *initial* size, so a network grows linearly: "at every growth phase, we add
 approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1; section 4 calls this learner FF).
 """
 
@@ -30,15 +30,15 @@ from fairseq_alma.images.candidate_vgg import CandidateVGG, KeptCandidates, keep
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, count_flops
 
 TUNING_RATE = 0.1
-FEWEST_NEW = 4  # candidates for new channels of a layer of any width
-NUM_PASSES = 2  # forward and backward over the images: one tunes directions, one scores
+FEWEST_NEW = 4  # minimum number of new channels that are candidates in each layer
+NUM_PASSES = 2  # passes (forward and backward) over the images: tune directions, compute scores
 Batches = Sequence[tuple[Tensor, Tensor]]
 SizeOf = Callable[[Sequence[int]], int]
-"""Returns the size of a VGG network with these channels."""
+"""Function that returns the size of a VGG network from the output channels of each convolution."""
 
 
 class LayerScores(NamedTuple):
-    """Scores of the candidates of one layer, for each channel and each new channel; lower is better."""
+    """Scores of the candidates of one layer: of each channel to split, and of each new channel. Lower is better."""
 
     split: Sequence[float]
     new: Sequence[float]
@@ -52,7 +52,7 @@ def num_chain_parameters(image_channels: int, channels: Sequence[int], num_class
 
 
 def size_of_chain(share_of: str, image_channels: int, num_classes: int) -> SizeOf:
-    """Return a function that counts ``parameters`` or ``neurons``."""
+    """Return a function that counts the ``parameters`` or ``neurons`` of a VGG network."""
     if share_of == "neurons":
         return sum
     return partial(num_chain_parameters, image_channels, num_classes=num_classes)
@@ -61,9 +61,10 @@ def size_of_chain(share_of: str, image_channels: int, num_classes: int) -> SizeO
 def select_candidates(
     scores: Sequence[LayerScores], channels: Sequence[int], size_of: SizeOf, num_added: float
 ) -> list[KeptCandidates]:
-    """Keep candidates in the order of their scores while the next one brings the size closer to the requested size.
+    """Return the candidates to keep: in the order of scores, until another candidate would exceed the requested size.
 
-    This is the "greedy selection" of Wu et al. 2020, with a limit of ``num_added`` parameters or neurons.
+    The resulting size is the nearest to the present size plus ``num_added`` parameters or neurons ("greedy selection"
+    in Wu et al. 2020).
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)
@@ -92,22 +93,22 @@ def grow_firefly(
     generator: Generator,
     share_of: str = "parameters",
 ) -> tuple[VGG, int]:
-    """Return a larger network that computes nearly the same.
+    """Return a larger network with nearly the same output, and the FLOPs of the growth step.
 
     Args:
-        network: of `ConvBlock`s and one member, trained; stays unchanged.
+        network: trained network of `ConvBlock`s with one member; not modified.
         batches: normalized images, (B, C, H, W), and their labels, (B) int64, on the device of the network.
-        first_channels: of each of the sixteen convolutions before any growth.
-        share: parameters or neurons to add, relative to the network before any growth; the paper: 0.25.
-        generator: draws the first directions; on the CPU.
+        first_channels: output channels of each convolution before any growth.
+        share: parameters or neurons to add, relative to the network before any growth; 0.25 in the paper.
+        generator: random generator for the initial directions, on the CPU.
         share_of: unit of ``share``: ``parameters`` or ``neurons``.
 
     Returns:
-        The grown network, on the same device and in the same mode, and the FLOPs of the step. The parameters are new,
-        so they need a new optimizer.
+        (grown network, on the same device and in the same mode; FLOPs). The parameters are new tensors, so the caller
+        must build a new optimizer.
 
     Raises:
-        AlmaError: the share is not above 0 or less than a channel, or the loss of the network is not a number.
+        AlmaError: the share is not positive or is less than one channel, or the loss of the network is NaN or infinite.
     """
     image_channels = network.image_shape[0]
     num_added = amount_to_add(image_channels, first_channels, network.num_classes, share, share_of)
@@ -127,9 +128,9 @@ def grow_firefly(
 def amount_to_add(
     image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
-    """Return the number of parameters or neurons in a share. Raises AlmaError if the share is too small."""
+    """Return the number of parameters or neurons to add. Raises AlmaError if the share is less than one channel."""
     if not 0 < share < math.inf:
-        raise AlmaError(f"--grow-share {share}: a number above 0 is needed; the paper uses 0.25")
+        raise AlmaError(f"--grow-share {share}: a finite number above 0 is required; the paper uses 0.25")
     first = [first_channels] * NUM_CONVOLUTIONS
     size_of = size_of_chain(share_of, image_channels, num_classes)
     num_added: float = share * size_of(first)
@@ -149,9 +150,9 @@ def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
 
 
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
-    """Move every direction against its gradient, in place, once for each batch.
+    """Move every direction against the gradient of the loss, in place, once for each batch.
 
-    Directions and gradients are scaled to length 1, so the rate, the length of an update, is the same for all.
+    Directions and gradients are scaled to norm 1, so each update has the norm ``rate``.
     """
     directions = [direction for direction in candidates.parameters() if len(direction)]
     for images, labels in batches:
@@ -162,14 +163,14 @@ def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TU
 
 
 def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerScores]:
-    """Return the estimated change of the loss by each candidate, in nats.
+    """Return each candidate's score: the estimated change of the loss in nats.
 
-    A score is the gradient of the mean loss at the middle of all paths together: exact if the loss is linear or
-    quadratic along them. (Wu et al. take the mean of several such points.) Also measures the batch norm statistics of
-    new channels.
+    A score is the gradient of the mean loss with all candidates at the middle of their paths. It is exact if the loss
+    is linear or quadratic along the paths. (Wu et al. average the gradient over several points.) The function also
+    measures the batch norm statistics of new channels.
 
     Raises:
-        AlmaError: the loss is not a number.
+        AlmaError: a score is NaN or infinite.
     """
     paths: list[Tensor] = []
     for layer in candidates.layers():
@@ -184,5 +185,5 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
         num_images += len(labels)
     scores: list[list[float]] = [(total / num_images).tolist() for total in totals]
     if not all(math.isfinite(score) for of_path in scores for score in of_path):
-        raise AlmaError("growth: the loss of the network is not a number; train with a lower --lr")
+        raise AlmaError("growth: the loss of the network is NaN or infinite; start a new --run with a lower --lr")
     return [LayerScores(split, new) for split, new in zip(scores[::2], scores[1::2], strict=True)]

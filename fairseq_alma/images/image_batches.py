@@ -1,6 +1,6 @@
-"""Batches of the training images of a stage: generators, the order of each member, crops and flips.
+"""Batches of training images: random generators, the image order of each member, and random crops and flips.
 
-Letters: N members, B images of a batch, S images of an epoch, C channels, H and W height and width.
+Letters in shapes: N members, B images in a batch, S images in an epoch, C channels, H and W height and width.
 """
 
 from typing import Iterator, Optional, Sequence
@@ -15,18 +15,20 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a generator on the CPU; the numbers include its purpose, so that generators are independent."""
+    """Return a random generator on the CPU, seeded by ``numbers``: seeds, and a purpose such as `ORDER`."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
 
 class ImageInput:
-    """Convert bytes to the input of networks.
+    """Converter of uint8 images to network input.
 
     Args:
-        mean: of each channel over the training images of the data set, from 0 to 1.
+        mean: mean of each channel over the training images of the data set, from 0 to 1.
         std: standard deviation of each channel, in the unit of ``mean``.
-        augment: in training, pad by 4 black pixels, crop at random, and flip horizontally with probability 0.5.
+        augment: whether training images are padded by 4 black pixels, cropped at random and flipped horizontally with
+            probability 0.5.
+        device: device of the images; None: CPU.
     """
 
     def __init__(
@@ -37,11 +39,11 @@ class ImageInput:
         self.std = 255 * torch.tensor(std)[:, None, None].to(device)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return (..., C, H, W) bytes as floats with mean 0 and standard deviation 1 in each channel."""
+        """Return uint8 images (..., C, H, W) as floats with mean 0 and standard deviation 1 in each channel."""
         return (images.float() - self.mean) / self.std
 
     def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Crop and flip (B, C, H, W) bytes at random, and normalize; the generator is on the CPU."""
+        """Return uint8 images (B, C, H, W) after random crops, random flips and normalization; generator on the CPU."""
         batch, _, height, width = images.shape
         device = images.device
         drawn = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
@@ -55,13 +57,13 @@ class ImageInput:
 
 
 class TrainingImages:
-    """Training images of a stage, and the rows of each member.
+    """Training images of a stage, with the images that each member trains on.
 
     Args:
-        images: (n, C, H, W) bytes; normalized once, unless they are cropped at random.
-        labels: (n) int64.
-        rows: for each member its (S) rows of ``images``, repeated in a bootstrap sample; None: each image once.
-        source: crops, flips and normalizes.
+        images: uint8 images (n, C, H, W).
+        labels: int64 labels (n).
+        rows: for each member, indices (S) into ``images``, such as a bootstrap sample; None: each image once.
+        source: converter of the images to network input.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
@@ -73,10 +75,10 @@ class TrainingImages:
         self.num_images = len(self.rows[0])
 
     def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Draw the batches of one epoch, in the order of each member's generator.
+        """Yield the batches of one epoch; each member's generator determines the order of its images.
 
         Yields:
-            (N, B, C, H, W) images, or (B, C, H, W) for all members, and (N, B) labels.
+            (images, labels): images (N, B, C, H, W), or (B, C, H, W) for all members; labels (N, B).
         """
         if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # one batch
             yield self.images, self.labels.expand(len(self.rows), -1)
@@ -96,7 +98,7 @@ class TrainingImages:
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:
-    """Split images into batches; a single last image joins the previous batch, as batch norm needs two values."""
+    """Return the size of each batch. A single last image joins the previous batch, as batch norm needs two values."""
     full, rest = divmod(num_images, batch_size)
     sizes = [batch_size] * full + [rest] * (rest > 0)
     if rest == 1 and full:
@@ -105,5 +107,5 @@ def batch_sizes(num_images: int, batch_size: int) -> list[int]:
 
 
 def bootstrap(num_images: int, generator: Generator) -> Tensor:
-    """Draw S of S rows with replacement (Breiman 1996, bagging)."""
+    """Return a bootstrap sample: ``num_images`` row indices, sampled with replacement (Breiman 1996, bagging)."""
     return torch.randint(num_images, (num_images,), generator=generator)

@@ -1,9 +1,9 @@
 """Base classes of the image models: a network of N members, and an ensemble of trained models.
 
-A subclass of `ImageClassifier` builds its network from its options. ``alma-stream`` trains the networks, and the
-commands of fairseq train and test the models.
+A subclass of `ImageClassifier` builds a network from the options of an architecture. ``alma-stream`` trains the network
+directly; fairseq's commands train and test the model.
 
-Letters: N members, B images, C channels, H and W height and width, K classes.
+Letters in shapes: N members, B images, C channels, H and W height and width, K classes.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkList, j
 from fairseq_alma.training.fairseq_options import check_options
 
 Examples = tuple[Tensor, Tensor]
-"""(B, C, H, W) normalized images and (B) labels."""
+"""(normalized images (B, C, H, W), labels (B))."""
 
 
 @dataclass(frozen=True)
 class GrownLayers:
-    """The sizes that growth changes: the gate tree of each mixture, or the channels of each convolution."""
+    """Layer sizes that growth changes: gate tree of each mixture layer, or output channels of each convolution."""
 
     trees: tuple[GateTree, ...] = ()
     channels: tuple[int, ...] = ()
 
     @property
     def num_experts(self) -> int:
-        """Experts of each mixture; 1 for a network without mixtures."""
+        """Number of experts in each mixture layer; 1 for a network without mixture layers."""
         return self.trees[0].num_experts if self.trees else 1
 
     def options(self) -> dict[str, Any]:
-        """Return the sizes as options of the model; `ImageClassifier.read_grown` reads them.
+        """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads.
 
         Raises:
             AlmaError: a tree is nested deeper than JSON allows.
@@ -51,7 +51,7 @@ class GrownLayers:
 
 
 class ImageClassifier(BaseFairseqModel):
-    """Classify images; several members classify by the ``mean`` or ``sum`` of their logits."""
+    """fairseq model for image classification; a joint model uses the ``mean`` or ``sum`` of its members' logits."""
 
     stacks_members: ClassVar[bool] = True
     """Whether `build_network` can build several members as one network."""
@@ -66,9 +66,9 @@ class ImageClassifier(BaseFairseqModel):
 
     @classmethod
     def build_joint(cls, cfg: Any, task: Any, num_members: int, joint_logits: str = "mean") -> "ImageClassifier":
-        """Build one model of several members for the images of a task."""
+        """Build a joint model of ``num_members`` members, or a single model, for the images of a task."""
         if not hasattr(task, "image_shape"):
-            raise AlmaError(f"{cls.__name__}: the task has no images; give --task alma_image_classification")
+            raise AlmaError(f"{cls.__name__}: the task does not provide images; give --task alma_image_classification")
         check_options(cfg)
         network = cls.build_members(cfg, ImageKind(task.image_shape, task.num_classes), num_members)
         network.reset_parameters([torch.default_generator] * num_members)
@@ -78,10 +78,16 @@ class ImageClassifier(BaseFairseqModel):
     def build_members(
         cls, cfg: Any, images: ImageKind, num_members: int, grown: Optional[GrownLayers] = None
     ) -> ImageNetwork:
-        """Build a network of N members without initial weights; ``grown``: sizes after growth, None: of the options.
+        """Build a network of N members without initial weights.
+
+        Args:
+            cfg: options of the model.
+            images: shape and number of classes of the images.
+            num_members: number of members N.
+            grown: layer sizes after growth; None: layer sizes in ``cfg``.
 
         Raises:
-            AlmaError: the options do not fit together or do not fit the images.
+            AlmaError: the options contradict each other, or the images are too small for the architecture.
         """
         grown = cls.read_grown(cfg) if grown is None else grown
         if cls.stacks_members or num_members == 1:
@@ -90,17 +96,17 @@ class ImageClassifier(BaseFairseqModel):
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> ImageNetwork:
-        """Build one network; see `build_members`."""
+        """Build one network with layer sizes ``grown``; see `build_members`."""
         raise NotImplementedError
 
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
-        """Return the sizes after growth from the options of a model. Raises AlmaError if they are invalid."""
+        """Return the layer sizes after growth from the options of a model. Raises AlmaError if an option is invalid."""
         return GrownLayers()
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        """Return the sizes after growth of a network, the same for all its members."""
+        """Return the layer sizes of a network after growth; all members have the same layer sizes."""
         return GrownLayers()
 
     @classmethod
@@ -116,12 +122,15 @@ class ImageClassifier(BaseFairseqModel):
 
 
 class ImageEnsemble(TrainedMembers, BaseFairseqModel):
-    """Trained image models as one model, for commands that do not train; ``weights`` of members have the sum 1.
+    """Ensemble of trained image models as one model for evaluation.
 
-    ``embedded`` has the numbers of the members whose parameters are in the checkpoint of the ensemble.
+    Args:
+        members: trained models.
+        weights: weight of each member's probabilities; the sum is 1.
+        embedded: numbers of the members whose parameters are stored in the checkpoint of the ensemble.
     """
 
-    members: Any  # an nn.ModuleList; its type hides the type of the members from mypy
+    members: Any  # an nn.ModuleList, which mypy cannot give the type of the members
 
     def __init__(self, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]) -> None:
         super().__init__()
@@ -136,7 +145,7 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
         return self.members
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return (B, K) log-probabilities in fp32, as logits, for (B, C, H, W) normalized images."""
+        """Return fp32 log-probabilities (B, K) for normalized images (B, C, H, W)."""
         logits = (member(images) for member in self.members)
         return log_of_mean((F.log_softmax(each.float(), dim=-1) for each in logits), self.weights)
 

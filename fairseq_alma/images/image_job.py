@@ -1,4 +1,4 @@
-"""``alma-stream`` on streams of images: this process trains and tests the stages, one step after the other."""
+"""Back end of ``alma-stream`` for streams of images; trains and tests all stages in this process."""
 
 import copy
 import os
@@ -24,18 +24,25 @@ if TYPE_CHECKING:
 
 
 class ImageJob:
-    """The job of alma-stream on images, and the back end of its runs; see `loop.Backend`.
+    """Options of ``alma-stream`` on images, and the back end of the runs; see `loop.Backend`.
 
-    ``own_words`` are the words before ``--``, ``words`` those after it. Raises ValueError if one of these is invalid.
+    Args:
+        request: options of ``alma-stream``.
+        own_words: words of the command line before ``--``.
+        words: words of the command line after ``--``.
+        stream: stream of images.
+
+    Raises:
+        ValueError: an option after ``--`` is invalid.
     """
 
     unit = "image"
-    trainer: "Optional[StageTrainer]" = None  # set by the function of `prepare`
+    trainer: "Optional[StageTrainer]" = None  # set by the function that `prepare` returns
 
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]
     ) -> None:
-        assert stream is not None  # only a text job may have no stream
+        assert stream is not None  # only a text job supports runs without a stream
         self.request, self.own_words = request, own_words
         self.images = ImageStream.open(stream.root)
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
@@ -49,17 +56,17 @@ class ImageJob:
         return {name: " ".join(values) for name, values in self.options.values.items()}
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
-        """Check that the options make a network; return a function that returns the back end of some runs."""
+        """Check that the options define a valid network. Return a function that creates the back end of some runs."""
         for plan in plans:
             if not len(self.images.valid_indices(plan.stage.megabatches)):
                 raise AlmaError(
-                    f"{self.images.stream.root}: stage {plan.stage.index} has no validation images to select its best "
-                    "epoch by; prepare the stream with fewer mega-batches, or gather more for a stage (--wait)"
+                    f"{self.images.stream.root}: stage {plan.stage.index} has no validation images, which are required "
+                    "to select the best epoch; prepare the stream with fewer mega-batches, or increase --wait"
                 )
-        # Before torch is imported: on a busy machine networks this small are slower with several threads.
+        # Must be set before torch is imported. On a busy machine, small networks are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        import fairseq  # noqa: F401  first, as it registers the models, whose modules must not be partly imported
+        import fairseq  # noqa: F401  imported first: it registers the models and fails on partly imported modules
 
         from fairseq_alma.images.image_models import check_growth
         from fairseq_alma.images.image_settings import ImageSettings
@@ -83,7 +90,7 @@ class ImageJob:
         return begin
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print one command for each stage, with every option of the training."""
+        """Print one command for each stage, with all training options."""
         print("# all stages run in one process; each of these commands runs one stage, in this order")
         own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):
@@ -105,7 +112,7 @@ class ImageJob:
         return [*(ImageStep(self, folder, plan, group) for group in groups), ImageStep(self, folder, plan, ())]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
-        """Return the checkpoints that predict after a stage."""
+        """Return the checkpoints of the models that predict after a stage."""
         return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
@@ -115,7 +122,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """Train models of a stage in one network; without ``trainings``, test the models that predict after the stage."""
+    """Step that trains ``trainings`` as one network or, without ``trainings``, tests the predictors of the stage."""
 
     job: ImageJob
     folder: RunFolder

@@ -1,11 +1,12 @@
-"""Image models with their registered names (paper v5, section 5 and Appendices B.1.1 and B.1.2).
+"""Registered image models (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
-- ``alma_mlp``: fully connected, two hidden layers with ReLU
+- ``alma_mlp``: fully connected network, by default with two hidden layers with ReLU
 - ``alma_vgg``: VGG19 with batch norm and the same number of channels in every layer
-- ``alma_moe_mlp``, ``alma_moe_vgg``: the same with mixtures of experts as hidden layers or convolutions
-- ``alma_firefly_vgg``: the VGG network that Firefly grows
+- ``alma_moe_mlp``: ``alma_mlp`` with mixtures of experts as hidden layers
+- ``alma_moe_vgg``: ``alma_vgg`` with mixtures of experts as convolutions
+- ``alma_firefly_vgg``: VGG network that Firefly grows
 
-A new architecture needs a network, and a class here that builds it from its options.
+To add an architecture, define a network, and a class in this module that builds the network from options.
 """
 
 from typing import Any, Callable, ClassVar, Optional, Sequence
@@ -42,7 +43,7 @@ AlmaFireflyVGGConfig = fairseq_config(
 
 @register_model("alma_mlp", dataclass=AlmaMLPConfig)
 class AlmaMLP(ImageClassifier):
-    """A fully connected network."""
+    """Fully connected network."""
 
     @classmethod
     def build_network(cls, cfg: MLPOptions, images: ImageKind, grown: GrownLayers, num_members: int) -> MLP:
@@ -51,7 +52,7 @@ class AlmaMLP(ImageClassifier):
 
 @register_model("alma_vgg", dataclass=AlmaVGGConfig)
 class AlmaVGG(ImageClassifier):
-    """A VGG network."""
+    """VGG network."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
@@ -59,7 +60,7 @@ class AlmaVGG(ImageClassifier):
 
 
 class MixtureClassifier(ImageClassifier):
-    """Base class of the models with mixtures."""
+    """Base class of models with mixture layers."""
 
     stacks_members: ClassVar[bool] = False
 
@@ -80,7 +81,7 @@ class MixtureClassifier(ImageClassifier):
 
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
 class AlmaMoEMLP(MixtureClassifier):
-    """A fully connected network of mixtures."""
+    """Fully connected network with mixtures of experts as hidden layers."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureMLP:
@@ -93,7 +94,7 @@ class AlmaMoEMLP(MixtureClassifier):
 
 @register_model("alma_moe_vgg", dataclass=AlmaMoEVGGConfig)
 class AlmaMoEVGG(MixtureClassifier):
-    """A VGG network of mixtures."""
+    """VGG network with mixtures of experts as convolutions."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
@@ -109,7 +110,7 @@ class AlmaMoEVGG(MixtureClassifier):
 
 @register_model("alma_firefly_vgg", dataclass=AlmaFireflyVGGConfig)
 class AlmaFireflyVGG(ImageClassifier):
-    """A VGG network that grows by channels."""
+    """VGG network to which Firefly adds channels."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
@@ -123,13 +124,13 @@ class AlmaFireflyVGG(ImageClassifier):
         if len(words) != NUM_CONVOLUTIONS or not all(word.isdecimal() and int(word) > 0 for word in words):
             raise AlmaError(
                 f"--layer-channels {cfg.layer_channels}: {NUM_CONVOLUTIONS} comma-separated numbers of at least 1 are "
-                "needed, one for each convolution; omit the option for --channels in every layer"
+                "required, one for each convolution; remove the option to use --channels in every layer"
             )
         channels = tuple(map(int, words))
         if min(channels) < cfg.channels:
             raise AlmaError(
                 f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, fewer than --channels "
-                f"{cfg.channels}; layers only grow, so give the --channels before any growth"
+                f"{cfg.channels}; give as --channels the channels before any growth"
             )
         return GrownLayers(channels=channels)
 
@@ -140,7 +141,7 @@ class AlmaFireflyVGG(ImageClassifier):
 
 
 def check_growth(cfg: Any, images: ImageKind, growth: Growth) -> None:
-    """Raise AlmaError if a network with these options cannot grow in this way."""
+    """Raise AlmaError if a network with the options ``cfg`` does not support this growth step."""
     if growth.method == "firefly":
         amount_to_add(images.shape[0], int(cfg.channels), images.num_classes, growth.share, growth.share_of)
 
@@ -154,20 +155,20 @@ def grow_network(
     batch_size: int,
     generator: Generator,
 ) -> tuple[ImageNetwork, int]:
-    """Carry out a growth step.
+    """Run a growth step.
 
     Args:
-        network: of one member, trained.
-        growth: method and amount.
+        network: trained network of one member.
+        growth: method and size of the step.
         cfg: options of the network before any growth.
-        examples: returns the training images of the stage.
-        valid: the validation images of the stage.
+        examples: function that returns the training images of the stage.
+        valid: validation images of the stage.
         batch_size: images per update.
-        generator: on the CPU.
+        generator: random generator on the CPU.
 
     Returns:
-        The network, for mixtures the same object, and the FLOPs of the step that count as training. Growing a mixture
-        only needs the validation loss, which does not count.
+        (grown network, training FLOPs of the step). A network with mixtures is changed in place and needs 0 FLOPs,
+        because validation does not count as training.
     """
     if growth.method == "firefly":
         assert isinstance(network, VGG)
@@ -188,14 +189,14 @@ def _build_vgg(
     num_members: int,
     make_block: Optional[Callable[[int, int, int], nn.Module]] = None,
 ) -> VGG:
-    """Build a VGG network. Raises AlmaError if the images are too small for all max poolings."""
+    """Build a VGG network. Raises AlmaError if the images are too small for the max pooling layers."""
     _, height, width = images.shape
     last_pool = str(cfg.last_pool)
     smallest = 2 * SMALLEST_IMAGE if last_pool == "max" else SMALLEST_IMAGE
     if min(height, width) < smallest:
         option, remedy = (" --last-pool max", "--last-pool mean or ") if last_pool == "max" else ("", "")
         raise AlmaError(
-            f"--arch {arch}{option}: the images have {height} by {width} pixels, at least {smallest} by {smallest} are "
-            f"needed; give {remedy}--arch alma_mlp"
+            f"--arch {arch}{option}: the images have {height} x {width} pixels, but at least {smallest} x {smallest} "
+            f"are required; give {remedy}--arch alma_mlp"
         )
     return VGG(*images, channels, num_members, last_pool, str(cfg.initial_weights), make_block)
