@@ -106,20 +106,6 @@ def test_stock_language_modeling_task_reads_valid_and_test_in_place(stream):
         assert targets == TokenFile(stream.root / name).ids.tolist()
 
 
-def test_the_tokenizer_is_trained_on_the_first_megabatch_only(tmp_path):
-    first, later = make_documents(60), [one.replace("gra", "qqq") for one in make_documents(60, seed=1)]
-    assert "qqq" not in "".join(first)
-    for name, documents in (("first.txt", first), ("later.txt", later)):
-        (tmp_path / name).write_text("\n\n".join(documents))
-    inputs = [tmp_path / "first.txt", tmp_path / "later.txt"]
-    assert run(*inputs, "--one-per-input", "--out", tmp_path / "stream", "--vocab-size", 400) == 0
-    stream = Stream.open(tmp_path / "stream")
-    symbols = "".join(StreamTokenizer.open(stream.root).symbols)
-    assert "gra" in symbols
-    assert "qq" not in symbols
-    assert "qqq" in "".join(texts_of(stream, "megabatch-001/train"))
-
-
 def test_files_in_out_are_not_input(text, tmp_path, capsys):
     create(tmp_path, tmp_path / "deep/stream")
     capsys.readouterr()
@@ -311,13 +297,15 @@ def held_out_texts(stream: Stream) -> list[str]:
     return texts_of(stream, "valid") + texts_of(stream, "test")
 
 
-def test_one_per_input_keeps_the_order_of_the_inputs(tmp_path):
-    for number in range(3):
-        documents = [f"input{number} {document}" for document in make_documents(60, seed=number)]
+def test_one_per_input_keeps_the_order_of_the_inputs_and_trains_the_tokenizer_on_the_first(tmp_path):
+    for number, letters in enumerate(("qqq", "qqq", "gra")):
+        documents = [f"input{number} {each.replace('gra', letters)}" for each in make_documents(60, seed=number)]
         (tmp_path / f"{number}.txt").write_text("\n\n".join(documents))
     inputs = [tmp_path / f"{number}.txt" for number in (2, 0, 1)]
-    assert run(*inputs, "--one-per-input", "--out", tmp_path / "stream", "--vocab-size", 300) == 0
+    assert run(*inputs, "--one-per-input", "--out", tmp_path / "stream", "--vocab-size", 400) == 0
     stream = Stream.open(tmp_path / "stream")
+    symbols = "".join(StreamTokenizer.open(stream.root).symbols)
+    assert "gra" in symbols and "qq" not in symbols
     for megabatch, number in enumerate((2, 0, 1)):
         texts = texts_of(stream, stream.megabatch(megabatch).name)
         assert texts and all(text.startswith(f"input{number} ") for text in texts)
