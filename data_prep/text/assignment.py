@@ -47,7 +47,6 @@ class Shares:
 
     @property
     def num_sets(self) -> int:
-        """Number of sets."""
         return self.num_megabatches * (1 if self.holdout is None else 2) + (2 if self.held_out else 0)
 
     def held_out_bytes(self, total: int) -> tuple[int, int]:
@@ -78,7 +77,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     Args:
         sizes: ``(documents,)``: bytes of each document, in the order of the keys; at least one document.
         arguments: ``(documents,)``: argument or group of each document.
-        shares: of the sets.
+        shares: number and sizes of the sets.
 
     Raises:
         AlmaError: a size is larger than the text.

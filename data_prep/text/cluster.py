@@ -29,13 +29,7 @@ SINGLE = ("plan", "assign", "prepare", "publish")
 
 
 class StreamStage(PipelineStep):
-    """A stage. It needs a pipeline of its own: its ranks start when all ranks of the stage before are done.
-
-    Args:
-        name: one of `STAGES`.
-        options: options of the command.
-        folder: the work folder, which all ranks can access.
-    """
+    """One of `STAGES`. It needs a pipeline of its own: its ranks start when all ranks of the stage before are done."""
 
     type = "alma"
 

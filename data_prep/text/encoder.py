@@ -34,13 +34,7 @@ _MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:
-    """Convert documents to the bytes of a token file.
-
-    Args:
-        tokenizer: tokenizer of the documents.
-        dtype: type of an id.
-        cache_size: largest number of stored chunks (about 200 bytes each).
-    """
+    """Convert documents to the bytes of a token file; store up to ``cache_size`` chunks, each about 200 bytes."""
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
         self._tokenizer = tokenizer

@@ -7,18 +7,15 @@ from typing import Any, Optional, Sequence
 
 from data_prep.text.assignment import Size
 from data_prep.text.documents import PERIODS
-from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.workers import default_workers
 from fairseq_alma.cli.entry import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
-from fairseq_alma.data.stream import DECONTAMINATE
 from fairseq_alma.files import MAX_MEGABATCHES
-from fairseq_alma.options import Options, integer, opt, options_of, real, utf8_path, utf8_word
+from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 
 DEFAULT_FIELD = "text"
 FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
 FORMS_OF_TEXT = ("text", "lines")  # which have no fields
-MAX_INPUTS = 65_535  # 16 bits number them
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
 """Option in the history of a stream, which ``--append`` reads."""
@@ -126,34 +123,15 @@ class PrepOptions(Options):
         return None if self.no_decontaminate else self.decontaminate_ngram
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
-        """Return the options that determine the content of the stream, by their flags.
-
-        Args:
-            tokenizer_sha256: sha256 of the ``--tokenizer``; its path does not matter.
-        """
-        options: dict[str, Any] = {
-            "--megabatches": self.num_megabatches,
-            "--one-per-input": self.one_per_input,
-            "--by": self.by,
-            "--period": self.period,
-            "--seed": self.seed,
-            "--format": self.form,
-            "--field": self.text_field,
-            "--keep-duplicates": self.keep_duplicates,
-            DECONTAMINATE: self.ngram,
-        }
-        if self.append:
-            return options
-        options |= {
-            "--preset": self.preset,
-            "--valid-bytes": self.valid_bytes,
-            "--test-bytes": self.test_bytes,
-            HOLDOUT_BYTES: self.holdout_bytes,
-            "--tokenizer": tokenizer_sha256,
-        }
-        if tokenizer_sha256 is None:
-            options |= {"--tokenizer-bytes": self.tokenizer_bytes, "--vocab-size": self.vocab_size}
-        return options
+        """Return the options that determine the content of the stream, by their flags; a tokenizer's path does not."""
+        values = {**vars(self), "megabatches": self.num_megabatches, "format": self.form, "field": self.text_field}
+        values |= {"decontaminate_ngram": self.ngram, "tokenizer": tokenizer_sha256}
+        names = ["megabatches", "one_per_input", "by", "period", "seed", "format", "field"]
+        names += ["keep_duplicates", "decontaminate_ngram"]
+        if not self.append:
+            names += ["preset", "valid_bytes", "test_bytes", "holdout_bytes", "tokenizer"]
+            names += [] if tokenizer_sha256 else ["tokenizer_bytes", "vocab_size"]
+        return {flag(name): values[name] for name in names}
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
@@ -182,10 +160,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     if args.append and fixed:
         parser.error(f"{fixed[0]}: --append keeps the choice of the stream; remove the option")
     for name in ("field", "by"):
-        if vars(args)[name] is not None and args.format in FORMS_OF_TEXT:
-            parser.error(
-                f"--{name} {vars(args)[name]}: --format {args.format} has no fields; remove one of the options"
-            )
+        if (value := vars(args)[name]) is not None and args.format in FORMS_OF_TEXT:
+            parser.error(f"--{name} {value}: --format {args.format} has no fields; remove one of the options")
     if args.period is not None and args.by is None:
         parser.error(f"--period {args.period}: needs a field with dates; give --by NAME")
     chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
@@ -198,8 +174,4 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         parser.error(f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs}; remove it")
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
         parser.error(f"--one-per-input: {num_inputs} mega-batches, at most {MAX_MEGABATCHES} are possible; give fewer")
-    if num_inputs > MAX_INPUTS:
-        parser.error(f"INPUT: {num_inputs} given, at most {MAX_INPUTS} are possible; put them into a folder")
-    if args.inputs.count(STANDARD_INPUT) > 1:
-        parser.error("INPUT -: standard input can be read only once; give it once")
     return PrepOptions.read(args, inputs=tuple(args.inputs))

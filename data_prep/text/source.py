@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -62,22 +63,18 @@ def find_sources(
         found.append(None if stat.S_ISFIFO(mode) else _files_in(path, stream) if stat.S_ISDIR(mode) else [path])
     sources = []
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
-        if files is not None:
-            sources += [
-                Source(path, str(path), argument, form or _form_of(path), field, False, by, period) for path in files
-            ]
-            continue
         label = "standard input" if given == STANDARD_INPUT else given
-        if folder is None:
-            raise AlmaError(f"{label}: several machines cannot read a pipe; write it to a file first")
-        copy = folder / f"input-{argument}"
-        with naming(copy), open(copy, "wb") as file:
-            if given == STANDARD_INPUT:
-                shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_SIZE)
-            else:
-                with open(given, "rb") as pipe:
-                    shutil.copyfileobj(pipe, file, BLOCK_SIZE)
-        sources.append(Source(copy, label, argument, form or _form_of(copy), field, True, by, period))
+        if is_pipe := files is None:
+            if folder is None:
+                raise AlmaError(f"{label}: several machines cannot read a pipe; write it to a file first")
+            files = [folder / f"input-{argument}"]
+            with naming(files[0]), open(files[0], "wb") as file, ExitStack() as opened:
+                is_standard = given == STANDARD_INPUT
+                pipe = sys.stdin.buffer if is_standard else opened.enter_context(open(given, "rb"))
+                shutil.copyfileobj(pipe, file, BLOCK_SIZE)
+        for path in files:
+            own_label = label if is_pipe else str(path)
+            sources.append(Source(path, own_label, argument, form or _form_of(path), field, is_pipe, by, period))
     return sources
 
 

@@ -102,11 +102,7 @@ class Encoded:
 
 
 class Work:
-    """The steps on one work folder. Each of them reads what earlier steps wrote there.
-
-    Args:
-        folder: path of the work folder.
-    """
+    """The steps on one work folder. Each of them reads what earlier steps wrote there."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -157,13 +153,7 @@ class Work:
     def make_plan(
         self, there: Optional[Stream], options: PrepOptions, copies: Optional[Path], num_workers: int
     ) -> None:
-        """Find the input and write the plan.
-
-        Args:
-            there: the stream to append to, if there is one.
-            options: options of the command.
-            copies: folder for copies of pipes; None: pipes are refused.
-            num_workers: processes on one machine.
+        """Find the input and write the plan; ``copies`` is the folder for copies of pipes (None: pipes are refused).
 
         Raises:
             AlmaError: an input cannot be read, or lacks the fields that options name.
@@ -246,6 +236,7 @@ class Work:
         self.save("document-hashes", records["hash"][order].tobytes())
         sizes, arguments = records["bytes"][order], records["argument"][order]
         del records
+        history = plan.there.history if plan.there else ()
         shares = Shares(
             options.num_megabatches or len(groups),
             options.one_per_input or options.by is not None,
@@ -253,7 +244,7 @@ class Work:
             options.preset == "paper",
             options.valid_bytes,
             options.test_bytes,
-            self._holdout(),
+            history[0]["options"].get(HOLDOUT_BYTES) if history else options.holdout_bytes,
             options.tokenizer_bytes,
         )
         own_sets = assign(sizes, arguments, shares)
@@ -286,19 +277,8 @@ class Work:
         is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
 
-    def _holdout(self) -> Any:
-        there = self.plan.there
-        if there is None or not there.history:
-            return self.plan.options.holdout_bytes
-        return there.history[0]["options"].get(HOLDOUT_BYTES)
-
     def refuse_empty_sets(self, counts: Sequence[int], num_dropped: int = 0) -> None:
-        """Raise AlmaError if a set has no document.
-
-        Args:
-            counts: documents of each set.
-            num_dropped: documents that were dropped because they share words with held-out text.
-        """
+        """Raise AlmaError if a set has no document, ``num_dropped`` of which shared words with held-out text."""
         if all(counts):
             return
         empty, options, groups = [*counts].index(0), self.plan.options, self.assignment.groups
@@ -354,8 +334,8 @@ class Work:
             self.save("ngrams.npy", distinct(parts))
         given = options.tokenizer if plan.there is None else plan.there.root / TOKENIZER_FOLDER
         if given is None:
-            vocab_size = options.vocab_size
-            vocab_size = vocab_size_for(self.assignment.first_bytes) if vocab_size == AUTO else vocab_size
+            is_auto = options.vocab_size == AUTO
+            vocab_size = vocab_size_for(self.assignment.first_bytes) if is_auto else options.vocab_size
             content = train_tokenizer((self.load(name)[0] for name in samples), vocab_size, plan.num_workers)
             self.save(FILE_NAMES["tokenizers"], content)
             return

@@ -73,10 +73,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     ordered = tuple(by_name[name] for name in split_names("text", num_megabatches, holdout_name(0) in by_name))
     if there is not None:
         return replace(
-            there,
-            splits=ordered,
-            other_files=(*there.other_files, known),
-            history=(*there.history, history),
+            there, splits=ordered, other_files=(*there.other_files, known), history=(*there.history, history)
         )
     paths = (tokenizer.file, *tokenizer.companions)
     tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]

@@ -52,31 +52,17 @@ def check_config(config: Any, is_member: bool = False) -> None:
             raise UnfitCheckpoint(f"adaptive cutoffs {str(cutoffs)[:60]} found, integers with commas are needed")
 
 
-def other_shapes(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str:
-    """Compare the tensor shapes of a checkpoint with those of its model.
-
-    Args:
-        found: shapes by tensor name in the checkpoint.
-        needed: shapes by tensor name in the model.
-
-    Returns:
-        A description of the first difference; empty if all are equal.
-    """
+def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
+    """Raise AlmaError unless weights have the names and shapes of a model, which may be on ``meta``."""
+    found, needed = ({name: tuple(each.shape) for name, each in part.items()} for part in (weights, model.state_dict()))
     found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
-    wrong = sorted(name for name in needed.keys() & found.keys() if tuple(needed[name]) != tuple(found[name]))
+    wrong = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])
     for problem, names in (
         ("lacks {} tensor(s)", sorted(needed.keys() - found.keys())),
         ("has {} unexpected tensor(s)", sorted(found.keys() - needed.keys())),
         ("has {} tensor(s) of another shape", wrong),
     ):
         if names:
-            shapes = f" ({tuple(found[names[0]])}, not {tuple(needed[names[0]])})" if names is wrong else ""
-            return f"the checkpoint {problem.format(len(names))}, the first is {names[0]}{shapes}"
-    return ""
-
-
-def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError unless weights have the names and shapes of a model, which may be on ``meta``."""
-    shapes = ({name: tensor.shape for name, tensor in each.items()} for each in (weights, model.state_dict()))
-    if differing := other_shapes(*shapes):
-        raise AlmaError(f"{path}: {differing}; {remedy}")
+            shapes = f" ({found[names[0]]}, not {needed[names[0]]})" if names is wrong else ""
+            first = f"{names[0]}{shapes}"
+            raise AlmaError(f"{path}: the checkpoint {problem.format(len(names))}, the first is {first}; {remedy}")

@@ -74,11 +74,7 @@ def _check_content(checkpoint: Any) -> None:
 
 
 def load_archive(path: Path, mmap: bool) -> Any:
-    """Load tensors and plain data saved by torch, on the CPU.
-
-    Args:
-        path: a regular file.
-        mmap: map tensors from disk.
+    """Load tensors and plain data saved by torch, on the CPU; arguments as in `read_checkpoint`.
 
     Raises:
         UnfitCheckpoint: the file is truncated or damaged, or contains other objects.
@@ -145,7 +141,5 @@ def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]
     The average has one name for each parameter; shared parameters have several names in ``model``.
     """
     shared = {(model[name].data_ptr(), model[name].numel()): each for name, each in average.items() if name in model}
-    return {
-        name: average.get(name, shared.get((tensor.data_ptr(), tensor.numel()), tensor))
-        for name, tensor in model.items()
-    }
+    weights = {name: shared.get((each.data_ptr(), each.numel()), each) for name, each in model.items()}
+    return weights | {name: each for name, each in average.items() if name in model}

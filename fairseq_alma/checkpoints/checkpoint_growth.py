@@ -58,8 +58,8 @@ def grow_experts(
     Args:
         checkpoint: the source. Its weights are removed one by one to limit memory.
         step: the growth step.
-        names: names of the model's parameters, in the order of the model.
-        record: record of the step for `RECORD_KEY`.
+        names: names of the parameters, in the order of the model.
+        record: entry for `RECORD_KEY`.
 
     Raises:
         AlmaError: the optimizer state is to be kept, but is missing or has another number of parameters.
@@ -131,7 +131,7 @@ def with_one_expert(
 
     Args:
         checkpoint: the source.
-        names: parameter names in the order of the model.
+        names: names of the parameters, in the order of the model.
         every: n.
         factor: scale of the expert outputs.
 
@@ -140,7 +140,7 @@ def with_one_expert(
     """
 
     def rename(name: str) -> list[str]:
-        """Return the new name of a parameter, with the name of the new gate before the name of a gate projection."""
+        # The name of the new gate comes before the name of a gate projection.
         match = _DENSE_WEIGHT.fullmatch(name)
         if match is None or not has_experts(int(match["layer"]), every):
             return [name]
@@ -192,12 +192,9 @@ def _complete(
 
 
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
-    """Return the measurements and the growth plan as a table with one line per expert.
+    """Return measurements and growth plan as a table with one line per expert.
 
-    Args:
-        losses: for each layer, the summed loss of the tokens of each expert in nats; empty if not measured.
-        counts: for each layer, the number of tokens of each expert; empty if not measured.
-        step: the growth step.
+    ``losses`` are the summed losses of each layer's experts in nats, ``counts`` their tokens; empty if not measured.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
     for layer, growth in step.layers.items():

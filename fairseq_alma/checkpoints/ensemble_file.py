@@ -48,12 +48,7 @@ def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
 
 
 def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Path]) -> Iterator[MemberModel]:
-    """Yield the members of an ensemble.
-
-    Args:
-        config: ``cfg.model`` of the ensemble.
-        weights: ``model`` of the ensemble; may be empty if only the configuration of embedded members is needed.
-        folder: folder of the ensemble for relative paths; None if it is not known.
+    """Yield the members of an ensemble from its ``cfg.model``, its ``model`` and its folder, if that is known.
 
     Raises:
         AlmaError: the file of a member is missing, changed, or an ensemble.
@@ -68,7 +63,7 @@ def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Pat
 
 
 def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
-    """Return the file of a member stored by reference; arguments and errors as in `members_of`."""
+    """Return the file of a member stored by reference; errors as in `members_of`."""
     candidates = [*([] if folder is None else [folder / entry["path"]]), Path(entry["absolute_path"])]
     path = next((each for each in candidates if each.is_file()), None)
     if path is None:
@@ -92,16 +87,13 @@ def _read_single_model(path: Path) -> Checkpoint:
 
 
 def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool = False) -> Checkpoint:
-    """Build the checkpoint of an ensemble, for `write_checkpoint`.
+    """Build the checkpoint of an ensemble, to be written to ``out``; other entries are those of the first member.
 
     Args:
         paths: checkpoints of the members.
         weights: weight of each member, at least 0, not all 0.
         out: file that will be written.
         embed: embed the weights of the members instead of referring to their files.
-
-    Returns:
-        The ensemble; all entries but the model are those of the first member.
 
     Raises:
         AlmaError: a member is not a checkpoint of a single model, has other outputs than the others, or is ``out``.
@@ -177,22 +169,17 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
 
 
 class TrainedMembers:
-    """Mixin before a fairseq model that loads the embedded members from the checkpoint of an ensemble.
+    """Mixin before a fairseq model that loads the embedded members from the checkpoint of an ensemble."""
 
-    Attributes:
-        embedded: numbers of the embedded members.
-    """
-
-    embedded: frozenset[int]
+    embedded: frozenset[int]  # numbers of the embedded members
 
     def trained_members(self) -> Sequence[nn.Module]:
-        """Return all members in order."""
         raise NotImplementedError
 
     def load_state_dict(
         self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> None:
-        """Load the embedded members; the others were loaded when they were built. The last two arguments are unused."""
+        """Load the embedded members; the others were loaded when they were built."""
         for index, member in enumerate(self.trained_members()):
             weights = weights_of_member(state_dict, index)
             if weights or index in self.embedded:

@@ -46,12 +46,7 @@ def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
 
 
 def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> ModelFacts:
-    """Return the figures of a model; those of an ensemble are the sums over its members.
-
-    Args:
-        config: ``cfg.model`` of the checkpoint.
-        weights: ``model`` of the checkpoint.
-        path: checkpoint file; the paths of ensemble members are relative to its folder.
+    """Return the figures of a model from ``cfg.model`` and ``model``; those of an ensemble are sums over its members.
 
     Raises:
         AlmaError: the architecture is not a language model of this package, or a member is missing or changed.
@@ -74,10 +69,6 @@ def facts_of_weights(weights: Weights, tokens_per_sample: int) -> ModelFacts:
     """Return the figures of a language model from its weights.
 
     A token passes through one expert of each stack. Attention counts the full T x T products of a sequence.
-
-    Args:
-        weights: tensors by name.
-        tokens_per_sample: T, length of a sequence.
     """
     num_experts, flops = 1, 0
     for name, tensor in weights.items():

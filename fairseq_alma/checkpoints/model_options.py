@@ -234,11 +234,7 @@ class GrowOptions(Options):
     noise: float = opt(
         0.0, "with --method copy: standard deviation of noise on copied gate rows", range=real(0, 1e6), metavar="X"
     )
-    optimizer: str = opt(
-        "reset",
-        "optimizer state: drop, copy, or halve (split)",
-        choices=("reset", "copy", "share"),
-    )
+    optimizer: str = opt("reset", "optimizer state: drop, copy, or halve (split)", choices=("reset", "copy", "share"))
     batch_size: int = opt(16, "sequences per batch of the held-out pass", range=integer())
     tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: as in training)", range=SIZE)
     seed: int = opt(1, "random seed of new weights, noise and random selection", range=integer(0, 2**63 - 1))
@@ -270,23 +266,14 @@ def from_weights(path: Union[str, Path]) -> tuple[str, str]:
 def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
     """Return the checkpoint that fairseq-train starts from; None for new weights.
 
-    Args:
-        cfg: a configuration with the fields of `Beginning`.
-        continue_once: value of ``--continue-once``, which applies if the run has no last checkpoint.
+    ``cfg`` has the fields of `Beginning`; ``continue_once`` applies if the run has no last checkpoint.
     """
-    if continue_once is not None:
-        return continue_once
-    if cfg.finetune_from_model is not None:
-        return cfg.finetune_from_model
-    return None if cfg.restore_file == LAST_CHECKPOINT else cfg.restore_file
+    restored = None if cfg.restore_file == LAST_CHECKPOINT else cfg.restore_file
+    return next((each for each in (continue_once, cfg.finetune_from_model) if each is not None), restored)
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:
-    """Set the options of ``alma_transformer_lm`` that are None to their defaults.
-
-    Args:
-        options: values by name, changed in place.
-        arch: a key of `TRANSFORMER_SIZES`.
+    """Set the options of ``alma_transformer_lm`` that are None to their defaults, in place.
 
     Raises:
         AlmaError: the options do not fit each other.

@@ -123,9 +123,7 @@ class ImageStream:
 
     def valid_indices(self, megabatches: Sequence[int]) -> np.ndarray:
         """Return the indices of the validation images of some mega-batches; see `train_indices`."""
-        for megabatch in megabatches:
-            self.stream.megabatch(megabatch)  # raises for an invalid number
-        return self._concatenate([megabatch_valid_name(t) for t in megabatches])
+        return self._concatenate([self.stream.split(megabatch_valid_name(t)).name for t in megabatches])
 
     def test_indices(self) -> np.ndarray:
         """Return the indices of the test images, int64."""
@@ -138,15 +136,7 @@ class ImageStream:
 def _load(
     root: Path, file: StreamFile, dtype: np.dtype, shape: tuple[Optional[int], ...], end: Optional[int] = None
 ) -> np.ndarray:
-    """Return the array in a file of the stream, memory-mapped, or with ``end`` in memory.
-
-    Args:
-        root: folder of the stream.
-        file: entry of the manifest.
-        dtype: required type.
-        shape: required shape; None: any size.
-        end: numbers must be from 0 to ``end - 1``; None: any numbers.
-    """
+    """Return the array in a file of the stream, memory-mapped; with ``end`` in memory, from 0 to ``end - 1``."""
     path = root / file.path
     try:
         array = read_npy(path)
@@ -185,8 +175,8 @@ def write_image_stream(
         images: ``(num_images, C, H, W)``, uint8: the training images, then the test images.
         labels: ``(num_images,)``, integers from 0 to ``num_classes - 1``.
         num_train: number of training images.
-        dataset: name of the data set, such as ``mnist``.
-        num_classes: number of classes.
+        dataset: see `ImagesEntry`.
+        num_classes: see `ImagesEntry`.
         num_megabatches: B; each gets ``num_train // B`` images, and the remainder is not used.
         seed: random seed of the assignment, from 0.
         valid_fraction: share of each mega-batch for validation, above 0 and below 1; at least one image for validation

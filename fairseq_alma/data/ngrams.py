@@ -18,13 +18,12 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 
 DEFAULT_NGRAM = 13
-_SEPARATOR, _LETTER, _IGNORED = range(3)
+_LETTER, _IGNORED = 1, 2  # 0: a separator
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
 _ASSIGNED = 0x32400  # Unicode has only tags and variation selectors after this code point
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplying loses no bits
-_WEIGHTS = np.multiply.accumulate(
-    np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64)
-)  # by the position of a letter in its word
+# By the position of a letter in its word:
+_WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
 _MAX_TABLE_BITS = 27
@@ -35,9 +34,7 @@ def _kinds() -> np.ndarray:
     """Return for each code point whether it is in a word, separates words, or is ignored: uint8."""
     kinds = np.zeros(0x110000, np.uint8)
     categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
-    kinds[:_ASSIGNED] = [
-        _LETTER if each[0] in "LNM" else _IGNORED if each == "Cf" else _SEPARATOR for each in categories
-    ]
+    kinds[:_ASSIGNED] = [_LETTER * (each[0] in "LNM") + _IGNORED * (each == "Cf") for each in categories]
     kinds[[0x034F, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0000, 0xE1000)]] = _IGNORED
     return kinds
 
@@ -86,15 +83,11 @@ class Ngrams:
     starts: np.ndarray
 
 
+@dataclass(frozen=True)
 class NgramHasher:
-    """Hash n-grams of words to 64 bits, equal on every machine.
+    """Hash n-grams of ``size`` words to 64 bits, equal on every machine."""
 
-    Args:
-        size: words of an n-gram.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
+    size: int
 
     def __call__(self, documents: Sequence[str]) -> Ngrams:
         """Return the n-grams of documents; a document without words has none."""
@@ -140,11 +133,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class NgramSet:
-    """A set of n-grams.
-
-    Args:
-        hashes: uint64, ascending and distinct, as `distinct` returns them.
-    """
+    """A set of n-grams; their hashes are ascending and distinct, as `distinct` returns them."""
 
     def __init__(self, hashes: np.ndarray) -> None:
         self._hashes = hashes
@@ -179,10 +168,9 @@ def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
         for first in range(0, len(file), _DOCUMENTS_AT_ONCE):
             some = slice(first, first + _DOCUMENTS_AT_ONCE)
             spans = zip((ends[some] - file.sizes[some]).tolist(), ends[some].tolist(), strict=True)
-            tokens = [
-                file.ids[begin : end - 1].astype(np.int64) - NUM_FAIRSEQ_SYMBOLS for begin, end in spans
-            ]  # no eos
-            found.append(hasher(tokenizer.decode_batch([each.tolist() for each in tokens])).hashes)
+            ids = [file.ids[begin : end - 1].astype(np.int64) for begin, end in spans]  # without eos
+            texts = tokenizer.decode_batch([(each - NUM_FAIRSEQ_SYMBOLS).tolist() for each in ids])
+            found.append(hasher(texts).hashes)
     return distinct(found)
 
 

@@ -77,11 +77,9 @@ class StreamFile:
         remedy = "prepare the stream again, or copy this file again"
         if not path.is_file():
             raise AlmaError(f"{path}: no such file, but {MANIFEST} lists it with {self.size} bytes; {remedy}")
-        size = path.stat().st_size
-        if size != self.size:
+        if (size := path.stat().st_size) != self.size:
             raise AlmaError(f"{path}: {size} bytes found, {MANIFEST} lists {self.size}; {remedy}")
-        sha256 = file_sha256(path)
-        if sha256 != self.sha256:
+        if (sha256 := file_sha256(path)) != self.sha256:
             raise AlmaError(f"{path}: sha256 {sha256} found, {MANIFEST} lists {self.sha256}; {remedy}")
 
 
@@ -232,18 +230,12 @@ class Stream:
                 "alma-prep-images"
             )
         content = read_json_object(manifest, _REMEDY)
-        if content.get("format_version") == 1:
-            raise AlmaError(
-                f"{manifest}: a stream of fairseq_alma 0.2.0 found, which this version does not read; prepare it again "
-                "from its text or images with alma-prep-text or alma-prep-images"
-            )
         remedy = "prepare the stream again, or install the version that wrote it"
         require_version(content.get("format_version"), FORMAT_VERSION, manifest, remedy)
         stream = as_record({**content, "root": root}, cls, manifest, _REMEDY)
         for entry in stream.history:
             as_record(entry, CommandRecord, manifest, _REMEDY)
-        fault = stream._fault(content.get("num_megabatches"))
-        if fault:
+        if fault := stream._fault(content.get("num_megabatches")):
             raise AlmaError(f"{manifest}: damaged, {fault}; {_REMEDY}")
         return stream
 
@@ -253,11 +245,8 @@ class Stream:
             return f"{announced!r:.60} mega-batches announced, {self.num_megabatches} listed"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
             return f"{self.num_megabatches} mega-batches found, 1 to {MAX_MEGABATCHES} are needed"
-        names, found = (
-            split_names(self.kind, self.num_megabatches, self.has_holdouts),
-            [each.name for each in self.splits],
-        )
-        if found != names:
+        names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
+        if (found := [each.name for each in self.splits]) != names:
             missing = [name for name in names if name not in {*found}]
             return f"no {', '.join(missing[:3])}" if missing else "splits in another order, or too many splits"
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
@@ -318,30 +307,26 @@ class Stream:
 
     def megabatch(self, megabatch: int) -> Split:
         """Return the mega-batch of this number, 0 to B-1. Raises AlmaError if there is none."""
-        if not 0 <= megabatch < self.num_megabatches:
+        number = self.num_megabatches
+        if not 0 <= megabatch < number:
             raise AlmaError(
-                f"{self.root}: no mega-batch {megabatch}, the stream has {self.num_megabatches}; "
-                f"give a number from 0 to {self.num_megabatches - 1}"
+                f"{self.root}: no mega-batch {megabatch}, the stream has {number}; give a number from 0 to {number - 1}"
             )
         return self.split(megabatch_name(megabatch))
 
     def split(self, name: str) -> Split:
         """Return a split by its name. Raises AlmaError if there is none."""
-        for split in self.splits:
-            if split.name == name:
-                return split
-        raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(split.name for split in self.splits)}")
+        splits = {split.name: split for split in self.splits}
+        if name not in splits:
+            raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(splits)}")
+        return splits[name]
 
     def prefix(self, split: Split) -> Path:
         """Return the path of a text split's files without ``.bin`` and ``.idx``."""
         return self.root / split.name
 
     def verify(self, names: Iterable[str]) -> None:
-        """Check size and sha256 of the files that all splits need (dictionary, tokenizer, images), and of some splits.
-
-        Raises:
-            AlmaError: a file is missing, has another size, or was altered.
-        """
+        """Raise AlmaError unless size and sha256 of the files that all splits need, and of some splits, are right."""
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()
@@ -352,5 +337,4 @@ class Stream:
 def write_manifest(stream: Stream, path: Path) -> None:
     """Write a stream's manifest atomically."""
     with open_atomically(path, "w") as file:
-        json.dump(stream.to_json(), file, indent=1, ensure_ascii=False)
-        file.write("\n")
+        file.write(json.dumps(stream.to_json(), indent=1, ensure_ascii=False) + "\n")

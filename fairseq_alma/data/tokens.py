@@ -103,8 +103,6 @@ class StreamTokenizer:
     def __init__(self, path: Union[str, Path]) -> None:
         self.file = find_tokenizer_file(Path(path))
         self.kind = "tokenizers" if self.file.suffix == ".json" else "sentencepiece"
-        with open(self.file, "rb"):
-            pass  # a missing permission is reported as such
         try:
             backend = (_load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece)(self.file)
         except Exception as error:  # both packages raise bare Exception or RuntimeError for any damaged file
@@ -162,14 +160,11 @@ class StreamTokenizer:
         Raises:
             AlmaError: a symbol is not one of this tokenizer.
         """
-        tokens = []
-        for symbol in symbols:
-            if not symbol or symbol in FAIRSEQ_SYMBOLS:
-                continue
-            if symbol not in self._token_of:
-                raise AlmaError(f"{self.file}: no symbol {symbol!r}; decode with the tokenizer that encoded")
-            tokens.append(self._token_of[symbol])
-        return self.decode_batch([tokens])[0]
+        kept = [symbol for symbol in symbols if symbol and symbol not in FAIRSEQ_SYMBOLS]
+        try:
+            return self.decode_batch([[self._token_of[symbol] for symbol in kept]])[0]
+        except KeyError as error:
+            raise AlmaError(f"{self.file}: no symbol {error}; decode with the tokenizer that encoded") from error
 
     def decode_batch(self, texts: Sequence[list[int]]) -> list[str]:
         """Return the text of each list of tokens."""
@@ -209,11 +204,7 @@ def _num_rows(folder: Path) -> int:
 def absent_ids(symbol_ids: str) -> list[int]:
     """Return the ids in the dictionary of an imported vocabulary that no text can contain.
 
-    Args:
-        symbol_ids: JSON list: for each of fairseq's four symbols the equivalent imported token (from 0), or null.
-
-    Raises:
-        AlmaError: it is not such a list.
+    ``symbol_ids`` is a JSON list: for each of fairseq's four symbols the equivalent imported token (from 0), or null.
     """
     try:
         imported = msgspec.json.decode(
@@ -221,18 +212,12 @@ def absent_ids(symbol_ids: str) -> list[int]:
         )
     except msgspec.MsgspecError as error:
         raise AlmaError(f"--symbol-ids {symbol_ids[:60]!r}: needs a JSON list of four token ids or nulls") from error
-    symbols = enumerate(imported)
-    return [symbol if token is None else token + NUM_FAIRSEQ_SYMBOLS for symbol, token in symbols]
+    return [symbol if token is None else token + NUM_FAIRSEQ_SYMBOLS for symbol, token in enumerate(imported)]
 
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
-_DTYPES: dict[int, np.dtype] = {
-    8: np.dtype("uint16"),
-    9: np.dtype("uint32"),
-    5: np.dtype("int64"),
-    4: np.dtype("int32"),
-}
+_DTYPES: dict[int, np.dtype] = {8: np.dtype("uint16"), 9: np.dtype("uint32")}
 _HEADER = struct.Struct("<9sQBQ")
 _ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: its number of ids, and the position of the first one
 
@@ -258,12 +243,7 @@ class TokenFileWriter:
         self._sizes = array("i")
 
     def write(self, ids: bytes, sizes: np.ndarray) -> None:
-        """Add sequences, which stay in memory until `flush`.
-
-        Args:
-            ids: ids of all sequences one after the other, in the bytes of ``dtype``.
-            sizes: ``(num_sequences,)``: ids of each sequence.
-        """
+        """Add sequences, with their ids as bytes of ``dtype``; they stay in memory until `flush`."""
         self._pending.append(ids)
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
