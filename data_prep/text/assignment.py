@@ -26,24 +26,16 @@ def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = Non
 
 @dataclass(frozen=True)
 class Shares:
-    """Number and sizes of the sets.
-
-    Attributes:
-        by_argument: whether each argument of the command, or each group, is a mega-batch.
-        held_out: whether there are a validation and a test set.
-        like_paper: whether these have the paper's sizes where no size is given.
-        holdout: size of the held-out part of each mega-batch; None: there are no such parts.
-        sample: bytes of the tokenizer's sample of the first mega-batch.
-    """
+    """Number and sizes of the sets."""
 
     num_megabatches: int
-    by_argument: bool = False
-    held_out: bool = True
-    like_paper: bool = False
+    by_argument: bool = False  # whether each argument of the command, or each group, is a mega-batch
+    held_out: bool = True  # whether there are a validation and a test set
+    like_paper: bool = False  # whether these have the paper's sizes where no size is given
     valid: Optional[Size] = None
     test: Optional[Size] = None
-    holdout: Optional[Size] = None
-    sample: int = 0
+    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None: there are no such parts
+    sample: int = 0  # bytes of the tokenizer's sample of the first mega-batch
 
     @property
     def num_sets(self) -> int:

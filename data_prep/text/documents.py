@@ -32,27 +32,16 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Source:
-    """One file of input.
-
-    Attributes:
-        path: path of the file.
-        label: name of the file in messages.
-        argument: number, from 0, of the command's argument that named it or its folder.
-        form: ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``.
-        field: field or column of the text.
-        is_copy: whether it is the copy of standard input or of a pipe.
-        by: field or column of a document's group (``--by``).
-        period: one of `PERIODS`: the group is this part of a date; None: the full value.
-    """
+    """One file of input."""
 
     path: Path
-    label: str
-    argument: int
-    form: str
-    field: str
-    is_copy: bool = False
-    by: Optional[str] = None
-    period: Optional[str] = None
+    label: str  # name of the file in messages
+    argument: int  # number, from 0, of the command's argument that named it or its folder
+    form: str  # ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``
+    field: str  # field or column of the text
+    is_copy: bool = False  # whether it is the copy of standard input or of a pipe
+    by: Optional[str] = None  # field or column of a document's group (``--by``)
+    period: Optional[str] = None  # one of `PERIODS`: the group is this part of a date; None: the full value
 
     @property
     def name(self) -> str:
@@ -68,19 +57,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of one file that begins and ends between two documents.
-
-    Attributes:
-        source: the file.
-        content: bytes; of a table rows, ``(text,)`` or ``(text, group)``.
-        start: position of its first byte in the decompressed file, from 0; of a table number of its first row.
-        bytes_read: bytes of the file that were read for it.
-    """
+    """A part of one file that begins and ends between two documents."""
 
     source: Source
-    content: Union[bytes, Sequence[tuple]]
-    start: int = 0
-    bytes_read: int = 0
+    content: Union[bytes, Sequence[tuple]]  # bytes; of a table rows, ``(text,)`` or ``(text, group)``
+    start: int = 0  # position of its first byte in the decompressed file, from 0; of a table number of its first row
+    bytes_read: int = 0  # bytes of the file that were read for it
 
     def where(self, number: int) -> str:
         """Return file and line, or row, of the block's line of this number from 0, for messages."""
@@ -196,17 +178,11 @@ def _group_name(block: Block, number: int, value: object) -> str:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file, or a range of it: of bytes between two documents, or of the row groups of a Parquet file.
-
-    Attributes:
-        source: the file.
-        start: first byte or row group.
-        end: first byte or row group after the range; None: the end of the file.
-    """
+    """A file, or a range of it: of bytes between two documents, or of the row groups of a Parquet file."""
 
     source: Source
-    start: int = 0
-    end: Optional[int] = None
+    start: int = 0  # first byte or row group
+    end: Optional[int] = None  # first byte or row group after the range; None: the end of the file
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks. Raises AlmaError if the file is broken, or a document is too long."""

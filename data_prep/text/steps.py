@@ -37,20 +37,14 @@ _SHOWN = 80  # characters of a dropped document
 
 @dataclass(frozen=True)
 class Plan:
-    """The input and the options of all steps.
-
-    Attributes:
-        stamps: stamps of the input files when the plan was made.
-        there: the stream to append to; None: a new one is made.
-        num_workers: processes on one machine.
-    """
+    """The input and the options of all steps."""
 
     options: PrepOptions
     sources: tuple[Source, ...]
     pieces: tuple[Piece, ...]
-    stamps: tuple[tuple[int, int], ...]
-    there: Optional[Stream] = None
-    num_workers: int = 1
+    stamps: tuple[tuple[int, int], ...]  # stamps of the input files when the plan was made
+    there: Optional[Stream] = None  # the stream to append to; None: a new one is made
+    num_workers: int = 1  # processes on one machine
 
     def refuse_changes(self) -> None:
         """Raise AlmaError if an input file changed since the plan was made."""
@@ -65,40 +59,24 @@ def _changed(label: str) -> AlmaError:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The sets.
+    """The sets."""
 
-    Attributes:
-        names: name of each set, as in the manifest.
-        num_megabatches: number of the mega-batches, which are the first sets.
-        groups: groups of the mega-batches, with ``--by``.
-        num_duplicates: documents that are dropped because an earlier one is equal.
-        first_bytes: bytes of the first mega-batch.
-    """
-
-    names: list[str]
-    num_megabatches: int
-    groups: list[str]
-    num_duplicates: int
-    first_bytes: int
+    names: list[str]  # name of each set, as in the manifest
+    num_megabatches: int  # number of the mega-batches, which are the first sets
+    groups: list[str]  # groups of the mega-batches, with ``--by``
+    num_duplicates: int  # documents that are dropped because an earlier one is equal
+    first_bytes: int  # bytes of the first mega-batch
 
 
 @dataclass
 class Encoded:
-    """The documents of a block in the order of their sets.
+    """The documents of a block in the order of their sets."""
 
-    Attributes:
-        bytes_read: bytes of the input.
-        sets: ``(documents,)``, int16, ascending.
-        counts: ``(documents, 3)``, int64: bytes, words and tokens of each.
-        ids: the ids of each document, in the bytes of a token file.
-        dropped: bytes, first words and n-gram of each document that shares one with held-out text.
-    """
-
-    bytes_read: int
-    sets: np.ndarray
-    counts: np.ndarray
-    ids: list[bytes]
-    dropped: list[dict[str, Any]]
+    bytes_read: int  # bytes of the input
+    sets: np.ndarray  # ``(documents,)``, int16, ascending
+    counts: np.ndarray  # ``(documents, 3)``, int64: bytes, words and tokens of each
+    ids: list[bytes]  # the ids of each document, in the bytes of a token file
+    dropped: list[dict[str, Any]]  # bytes, first words and n-gram of each document that shares one with held-out text
 
 
 class Work:

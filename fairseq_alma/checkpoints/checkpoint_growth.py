@@ -27,19 +27,12 @@ _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """Growth of all layers of experts in a model.
+    """Growth of all layers of experts in a model."""
 
-    Attributes:
-        layers: growth plan of each layer of experts, by its name in the model.
-        seed: random seed of new weights and noise.
-        noise: standard deviation of the noise on copied gate rows.
-        optimizer: value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``.
-    """
-
-    layers: Mapping[str, MixtureGrowth]
-    seed: int
-    noise: float = 0.0
-    optimizer: str = "reset"
+    layers: Mapping[str, MixtureGrowth]  # growth plan of each layer of experts, by its name in the model
+    seed: int  # random seed of new weights and noise
+    noise: float = 0.0  # standard deviation of the noise on copied gate rows
+    optimizer: str = "reset"  # value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``
 
     def part_of(self, name: str) -> tuple[str, Optional[MixtureGrowth]]:
         """Return the name of a parameter within its layer of experts, and the plan of the layer; None: not grown."""

@@ -28,17 +28,11 @@ _REMEDY = "members must share the dictionary, or classes and image sizes: train 
 
 @dataclass(frozen=True)
 class MemberModel:
-    """One member of an ensemble.
+    """One member of an ensemble."""
 
-    Attributes:
-        config: its ``cfg.model``.
-        weights: its ``model``.
-        file: its file; None if it is embedded.
-    """
-
-    config: dict[str, Any]
-    weights: Weights
-    file: Optional[Path]
+    config: dict[str, Any]  # its ``cfg.model``
+    weights: Weights  # its ``model``
+    file: Optional[Path]  # its file; None if it is embedded
 
 
 def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:

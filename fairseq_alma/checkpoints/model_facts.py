@@ -20,18 +20,12 @@ class ModelFacts:
     """Figures of a model.
 
     Only matrix products are counted as operations, with two for a multiply-add, as in ``torch.utils.flop_counter``.
-
-    Attributes:
-        num_params: parameters in the checkpoint; shared ones count once.
-        num_experts: experts in each Switch layer; 1 for a dense model.
-        test_flops_per_token: operations of a forward pass per token.
-        num_members: members of an ensemble; 1 for a single model.
     """
 
-    num_params: int
-    num_experts: int
-    test_flops_per_token: int
-    num_members: int = 1
+    num_params: int  # parameters in the checkpoint; shared ones count once
+    num_experts: int  # experts in each Switch layer; 1 for a dense model
+    test_flops_per_token: int  # operations of a forward pass per token
+    num_members: int = 1  # members of an ensemble; 1 for a single model
 
     @property
     def train_flops_per_token(self) -> int:

@@ -59,30 +59,18 @@ def read_npy(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ImageStream:
-    """The images of a stream.
-
-    Attributes:
-        stream: the manifest.
-        images: ``(num_images, C, H, W)``, uint8, memory-mapped.
-        labels: ``(num_images,)``, int64, from 0 to ``num_classes - 1``.
-        dataset: name of the data set, such as ``mnist``.
-        shape: ``(C, H, W)`` of one image.
-        num_classes: number of classes.
-        mean: of each channel over the published training images, from 0 to 1.
-        std: standard deviation of each channel, in the unit of ``mean``.
-        augment: whether training crops and flips images at random.
-    """
+    """The images of a stream."""
 
     stream: Stream
-    images: np.ndarray = field(repr=False)
-    labels: np.ndarray = field(repr=False)
+    images: np.ndarray = field(repr=False)  # ``(num_images, C, H, W)``, uint8, memory-mapped
+    labels: np.ndarray = field(repr=False)  # ``(num_images,)``, int64, from 0 to ``num_classes - 1``
     _indices: Mapping[str, np.ndarray] = field(repr=False)
-    dataset: str
-    shape: tuple[int, int, int]
+    dataset: str  # name of the data set, such as ``mnist``
+    shape: tuple[int, int, int]  # ``(C, H, W)`` of one image
     num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: bool
+    mean: tuple[float, ...]  # of each channel over the published training images, from 0 to 1
+    std: tuple[float, ...]  # standard deviation of each channel, in the unit of ``mean``
+    augment: bool  # whether training crops and flips images at random
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "ImageStream":

@@ -70,17 +70,11 @@ def document_hashes(documents: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of some documents.
+    """The n-grams of some documents."""
 
-    Attributes:
-        hashes: ``(n-grams,)``, uint64.
-        documents: ``(n-grams,)``: number of each n-gram's document, ascending.
-        starts: ``(n-grams,)``: number of its first word in the document.
-    """
-
-    hashes: np.ndarray
-    documents: np.ndarray
-    starts: np.ndarray
+    hashes: np.ndarray  # ``(n-grams,)``, uint64
+    documents: np.ndarray  # ``(n-grams,)``: number of each n-gram's document, ascending
+    starts: np.ndarray  # ``(n-grams,)``: number of its first word in the document
 
 
 @dataclass(frozen=True)

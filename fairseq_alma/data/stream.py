@@ -85,43 +85,27 @@ class StreamFile:
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a stream: a mega-batch, a part of one, the validation set or the test set.
+    """One part of a stream: a mega-batch, a part of one, the validation set or the test set."""
 
-    Attributes:
-        name: ``megabatch-000/train``, ``megabatch-000/holdout`` (text), ``megabatch-000/valid`` (images), ``valid`` or
-            ``test``.
-        files: ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images.
-        num_documents: sequences in the token file, each of which ends with eos.
-        num_words: words of the text, separated by white space.
-        num_tokens: ids in the token file, with one eos for each document.
-        num_bytes: bytes of the documents in UTF-8.
-        num_images: images, in a stream of images.
-    """
-
+    # ``megabatch-000/train``, ``megabatch-000/holdout`` (text), ``megabatch-000/valid`` (images), ``valid`` or ``test``
     name: Name
-    files: tuple[StreamFile, ...]
-    num_documents: Count = 0
-    num_words: Count = 0
-    num_tokens: Count = 0
-    num_bytes: Count = 0
-    num_images: Count = 0
+    files: tuple[StreamFile, ...]  # ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images
+    num_documents: Count = 0  # sequences in the token file, each of which ends with eos
+    num_words: Count = 0  # words of the text, separated by white space
+    num_tokens: Count = 0  # ids in the token file, with one eos for each document
+    num_bytes: Count = 0  # bytes of the documents in UTF-8
+    num_images: Count = 0  # images, in a stream of images
 
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """The tokenizer of a stream of text.
+    """The tokenizer of a stream of text."""
 
-    Attributes:
-        kind: ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``).
-        vocab_size: number of tokens, one for each line of ``dict.txt``; fairseq adds four symbols of its own.
-        sha256: sha256 of paths and content of the files.
-        files: files in ``tokenizer/``.
-    """
-
+    # ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``)
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
-    vocab_size: Positive
-    sha256: Sha256
-    files: tuple[StreamFile, ...]
+    vocab_size: Positive  # number of tokens, one for each line of ``dict.txt``; fairseq adds four symbols of its own
+    sha256: Sha256  # sha256 of paths and content of the files
+    files: tuple[StreamFile, ...]  # files in ``tokenizer/``
 
     @classmethod
     def describe(cls, kind: str, vocab_size: int, files: Sequence[StreamFile]) -> "TokenizerEntry":
@@ -131,25 +115,17 @@ class TokenizerEntry:
 
 @dataclass(frozen=True)
 class ImagesEntry:
-    """The images of a stream; the splits are indices into them.
+    """The images of a stream; the splits are indices into them."""
 
-    Attributes:
-        dataset: name of the data set, such as ``mnist``.
-        shape: ``(C, H, W)`` of one image.
-        num_classes: labels are from 0 to ``num_classes - 1``.
-        mean: mean of each channel of the published training images, in units from 0 to 1.
-        std: standard deviation of each channel, in the same unit; 1 if all pixels of the channel are equal.
-        augment: whether training crops (after padding by 4) and flips at random, as is usual for natural images.
-        files: ``images.npy``, uint8 ``(num_images, C, H, W)``, and ``labels.npy``, int64 ``(num_images,)``; the
-            published training images come first, then the test images.
-    """
-
-    dataset: Name
-    shape: tuple[Side, Side, Side]
-    num_classes: Positive
-    mean: tuple[Union[int, float], ...]
+    dataset: Name  # name of the data set, such as ``mnist``
+    shape: tuple[Side, Side, Side]  # ``(C, H, W)`` of one image
+    num_classes: Positive  # labels are from 0 to ``num_classes - 1``
+    mean: tuple[Union[int, float], ...]  # mean of each channel of the published training images, in units from 0 to 1
+    # standard deviation of each channel, in the same unit; 1 if all pixels of the channel are equal
     std: tuple[Amount, ...]
-    augment: bool
+    augment: bool  # whether training crops (after padding by 4) and flips at random, as is usual for natural images
+    # ``images.npy``, uint8 ``(num_images, C, H, W)``, and ``labels.npy``, int64 ``(num_images,)``; the published
+    # training images come first, then the test images
     files: tuple[StreamFile, ...]
 
     def __post_init__(self) -> None:
@@ -191,28 +167,17 @@ def split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[str
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream: B mega-batches, a validation set and a test set in one folder.
+    """A stream: B mega-batches, a validation set and a test set in one folder."""
 
-    Attributes:
-        root: folder of the stream.
-        kind: ``text`` or ``images``.
-        seed: random seed of the assignment to the splits.
-        splits: all splits, in the order of `split_names`.
-        tokenizer: tokenizer of a stream of text.
-        dictionary: file ``dict.txt`` of a stream of text.
-        images: images of a stream of images.
-        other_files: further files of the stream.
-        history: commands that made it, each with its options and the sha256 of every input file.
-    """
-
-    root: Path
-    kind: Annotated[str, Meta(pattern="^(text|images)$")]
-    seed: Count
-    splits: tuple[Split, ...]
-    tokenizer: Optional[TokenizerEntry] = None
-    dictionary: Optional[StreamFile] = None
-    images: Optional[ImagesEntry] = None
-    other_files: tuple[StreamFile, ...] = ()
+    root: Path  # folder of the stream
+    kind: Annotated[str, Meta(pattern="^(text|images)$")]  # ``text`` or ``images``
+    seed: Count  # random seed of the assignment to the splits
+    splits: tuple[Split, ...]  # all splits, in the order of `split_names`
+    tokenizer: Optional[TokenizerEntry] = None  # tokenizer of a stream of text
+    dictionary: Optional[StreamFile] = None  # file ``dict.txt`` of a stream of text
+    images: Optional[ImagesEntry] = None  # images of a stream of images
+    other_files: tuple[StreamFile, ...] = ()  # further files of the stream
+    # commands that made it, each with its options and the sha256 of every input file
     history: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod

@@ -45,21 +45,14 @@ ENDLESS = ("fixed", "inverse_sqrt")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of alma-stream before training. Checks raise ValueError with a message that begins with an option.
+    """A run of alma-stream before training. Checks raise ValueError with a message that begins with an option."""
 
-    Attributes:
-        kind: kind of data, ``text`` or ``images``.
-        plans: plans of all stages.
-        replay: whether each stage trains on all mega-batches so far.
-        last: returns the values of the last occurrence of an option after ``--``; None: not given.
-        features: all features of the run.
-    """
-
-    kind: str
-    plans: Sequence[StagePlan]
-    replay: bool
+    kind: str  # kind of data, ``text`` or ``images``
+    plans: Sequence[StagePlan]  # plans of all stages
+    replay: bool  # whether each stage trains on all mega-batches so far
+    # returns the values of the last occurrence of an option after ``--``; None: not given
     last: Callable[[str], Optional[tuple[str, ...]]]
-    features: "Features"
+    features: "Features"  # all features of the run
 
     @property
     def schedule(self) -> str:
@@ -90,48 +83,32 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Setting:
-    """The command in which a feature runs.
+    """The command in which a feature runs."""
 
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        optimizer: class name of the optimizer, as in checkpoints; None: the command does not train.
-        start: checkpoint of ``--continue-once``, whose optimizer is carried on; None: not given.
-        saving: fairseq's checkpoint options, read at the end of each update; None: the command has none.
-        batches: batch_size, max_tokens, update_freq and num_procs of the training; None: the command does not train.
-    """
-
-    device: str = "cpu"
-    optimizer: Optional[str] = None
-    start: Optional[str] = None
-    saving: Any = None
+    device: str = "cpu"  # ``cpu`` or ``cuda``
+    optimizer: Optional[str] = None  # class name of the optimizer, as in checkpoints; None: the command does not train
+    start: Optional[str] = None  # checkpoint of ``--continue-once``, whose optimizer is carried on; None: not given
+    saving: Any = None  # fairseq's checkpoint options, read at the end of each update; None: the command has none
+    # batch_size, max_tokens, update_freq and num_procs of the training; None: the command does not train
     batches: Optional[Mapping[str, Any]] = None
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the training of a stage.
+    """A part of the training of a stage."""
 
-    Attributes:
-        first_update: number of updates of the optimizer before the stage.
-        num_updates: number of updates in the stage; None: epochs end it.
-        is_branch: whether it is the copy with decaying learning rate.
-    """
-
-    first_update: int = 0
-    num_updates: Optional[int] = None
-    is_branch: bool = False
+    first_update: int = 0  # number of updates of the optimizer before the stage
+    num_updates: Optional[int] = None  # number of updates in the stage; None: epochs end it
+    is_branch: bool = False  # whether it is the copy with decaying learning rate
 
 
 @dataclass
 class Feature(Options):
-    """A dataclass whose fields are options (see `options.opt`). A feature overrides the hooks that it needs.
+    """A dataclass whose fields are options (see `options.opt`). A feature overrides the hooks that it needs."""
 
-    Attributes:
-        owned: options of fairseq-train that alma-stream sets for the feature -> advice for the user.
-        predicts_with: checkpoint to test: ``average``, ``best`` or ``branch``; None: the last one.
-    """
-
+    # options of fairseq-train that alma-stream sets for the feature -> advice for the user
     owned: ClassVar[Mapping[str, str]] = {}
+    # checkpoint to test: ``average``, ``best`` or ``branch``; None: the last one
     predicts_with: ClassVar[Optional[str]] = None
 
     @property
