@@ -56,15 +56,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the sum over tokens of the cross entropy of ``softmax(features @ weight.T + bias)``.
 
-    Args:
-        features: input of the output layer, (S, M).
-        weight: weights of the output layer, (V, M).
-        target: token ids, (S,) int64.
-        ignore_index: target value of ignored tokens.
-        bias: constant added to the logits, (V,).
-
-    Returns:
-        Loss in nats, scalar fp32.
+    Features are (S, M), weights (V, M), targets (S,) int64. Tokens with the target ``ignore_index`` do not count; the
+    (V,) bias has no gradient. The sum is fp32, in nats.
     """
     if not torch.is_grad_enabled():
         return token_losses(features, weight, target, bias).masked_fill(target == ignore_index, 0.0).sum()

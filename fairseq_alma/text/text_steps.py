@@ -73,17 +73,9 @@ class TextStep(Step):
     def test(
         self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Return for each split loss (bits per token), perplexity, and bits per byte where its bytes are known.
+        """Return for each split loss (bits per token), perplexity, and bits per byte if its bytes are known.
 
-        Args:
-            work: the stage.
-            path: checkpoint.
-            splits: names of the splits.
-            name: name of the log.
-            further: arguments that the stock command does not know.
-
-        Raises:
-            AlmaError: the command failed, or a loss is not finite.
+        ``name`` is that of the log. Raises AlmaError if the command fails or a loss is not finite.
         """
         work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
         log, stream, found = self.here / f"{name}.log", self.job.stream, {}
