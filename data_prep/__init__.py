@@ -1,1 +1,1 @@
-"""From raw text and published images to streams: the programs behind both prep commands, and a table of corpora."""
+"""Implement ``alma-prep-text``, ``alma-prep-images`` and ``data_prep.corpus``: make streams of text or images."""

@@ -1,4 +1,4 @@
-"""The stream at ``--out``: the one of an earlier command, or a new one, which appears complete or not at all."""
+"""Find the stream at ``--out``, and publish a new stream or additions to it atomically."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from fairseq_alma.files import publish, synchronise_tree
 
 
 def publish_stream(built: Path, stream: Stream) -> None:
-    """Write the manifest and rename folder ``built`` to the place of a new stream, ``stream.root``."""
+    """Write the manifest of a new stream and rename folder ``built`` to ``stream.root``."""
     write_manifest(stream, built / MANIFEST)
     publish(built, stream.root)
 
@@ -18,17 +18,17 @@ def publish_stream(built: Path, stream: Stream) -> None:
 def publish_additions(built: Path, stream: Stream) -> None:
     """Move the files in folder ``built`` to the stream at ``stream.root``, then write its new manifest.
 
-    A file that is not in the manifest does not belong to the stream, and files of a killed command are replaced.
+    A file that the manifest does not list is no part of the stream, so the files of a killed command are overwritten.
 
     Raises:
-        AlmaError: a path in the stream is a symbolic link or leads through one.
+        AlmaError: a file or a directory in the stream is a symbolic link.
     """
     synchronise_tree(built)
     files = sorted(path.relative_to(built) for path in built.rglob("*") if path.is_file())
     for part in (part for file in files for part in (file, *file.parents)):
         if part.name and (stream.root / part).is_symlink():
             raise AlmaError(
-                f"--out {stream.root}: {part} in it is a symbolic link, which is not written through; remove it"
+                f"--out {stream.root}: {part} in it is a symbolic link; remove the link and run the command again"
             )
     for file in files:
         (stream.root / file).parent.mkdir(exist_ok=True)
@@ -38,10 +38,10 @@ def publish_additions(built: Path, stream: Stream) -> None:
 
 
 def stream_at(out: Path, kind: str) -> Optional[Stream]:
-    """Return the stream of this kind at ``--out``; None: no such folder, or an empty one.
+    """Return the stream of this kind at ``--out``, or None if the folder does not exist or is empty.
 
     Raises:
-        AlmaError: something else is there.
+        AlmaError: ``--out`` is a stream of another kind, another folder or a mount point.
     """
     if (out / MANIFEST).exists():
         there = Stream.open(out)
@@ -56,9 +56,9 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
 
 
 def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, Any], advice: str) -> None:
-    """Raise AlmaError, with advice, unless the command ``now`` equals the one that made the stream at ``out``.
+    """Raise AlmaError, with advice, unless the command ``now`` equals the command that made the stream at ``out``.
 
-    A record has ``options`` by their flags, and ``inputs``, each with ``name`` and digest.
+    A record of a command has ``options`` (flag -> value) and ``inputs`` (records with ``name`` and digest).
     """
     if not history:
         raise AlmaError(f"--out {out}: the stream there does not record the command that made it; {advice}")
@@ -75,5 +75,5 @@ def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: M
 
 
 def recorded_name(path: Path) -> str:
-    """Return a file's name for a manifest: bytes that are not UTF-8 become ``\\xff``."""
+    """Return the name of a file for a manifest: bytes that are not UTF-8 become ``\\xff``."""
     return os.fsencode(path.name).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""Read plain and compressed files alike, and report clearly when one is broken.
+"""Read plain and compressed files through one interface, and report damaged files in one line.
 
 The first bytes of a file determine its kind, so that standard input and misnamed files work too. Several members, empty
 and skippable frames, and padding are read as the command-line tools read them. xopen and fsspec read bzip2 and xz
@@ -21,17 +21,17 @@ _MAGIC = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstandard",
-    **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # a skippable frame, as of pzstd
+    **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # pzstd writes skippable frames
 }
 _READ_SIZE = 1 << 17
-_ZSTANDARD_READ_SIZE = 1 << 12  # frames decompress at once, to 30,000 times their size at most
-_ZSTANDARD_WINDOW = 1 << 31  # bytes, as for zstd --long=31; a frame takes only the memory that it fills
-_XZ_MEMORY = 1 << 29  # bytes; xz -9 needs 65 MiB
-_LARGEST_CONTENT = 1 << 30  # bytes of published data
+_ZSTANDARD_READ_SIZE = 1 << 12  # A frame is decompressed at once; its content has at most 30,000 times its size.
+_ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31; a frame allocates only the memory that it needs
+_XZ_MEMORY = 1 << 29  # bytes; decompressing the output of xz -9 needs 65 MiB
+_LARGEST_CONTENT = 1 << 30  # bytes; larger than every published file
 
 
 def strip_compression_suffix(name: str) -> str:
-    """Return a file's name without a suffix such as ``.gz``."""
+    """Return a file name without its compression suffix, such as ``.gz``."""
     path = Path(name)
     return path.stem if path.suffix in _SUFFIXES else path.name
 
@@ -47,7 +47,7 @@ class DecompressedFile:
         is_packed: whether the file is compressed.
 
     Raises:
-        AlmaError: the name ends like that of compressed data, but the content is something else.
+        AlmaError: the name has a compression suffix, but the content has another format.
     """
 
     def __init__(self, path: Path, label: str) -> None:
@@ -72,7 +72,7 @@ class DecompressedFile:
 
     @property
     def position(self) -> int:
-        """Bytes of the file itself that have been read."""
+        """Number of bytes read from the file, before decompression."""
         return self._raw.tell()
 
     def skip(self, num_bytes: int) -> None:
@@ -90,7 +90,7 @@ class DecompressedFile:
         try:
             while len(self._ready) < size and (piece := next(self._pieces, None)) is not None:
                 self._ready += piece
-        except Exception as error:  # each format has errors of its own
+        except Exception as error:  # Each format raises errors of other types.
             if isinstance(error, (MemoryError, AlmaError)) or (isinstance(error, OSError) and error.errno is not None):
                 raise
             raise AlmaError(
@@ -127,7 +127,7 @@ def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
         member = new()
         while not member.eof:
             if not rest and getattr(member, "needs_input", True) and not (rest := raw.read(read_size)):
-                raise EOFError("the file ends too early")
+                raise EOFError("unexpected end of file")
             yield member.decompress(rest, *limit)
             rest = b""
         rest = member.unused_data

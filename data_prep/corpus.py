@@ -1,4 +1,4 @@
-"""A published corpus: fetch what is missing, check it, and make a stream of it.
+"""Download a published corpus, check its files, and make a stream from them.
 
     python -m data_prep.corpus mnist --out STREAM --megabatches 500
     python -m data_prep.corpus wikipedia-2015 --text articles.txt
@@ -38,19 +38,19 @@ from fairseq_alma.terminal import print_line
 HOME = Path("corpora")
 _TEXTS = ("kjv", "wikipedia-2015")
 _TIMEOUT_SECONDS = 60
-_VERSES_PER_CHAPTER = 1000  # a verse's id is BBCCCVVV: book, chapter, verse
+_VERSES_PER_CHAPTER = 1000  # The id of a verse is BBCCCVVV: book, chapter, verse.
 _EXTRACTOR_TAG = re.compile(r"^<doc [^>]*>$|^</doc>$")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A row of the table.
+    """A published corpus, a row of `CORPORA`.
 
     Attributes:
         about: content, size, rights and source.
-        url: address of its archive, or of each of its files by ``{name}``; empty: a package contains it.
-        sha256: sha256 of the archive, of the decompressed content of each file, or of all files together.
-        names: names of the files; none for an archive.
+        url: address of the archive, or address of a file with ``{name}``; empty if a Python package has the corpus.
+        sha256: sha256 of the archive, of the decompressed content of each file, or of all files concatenated.
+        names: names of the files; empty for an archive.
     """
 
     about: str
@@ -77,7 +77,7 @@ CORPORA: Mapping[str, Corpus] = {
     "mnist": Corpus(
         "MNIST (11 MB, 70,000 digits; LeCun, Cortes and Burges; PyTorch's mirror)",
         "https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
-        (  # many public repositories quote them for the authors' files
+        (  # Many public repositories list these sums for the authors' files.
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
             "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -88,10 +88,10 @@ CORPORA: Mapping[str, Corpus] = {
     "emnist": Corpus(
         "EMNIST (562 MB, up to 814,255 letters and digits; the authors' page at NIST, Cohen et al. 2017)",
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-        # several public repositories quote it, with the MD5 sum 58c8d27c78d21e728a6bc7b3cc06412e
+        # Several public repositories list this sum, with the MD5 sum 58c8d27c78d21e728a6bc7b3cc06412e.
         ("fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",),
     ),
-    # several public repositories quote them; the author's page has the MD5 sums c32a1d4ab5d03f1284b67883e8d87530
+    # Several public repositories list these sums; the author's page has the MD5 sums c32a1d4ab5d03f1284b67883e8d87530
     # and 03b5dce01913d631647c71ecec9e9cb8
     "cifar10": Corpus(
         f"CIFAR-10 (170 MB, {_CIFAR}",
@@ -117,13 +117,18 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, corpus in CORPORA.items():
         one = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
-        one.add_argument("--source", type=Path, default=HOME / name, help="folder of its files (default: %(default)s)")
+        one.add_argument(
+            "--source", type=Path, default=HOME / name, help="folder of the downloaded files (default: %(default)s)"
+        )
         if name == "emnist":
             one.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
         if name in _TEXTS:
             one.add_argument("--out", type=utf8_path, metavar="STREAM", help="folder of the stream")
             one.add_argument(
-                "--text", type=utf8_path, metavar="FILE", help=f"file of the documents (default: corpora/{name}.txt)"
+                "--text",
+                type=utf8_path,
+                metavar="FILE",
+                help=f"text file to write the documents to (default: corpora/{name}.txt)",
             )
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
@@ -131,7 +136,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         find(args.name, args.source, *split[1:])
         return prep_images([args.name, *split, "--source", str(args.source), *rest])
     if args.out is None and args.text is None:
-        parser.error("--out STREAM is needed, or --text FILE for the documents alone")
+        parser.error("--out STREAM is required, or --text FILE to write only the documents")
     text = args.text or HOME / f"{args.name}.txt"
     if args.text is not None or not text.exists():
         refuse_irregular(text)
@@ -144,10 +149,10 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
-    """Return the files of a corpus in a folder; missing ones are fetched, all are checked.
+    """Download the missing files of a corpus into a folder, check all files and return their paths.
 
     Raises:
-        AlmaError: a file cannot be fetched, or differs from the published one.
+        AlmaError: a file cannot be downloaded, or differs from the published file.
     """
     corpus = CORPORA[name]
     if corpus.names:
@@ -170,7 +175,7 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each article of wikiextractor's output, without tags: its title, then one paragraph a line."""
+    """Yield each article of wikiextractor's output without tags: the title, then one paragraph on each line."""
     article: list[str] = []
     for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):
@@ -197,7 +202,7 @@ def chapters() -> Iterator[str]:
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Return ``path``. If it does not exist, download ``url``; it appears only when it is complete."""
+    """Return ``path``; if it does not exist, download ``url`` to it atomically."""
     if path.exists():
         return path
     print_line(f"fetching {url}", sys.stderr)
@@ -205,24 +210,24 @@ def fetch(url: str, path: Path) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
             shutil.copyfileobj(answer, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise AlmaError(f"{url}: cannot be downloaded ({error}); download it by other means to {path}") from error
+        raise AlmaError(f"{url}: cannot be downloaded ({error}); download it with another program to {path}") from error
     return path
 
 
 def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
-    """Raise AlmaError unless the contents, one after the other, have this sha256."""
+    """Raise AlmaError unless the concatenated contents have this sha256."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)
     if digest.hexdigest() != expected:
         raise AlmaError(
-            f"{label}: sha256 {digest.hexdigest()} found, the published content has {expected}; remove it and run the "
-            "command again"
+            f"{label}: sha256 {digest.hexdigest()} found, the published content has {expected}; remove the file and "
+            "run the command again"
         )
 
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Write members of a zip or tar archive into a folder, without the archive's folders."""
+    """Extract members of a zip or tar archive into a folder, without their directories in the archive."""
     try:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
             for member in members:
@@ -231,7 +236,7 @@ def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
                     raise KeyError(f"{member} is not a file")
                 with content, open_atomically(folder / Path(member).name) as file:
                     shutil.copyfileobj(content, file)
-    except Exception as error:  # damaged archives cause errors of any type
+    except Exception as error:  # A damaged archive can raise an error of any type.
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise AlmaError(f"{archive}: damaged, or not the published archive ({error}); download it again") from error

@@ -1,5 +1,6 @@
-"""The program ``alma-prep-text``: raw text to a stream of token files.
+"""Implementation of ``alma-prep-text``: convert raw text to a stream of token files.
 
-Order of reading: ``command``, ``options``; ``source`` and ``documents`` (from input to documents); ``steps`` with
-``assignment``, ``tokenizer`` and ``encoder``; ``writing``; ``workers`` for one machine, ``cluster`` for several.
+Modules, in reading order: ``command`` and ``options`` (main function and options), ``source`` and ``documents`` (input
+files and their documents), ``steps`` with ``assignment``, ``tokenizer`` and ``encoder`` (the algorithm), ``writing``
+(output files), ``workers`` (processes on one machine), ``cluster`` (several machines).
 """

@@ -1,7 +1,7 @@
-"""Assign documents at random to mega-batches, a validation set, a test set and held-out parts.
+"""Assign documents at random to sets: mega-batches, a validation set, a test set, and a held-out set per mega-batch.
 
-Hash and seed give each document a key. In the order of the keys each set is a run of documents, cut where the bytes of
-UTF-8 reach the set's size. So each set has its size to within one document, whatever the lengths of the documents.
+The key of a document is computed from its hash and the seed. Documents are sorted by key and cut into consecutive
+sets where the number of UTF-8 bytes reaches the size of a set. So the size of each set is exact to within one document.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 
 Size = Union[int, float]
-"""A number of bytes, or, below 1, a share of all bytes."""
+"""A number of bytes, or a share of all bytes if it is less than 1."""
 _TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
-_PAPER_VALID_SHARE = 0.1  # of a mega-batch
+_PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the keys of documents, uint64; with positions, equal texts get different keys."""
+    """Return the sorting keys of documents, uint64; with ``positions``, equal documents get different keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
@@ -29,20 +29,20 @@ class Shares:
     """Number and sizes of the sets."""
 
     num_megabatches: int
-    by_argument: bool = False  # whether each argument of the command, or each group, is a mega-batch
-    held_out: bool = True  # whether there are a validation and a test set
-    like_paper: bool = False  # whether these have the paper's sizes where no size is given
+    by_argument: bool = False  # whether each INPUT, or each group of ``--by``, is a mega-batch
+    held_out: bool = True  # whether the stream gets a validation set and a test set
+    like_paper: bool = False  # whether their default sizes are the sizes of the paper
     valid: Optional[Size] = None
     test: Optional[Size] = None
-    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None: there are no such parts
-    sample: int = 0  # bytes of the tokenizer's sample of the first mega-batch
+    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None for no held-out parts
+    sample: int = 0  # number of bytes of mega-batch 0 on which the tokenizer is trained
 
     @property
     def num_sets(self) -> int:
         return self.num_megabatches * (1 if self.holdout is None else 2) + (2 if self.held_out else 0)
 
     def held_out_bytes(self, total: int) -> tuple[int, int]:
-        """Return the bytes of the validation and of the test set, out of ``total``."""
+        """Return (bytes of the validation set, bytes of the test set) for a text of ``total`` bytes."""
         if not self.held_out:
             return 0, 0
         valid, test = bytes_of(self.valid, total), bytes_of(self.test, total)
@@ -56,23 +56,23 @@ class Shares:
 
 
 def bytes_of(size: Optional[Size], total: int) -> Optional[int]:
-    """Return a size in bytes, out of ``total``; None: no size is given."""
+    """Convert a size to bytes for a text of ``total`` bytes; return None for None."""
     return size if size is None or isinstance(size, int) else max(1, round(size * total))
 
 
 def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarray:
     """Return the set of each document, int16.
 
-    Sets 0 to B-1 are the mega-batches, B and B+1 the validation and the test set if there are any. The held-out parts
-    of the mega-batches follow. ``num_sets`` marks the documents of mega-batch 0 on which the tokenizer is trained.
+    Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out parts follow, if requested.
+    The number ``num_sets`` marks the documents of mega-batch 0 on which the tokenizer is trained.
 
     Args:
-        sizes: ``(documents,)``: bytes of each document, in the order of the keys; at least one document.
-        arguments: ``(documents,)``: argument or group of each document.
+        sizes: ``(documents,)``: bytes of each document, sorted by key; at least one document.
+        arguments: ``(documents,)``: number of the INPUT or group of each document.
         shares: number and sizes of the sets.
 
     Raises:
-        AlmaError: a size is larger than the text.
+        AlmaError: the sets need more bytes than the text has.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     total, num_megabatches, first = int(ends[-1]), shares.num_megabatches, 0
@@ -95,9 +95,11 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     else:
         order, begin = np.arange(first, len(sizes)), int(ends[first - 1]) if first else 0
         targets = begin + (total - begin) / num_megabatches * np.arange(1, num_megabatches)
-        last = np.searchsorted(ends, targets)  # the document that reaches the target, included if its end is nearer
+        last = np.searchsorted(
+            ends, targets
+        )  # Include the document that crosses the target if its end is nearer to the target than its start.
         bounds = last + (targets - (ends[last] - sizes[last]) >= ends[last] - targets) - first
-    del ends  # 64 bytes a document are what assigning may take
+    del ends  # Assigning may need at most 64 bytes of memory for each document.
     for number, own in enumerate(np.split(order, bounds)):
         sets[own] = number
         if shares.holdout is not None:
@@ -119,5 +121,5 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
 
 
 def _count(ends: np.ndarray, num_bytes: int) -> int:
-    """Return how many documents have a number of bytes together, or all if they have less."""
+    """Return the smallest n such that the first n documents have ``num_bytes`` bytes, or the number of documents."""
     return min(int(np.searchsorted(ends, num_bytes)) + 1, len(ends))

@@ -1,7 +1,7 @@
-"""The steps of ``alma-prep-text`` as pipeline steps of datatrove, for its executors: this machine, SLURM, Ray.
+"""Run the steps of ``alma-prep-text`` as datatrove pipeline steps, on one machine, SLURM or Ray.
 
-The ranks of a stage share the pieces of the input and write files that appear when they are complete; datatrove skips
-completed ranks. The stream equals that of the command to the last byte. Needs the extra ``[cluster]``.
+The ranks of a stage share the pieces of the input (see ``documents``) and write their files atomically; datatrove
+skips completed ranks. The stream is byte-identical to the stream of the command. Requires the extra ``[cluster]``.
 """
 
 import os
@@ -25,7 +25,7 @@ from fairseq_alma.files import open_atomically, work_folder
 
 STAGES = ("plan", "hash", "assign", "sample", "prepare", "encode", "publish")
 SINGLE = ("plan", "assign", "prepare", "publish")
-"""The stages with one rank."""
+"""Stages that run on one rank."""
 
 
 class StreamStage(PipelineStep):
@@ -39,15 +39,15 @@ class StreamStage(PipelineStep):
         self.options, self.folder = options, folder
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Run the stage for this rank's pieces.
+        """Run the stage on the pieces of this rank.
 
         Raises:
-            AlmaError: the input or the options do not allow it, or a step before gives documents.
+            AlmaError: the input or the options are invalid, or the pipeline has an earlier step.
         """
         if data is not None:
             raise AlmaError(
-                f"{self.name}: needs a pipeline of its own; end the one before with a writer such as JsonlWriter, and "
-                "give its folder as INPUT"
+                f"{self.name}: must be the only step of its pipeline; end the earlier pipeline with a writer "
+                "such as JsonlWriter, and give its folder as INPUT"
             )
         work = Work(self.folder)
         if self.name == "plan":
@@ -97,14 +97,14 @@ class StreamStage(PipelineStep):
 
 
 def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
-    """Return the stages from text to a stream, in order; each needs a pipeline of its own.
+    """Return the stages that make a stream, in order; run each in a separate pipeline.
 
     Args:
         words: command line of ``alma-prep-text``; ``--workers`` is ignored.
-        work: work folder, which all ranks can access; it may be deleted afterwards.
+        work: work folder that all ranks can access; you can delete it afterwards.
 
     Raises:
-        AlmaError: an input is standard input.
+        AlmaError: an input is ``-`` (standard input).
     """
     options = parse_options(words)
     if "-" in options.inputs:
@@ -123,18 +123,18 @@ def run_stages(
     depends: Optional[PipelineExecutor] = None,
     **options: Any,
 ) -> None:
-    """Run stages one after the other; with SLURM queue them, each to start when the one before has succeeded.
+    """Run stages one after the other; with SLURM, submit all stages, each depending on the previous stage.
 
     Args:
-        stages: stages, as `stream_stages` returns them.
+        stages: stages returned by `stream_stages`.
         executor: ``LocalPipelineExecutor``, ``SlurmPipelineExecutor`` or ``RayPipelineExecutor``.
-        tasks: ranks of each stage that may have more than one.
+        tasks: number of ranks of a stage; the stages in `SINGLE` use one rank.
         logging_dir: folder of datatrove's logs and its list of completed ranks.
-        depends: pipeline that must be done before.
-        options: further arguments of the executor.
+        depends: pipeline that must be complete before the first stage starts.
+        options: additional arguments of the executor.
 
     Raises:
-        AlmaError: not all ranks of a stage are done, and the executor did not raise the reason.
+        AlmaError: some ranks of a stage are incomplete, and the executor did not raise the reason.
     """
     is_queued = isinstance(executor, type) and issubclass(executor, SlurmPipelineExecutor)
     for stage in stages:
@@ -149,6 +149,6 @@ def run_stages(
         if not is_queued:
             depends.run()
             if depends.get_incomplete_ranks(skip_completed=True):
-                raise AlmaError(f"{stage.name}: not all ranks are done; see {logging_dir}/{stage.name}/logs")
+                raise AlmaError(f"{stage.name}: some ranks are incomplete; see {logging_dir}/{stage.name}/logs")
     if is_queued and depends is not None:
         depends.run()

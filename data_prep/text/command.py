@@ -1,4 +1,4 @@
-"""``alma-prep-text``: raw text to a stream of mega-batches."""
+"""``alma-prep-text``: convert raw text to a stream of mega-batches."""
 
 import sys
 import tempfile
@@ -20,7 +20,7 @@ from fairseq_alma.files import work_folder
 from fairseq_alma.terminal import LiveLine, format_duration, print_line
 
 SHOWN_GROUPS = 12
-LARGE_SHARE = 0.1  # of the training text
+LARGE_SHARE = 0.1  # share of the training text
 
 
 @command
@@ -38,19 +38,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
-    """Make or extend a stream.
+    """Make a new stream, or append to an existing one.
 
     Returns:
         The stream, or None if the same command was completed before.
 
     Raises:
-        AlmaError: the input, the options or the files at ``--out`` do not allow it.
+        AlmaError: the input, the options or the files at ``--out`` are invalid.
     """
-    existing_stream(options)  # report errors before the input is read
+    existing_stream(options)  # Report errors before reading the input.
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)
     with work_folder(options.out, "alma-prep-text") as root:
-        there = existing_stream(options)  # another process may have changed it before the lock
+        there = existing_stream(options)  # Another process may have changed the stream before this process locked it.
         work = Work(tempfile.mkdtemp(dir=root))
         work.make_plan(there, options, Path(work.folder), options.workers)
         plan = work.plan
@@ -68,7 +68,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
 
 
 def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
-    """Yield the results of a step for all pieces; show its share of the bytes, MB per second and the time left."""
+    """Yield the results of a step for all pieces, and show the progress: share of bytes, MB/s and time left."""
     line, start, done = LiveLine(), time.monotonic(), 0
     total = sum(size for size, _ in plan.stamps)
     try:
@@ -84,10 +84,10 @@ def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
 
 
 def existing_stream(options: PrepOptions) -> Optional[Stream]:
-    """Return the stream at ``--out``; None: there is none. Raises AlmaError if ``--append`` needs one."""
+    """Return the stream at ``--out`` or None. Raises AlmaError if there is no stream for ``--append``."""
     there = stream_at(options.out, "text")
     if there is None and options.append:
-        raise AlmaError(f"--out {options.out}: no stream to append to; remove --append to make one")
+        raise AlmaError(f"--out {options.out}: no stream to append to; remove --append to make a new stream")
     if there is not None and options.append:
         there.verify([])
     return there
@@ -107,7 +107,7 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
 
 
 def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
-    """Return the record of a command for the history, with the sha256 of each input file."""
+    """Return the command's record for the history of the stream, with the sha256 of each input file."""
     options = plan.options
     tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
     inputs = [
@@ -143,8 +143,8 @@ def _describe(stream: Stream, seconds: float) -> None:
         )
         if share > LARGE_SHARE:
             print(
-                f"warning: a large share was dropped. Some texts, such as program code, share {size} words without "
-                f"being copies; {DECONTAMINATE} {4 * size} drops longer copies only, --no-decontaminate none"
+                f"warning: a large share was dropped. Texts such as program code can share {size} words without being "
+                f"copies; {DECONTAMINATE} {4 * size} drops only longer copies, --no-decontaminate keeps all documents"
             )
     wanted = last["options"].get("--vocab-size")
     if wanted not in (None, AUTO) and wanted != vocab_size:

@@ -1,7 +1,7 @@
-"""Input files, the pieces that workers read independently, their blocks, and the documents in these.
+"""Cut input files into pieces for workers, and read the blocks and documents of a piece.
 
-A piece is a byte range of a plain file, row groups of a Parquet file, or complete files. A block is about one MiB of it
-that begins and ends between two documents. The documents do not depend on the places where pieces and blocks are cut.
+A piece is a byte range of a plain file, a range of row groups of a Parquet file, or several complete files. A block is
+about one MiB of a piece and contains complete documents. The documents do not depend on the sizes of pieces and blocks.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from data_prep.compression import DecompressedFile
 from fairseq_alma.errors import AlmaError
 
 PERIODS = {"year": 4, "month": 7, "day": 10}
-"""Number of characters of a date, such as ``2024-05-17``, that name the period."""
+"""Length of the date prefix that identifies a period, in a date such as ``2024-05-17``."""
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIECE_SIZE = 1 << 23  # bytes of a file
@@ -32,40 +32,40 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Source:
-    """One file of input."""
+    """An input file."""
 
     path: Path
     label: str  # name of the file in messages
-    argument: int  # number, from 0, of the command's argument that named it or its folder
+    argument: int  # index of the INPUT argument that names the file or its folder
     form: str  # ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``
     field: str  # field or column of the text
-    is_copy: bool = False  # whether it is the copy of standard input or of a pipe
-    by: Optional[str] = None  # field or column of a document's group (``--by``)
-    period: Optional[str] = None  # one of `PERIODS`: the group is this part of a date; None: the full value
+    is_copy: bool = False  # whether the file is a copy of standard input or of a pipe
+    by: Optional[str] = None  # field or column with the group of a document (``--by``)
+    period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None: the full value
 
     @property
     def name(self) -> str:
-        """The name that the manifest records."""
+        """File name in the manifest."""
         return "-" if self.is_copy else recorded_name(self.path)
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Size in bytes, and time of the last change: both stay equal while the content stays equal."""
+        """(size in bytes, modification time), to detect changes of the content."""
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of one file that begins and ends between two documents."""
+    """Consecutive complete documents of one file, about one MiB."""
 
     source: Source
-    content: Union[bytes, Sequence[tuple]]  # bytes; of a table rows, ``(text,)`` or ``(text, group)``
-    start: int = 0  # position of its first byte in the decompressed file, from 0; of a table number of its first row
-    bytes_read: int = 0  # bytes of the file that were read for it
+    content: Union[bytes, Sequence[tuple]]  # bytes, or for Parquet rows ``(text,)`` or ``(text, group)``
+    start: int = 0  # offset of the first byte in the decompressed file, or for Parquet index of the first row
+    bytes_read: int = 0  # number of bytes of the file that were read for the block
 
     def where(self, number: int) -> str:
-        """Return file and line, or row, of the block's line of this number from 0, for messages."""
+        """Return the file name and the line or row number of line ``number`` (from 0) of the block, for messages."""
         if self.source.form == "parquet":
             return f"{self.source.label}, row {self.start + number + 1}"
         line, left = number + 1, self.start
@@ -82,12 +82,12 @@ def documents_of(block: Block) -> list[str]:
 
 
 def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
-    """Return the documents of a block, each with its group, which is empty without ``--by``.
+    """Return (document, group) for each document of a block; the group is empty without ``--by``.
 
-    White space around a document is removed. A document without other characters is dropped.
+    White space at the start and end of a document is removed. A document of white space only is dropped.
 
     Raises:
-        AlmaError: the block is not UTF-8 text, a record lacks a field, or a value is not a text or not a group.
+        AlmaError: the block is not UTF-8 text, a record lacks a field, or a field has an invalid value.
     """
     source = block.source
     if source.form in ("text", "lines"):
@@ -98,7 +98,7 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     for number, value, group in _records(block):
         if not isinstance(value, str):
             raise AlmaError(
-                f"{block.where(number)}: {source.field!r} is {value!r:.40}, a text is needed; correct the record or "
+                f"{block.where(number)}: {source.field!r} is {value!r:.40}, a string is needed; correct the record or "
                 "give another --field"
             )
         try:
@@ -114,7 +114,7 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
 
 
 def _text_of(block: Block) -> str:
-    """Return a block of bytes as text with plain line feeds."""
+    """Decode a block of bytes; all line ends become line feeds."""
     content = block.content
     assert isinstance(content, bytes)
     remedy = "UTF-8 text is needed; convert the file (iconv), or remove it from the input"
@@ -131,7 +131,7 @@ def _text_of(block: Block) -> str:
 
 
 def _records(block: Block) -> Iterator[tuple[int, object, object]]:
-    """Yield number of line or row, text and group of each record."""
+    """Yield (line or row number, text, group) of each record."""
     if not isinstance(block.content, bytes):
         yield from ((number, row[0], row[-1]) for number, row in enumerate(block.content))
         return
@@ -178,25 +178,25 @@ def _group_name(block: Block, number: int, value: object) -> str:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file, or a range of it: of bytes between two documents, or of the row groups of a Parquet file."""
+    """A file, or a range of its bytes that contains complete documents, or a range of its Parquet row groups."""
 
     source: Source
     start: int = 0  # first byte or row group
-    end: Optional[int] = None  # first byte or row group after the range; None: the end of the file
+    end: Optional[int] = None  # first byte or row group after the range; None for the end of the file
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks. Raises AlmaError if the file is broken, or a document is too long."""
+        """Yield the blocks. Raises AlmaError if the file is damaged or a document is too long."""
         return _table_blocks(self) if self.source.form == "parquet" else _byte_blocks(self)
 
 
 Piece = tuple[FilePart, ...]
-"""A part of one large file, or several small files, that one task reads one after the other."""
+"""The input of one task: a part of a large file, or several small files."""
 
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     """Cut files into pieces of about `PIECE_SIZE` bytes."""
     pieces: list[Piece] = []
-    size = PIECE_SIZE + 1  # of the last piece; here, and after a large file, the next file begins a new one
+    size = PIECE_SIZE + 1  # size of the last piece; this value makes the next file begin a new piece
     for source in sources:
         starts, own_size = _part_starts(source), source.stamp[0]
         if pieces and len(starts) == 1 and size + own_size <= PIECE_SIZE:
@@ -232,7 +232,7 @@ def _part_starts(source: Source) -> list[int]:
 
 
 def _byte_blocks(part: FilePart) -> Iterator[Block]:
-    """Cut at the last boundary between two documents in each MiB."""
+    """Yield blocks that end at the last boundary between two documents in each MiB."""
     source, start = part.source, part.start
     boundary = _BOUNDARY.get(source.form, _LINE_END)
     pending, done, chunk = bytearray(), part.start, b"-"
@@ -242,7 +242,7 @@ def _byte_blocks(part: FilePart) -> Iterator[Block]:
         while chunk:
             left = BLOCK_SIZE if part.end is None else part.end - start - len(pending)
             chunk = file.read(min(left, BLOCK_SIZE))
-            searched = max(0, len(pending) - BLOCK_SIZE)  # a blank line may have begun in an earlier chunk
+            searched = max(0, len(pending) - BLOCK_SIZE)  # A blank line may have begun in an earlier chunk.
             pending += chunk
             line_end = len(pending)
             while chunk and (line_end := pending.rfind(b"\n", searched, line_end)) >= 0:
@@ -263,7 +263,7 @@ def _byte_blocks(part: FilePart) -> Iterator[Block]:
 
 @contextmanager
 def reading_table(source: Source) -> Iterator[Any]:
-    """Yield pyarrow. Raises AlmaError if it is not installed, or for any error that it raises."""
+    """Yield the module pyarrow. Convert its errors to AlmaError, also if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -273,7 +273,7 @@ def reading_table(source: Source) -> Iterator[Any]:
         yield pyarrow
     except AlmaError:
         raise
-    except Exception as error:  # damaged files cause errors of any type
+    except Exception as error:  # A damaged file can raise an error of any type.
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -281,7 +281,7 @@ def reading_table(source: Source) -> Iterator[Any]:
 
 
 def _table_blocks(part: FilePart) -> Iterator[Block]:
-    """Read the columns of a table, a few hundred rows at a time."""
+    """Yield blocks of a few hundred rows of the needed columns of a Parquet file."""
     source = part.source
     with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as table:
         names = table.schema_arrow.names

@@ -1,9 +1,9 @@
-"""Encode documents; with the usual byte-level BPE several times faster than `StreamTokenizer`, because text repeats.
+"""Encode documents. With byte-level BPE, a cache makes this several times faster than `StreamTokenizer`.
 
-GPT-2's rule cuts a text into pieces before any merge. So a chunk that begins and ends at such a cut has the same ids
-everywhere, and a table stores them. One regular expression finds the chunks; it cuts only where the rule is sure to
-cut, but not at every cut. Documents with control characters, or tokens added to the vocabulary, go to the tokenizer
-unsplit. A test compares both on odd text.
+GPT-2's pre-tokenization rule splits a text into words before any merge. So a chunk that begins and ends at such a
+split always has the same ids, which the cache stores. One regular expression finds the chunks; it splits only at
+places where the rule also splits. The tokenizer encodes documents with control characters or added tokens without
+splitting them. A test compares the ids of both on unusual text.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 
-# Each alternative starts at a cut, if the text before it ended at one, and ends at one:
+# Each alternative starts and ends at a split of the rule, provided that the text before it ended at a split:
 _CHUNK = re.compile(
     # letters or digits before other ASCII characters (a letter outside ASCII would continue the word)
     r" ?(?:[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)|[0-9]+(?=[!-/:-~ \n]|\Z))"
@@ -28,7 +28,7 @@ _CHUNK = re.compile(
     # anything else: white space, and other characters up to the next white space
     r"|\s*\S+|\s+\Z"
 )
-# White space for Python, but not for the rule.
+# Characters that are white space for Python, but not for the rule.
 _ODD = "\x1c\x1d\x1e\x1f"
 _MAX_CACHED_LENGTH = 32
 
@@ -45,7 +45,7 @@ class DocumentEncoder:
         self._unsplit_if = _needs_tokenizer(tokenizer.file) if tokenizer.kind == "tokenizers" else re.compile("")
 
     def encode(self, documents: Sequence[str]) -> list[bytes]:
-        """Return the ids of each document with its eos, as bytes of ``dtype``."""
+        """Return the ids of each document, followed by the id of EOS, as bytes of ``dtype``."""
         if self._unsplit_if is None:
             return self._encode_by_chunks(documents)
         unsplit = [number for number, document in enumerate(documents) if self._unsplit_if.search(document)]
@@ -61,7 +61,7 @@ class DocumentEncoder:
         self._cache.update(zip(missing, map(self._ids, self._tokenizer.encode_batch(missing)), strict=True))
         ids_of = self._cache.__getitem__
         encoded = [b"".join(map(ids_of, chunks)) + self._eos for chunks in chunked]
-        # Frequent chunks occur early, so no chunk is replaced once the cache is full.
+        # Frequent chunks occur early, so a full cache replaces no chunk.
         keep = self._cache_size - (len(self._cache) - len(missing))
         for chunk in [chunk for chunk in missing if len(chunk) > _MAX_CACHED_LENGTH] if keep > 0 else missing:
             del self._cache[chunk]
@@ -72,7 +72,7 @@ class DocumentEncoder:
 
 
 def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:
-    """Return a pattern of the documents that must not be split; the empty pattern is in every document."""
+    """Return a pattern that matches documents that must not be split; the empty pattern matches every document."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
     model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
     is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")

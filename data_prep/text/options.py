@@ -15,36 +15,36 @@ from fairseq_alma.options import Options, flag, integer, opt, options_of, real, 
 
 DEFAULT_FIELD = "text"
 FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
-FORMS_OF_TEXT = ("text", "lines")  # which have no fields
+FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Option in the history of a stream, which ``--append`` reads."""
+"""Name of the ``--decontaminate`` option in the history of a stream."""
 AUTO = 0
-"""Vocabulary size that depends on the bytes of the first mega-batch."""
+"""Value of ``--vocab-size`` that chooses the vocabulary size by the number of bytes of the first mega-batch."""
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
   alma-prep-text posts.parquet --by date --period month --out stream
   alma-prep-text 2026.txt.xz --out stream --append --megabatches 1
 
-Sizes are bytes of UTF-8 (N) or a share of all bytes (3%). A command that was completed before does nothing."""
+A size is a number of UTF-8 bytes (N) or a share of all bytes (3%). Repeating a completed command changes nothing."""
 
 
 def read_size(word: str) -> Size:
-    """Return a number of bytes, or for ``3%`` the share. Raises ValueError with the rule."""
+    """Convert a word to a number of bytes, or ``3%`` to 0.03. Raises ValueError with the rule."""
     if word.endswith("%"):
         return float(real(0, 50, above=True).read(word[:-1])) / 100
     return int(integer(1, MAX_COUNT).read(word))
 
 
 def read_vocab_size(word: str) -> int:
-    """Return a vocabulary size, of which 256 tokens are bytes. Raises ValueError with the rule."""
+    """Convert a word to a vocabulary size (at least 256). Raises ValueError with the rule."""
     return AUTO if word == "auto" else int(integer(256, 2**24).read(word))
 
 
 @dataclass(frozen=True)
 class PrepOptions(Options):
-    """Options of one command."""
+    """Options of ``alma-prep-text``."""
 
     out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
     megabatches: Optional[int] = opt(
@@ -52,13 +52,18 @@ class PrepOptions(Options):
     )
     one_per_input: bool = opt(False, "make each INPUT a mega-batch, in the given order")
     by: Optional[str] = opt(
-        None, "make each value of this field or column a mega-batch, in order", parse=utf8_word, metavar="NAME"
+        None,
+        "make one mega-batch for each value of this field or column, sorted by value",
+        parse=utf8_word,
+        metavar="NAME",
     )
-    period: Optional[str] = opt(None, "with --by: make each period of its dates a mega-batch", choices=tuple(PERIODS))
+    period: Optional[str] = opt(
+        None, "with --by: make one mega-batch for each period of the dates in the field", choices=tuple(PERIODS)
+    )
     append: bool = opt(False, "add mega-batches of new documents to the stream at --out")
     seed: int = opt(1, "random seed for assigning documents to sets", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
-        None, "make the test set as large as a mega-batch, the validation set a tenth of one", choices=("paper",)
+        None, "make the test set as large as a mega-batch, and the validation set 1/10 of that", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
         None, "size of the validation set (default: half of the test set)", parse=read_size
@@ -71,23 +76,25 @@ class PrepOptions(Options):
     field: Optional[str] = opt(
         None, f"field or column of the text (default: {DEFAULT_FIELD})", parse=utf8_word, metavar="NAME"
     )
-    keep_duplicates: bool = opt(False, "keep documents with the same letters as an earlier one (default: drop them)")
+    keep_duplicates: bool = opt(
+        False, "keep documents with the same letters as an earlier document (default: drop them)"
+    )
     decontaminate_ngram: int = opt(
         DEFAULT_NGRAM,
         "drop training documents that share N words in a row with held-out text",
         range=integer(1, 1000),
         metavar="N",
     )
-    no_decontaminate: bool = opt(False, "keep training documents that share words with held-out text")
+    no_decontaminate: bool = opt(False, "do not drop training documents that share words with held-out text")
     vocab_size: int = opt(
         50_000,
-        "vocabulary size to train, or auto: by the bytes of the first mega-batch",
+        "vocabulary size of the trained tokenizer, or auto: chosen by the size of the first mega-batch",
         parse=read_vocab_size,
         metavar="V",
     )
-    # More text hardly changes the vocabulary, and the memory for training grows with the number of distinct words.
+    # More text hardly changes the vocabulary, and training needs memory for each distinct word.
     tokenizer_bytes: int = opt(
-        180_000_000, "bytes of the first mega-batch to train the tokenizer on, at most", range=integer(1, MAX_COUNT)
+        180_000_000, "maximum bytes of the first mega-batch to train the tokenizer on", range=integer(1, MAX_COUNT)
     )
     tokenizer: Optional[Path] = opt(
         None,
@@ -96,30 +103,30 @@ class PrepOptions(Options):
         metavar="PATH",
     )
     workers: int = opt(
-        default_workers(), "number of worker processes; it does not change the stream", range=integer(1, 1024)
+        default_workers(), "number of worker processes; does not change the stream", range=integer(1, 1024)
     )
     inputs: tuple[str, ...] = ()
 
     @property
     def num_megabatches(self) -> Optional[int]:
-        """Number of new mega-batches; None: as many as ``--by`` finds."""
+        """Number of new mega-batches; None if ``--by`` determines the number."""
         if self.by is not None:
             return None
         return len(self.inputs) if self.one_per_input or self.megabatches is None else self.megabatches
 
     @property
     def form(self) -> Optional[str]:
-        """Form of the documents in all inputs; None: each file determines its own."""
+        """Format of all inputs; None to detect the format of each file."""
         return None if self.format == "auto" else self.format
 
     @property
     def text_field(self) -> str:
-        """Field or column of the text."""
+        """Field or column with the text of a document."""
         return self.field or DEFAULT_FIELD
 
     @property
     def ngram(self) -> Optional[int]:
-        """Words in a row that training text must not share with held-out text; None: no such rule."""
+        """Size in words of the n-grams that training text must not share with held-out text; None for no limit."""
         return None if self.no_decontaminate else self.decontaminate_ngram
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
@@ -135,7 +142,7 @@ class PrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
-    """Read the command line; contradictions end the program with a usage error."""
+    """Parse the command line; exit with a usage error if options contradict each other."""
     parser = Parser(
         prog="alma-prep-text",
         usage="%(prog)s INPUT… --out STREAM (--megabatches B | --one-per-input | --by NAME) [options]",
@@ -147,7 +154,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="text, JSON lines or Parquet; plain, .gz, .bz2, .xz or .zst; a folder of files, a pipe, or - for stdin",
+        help="text, JSON lines or Parquet, plain, .gz, .bz2, .xz or .zst: a file, a folder, a pipe, or - for stdin",
     )
     PrepOptions.add_to(parser)
     args = parser.parse_intermixed_args(argv)
@@ -156,9 +163,11 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     sizes = ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes")
     fixed = [*trains, *(given[name] for name in sizes if name in given)]
     if args.tokenizer is not None and trains:
-        parser.error(f"{trains[0]} is for training a tokenizer, but --tokenizer gives one; remove one of the options")
+        parser.error(
+            f"{trains[0]} is for training a tokenizer, but --tokenizer names a trained one; remove one of the options"
+        )
     if args.append and fixed:
-        parser.error(f"{fixed[0]}: --append keeps the choice of the stream; remove the option")
+        parser.error(f"{fixed[0]}: --append uses the setting recorded in the stream; remove the option")
     for name in ("field", "by"):
         if (value := vars(args)[name]) is not None and args.format in FORMS_OF_TEXT:
             parser.error(f"--{name} {value}: --format {args.format} has no fields; remove one of the options")
@@ -166,12 +175,14 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         parser.error(f"--period {args.period}: needs a field with dates; give --by NAME")
     chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
     if len(chosen) > 1 and "--by" in chosen:
-        parser.error(f"--by {args.by}: makes a mega-batch of each value; remove {chosen[0]}")
+        parser.error(f"--by {args.by}: makes one mega-batch for each value; remove {chosen[0]}")
     if not chosen:
-        parser.error("--megabatches B is needed, or --one-per-input, or --by NAME")
+        parser.error("give --megabatches B, --one-per-input, or --by NAME")
     num_inputs = len(args.inputs)
     if args.one_per_input and args.megabatches not in (None, num_inputs):
-        parser.error(f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs}; remove it")
+        parser.error(
+            f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs} mega-batches; remove one option"
+        )
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
         parser.error(f"--one-per-input: {num_inputs} mega-batches, at most {MAX_MEGABATCHES} are possible; give fewer")
     return PrepOptions.read(args, inputs=tuple(args.inputs))

@@ -1,4 +1,4 @@
-"""The inputs of a command: files, folders, pipes and standard input."""
+"""Find the input files of a command in its arguments: files, folders, pipes and standard input."""
 
 import os
 import re
@@ -33,16 +33,16 @@ def find_sources(
     by: Optional[str] = None,
     period: Optional[str] = None,
 ) -> list[Source]:
-    """Return all files of the inputs, those of a folder and its subfolders in the order of their names.
+    """Return all input files; the files of a folder and its subfolders are sorted by name.
 
     Standard input and pipes are copied to files first, because every input is read more than once.
 
     Args:
         inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
-        form: form of the documents in all of them; None: name and content of each file determine it.
-        field: field or column of the text.
-        folder: folder for the copies; None: several machines read the input, and pipes are refused.
-        out: the stream's folder, which is ignored within an input folder.
+        form: format of all files; None to detect the format of each file by name and content.
+        field: field or column with the text.
+        folder: folder for copies of pipes; None to refuse pipes, because several machines read the input.
+        out: folder of the stream, which is ignored within an input folder.
         by: see `Source`.
         period: see `Source`.
 
@@ -50,7 +50,7 @@ def find_sources(
         AlmaError: an input does not exist or cannot be read, or a folder contains no file or an unreadable one.
     """
     stream = None if out is None else out.resolve()
-    found: list[Optional[list[Path]]] = []  # None: a pipe. All other inputs are checked before a pipe is waited for.
+    found: list[Optional[list[Path]]] = []  # None for a pipe, which is read after all other checks
     for given in inputs:
         path = Path(given)
         if stream in (path.resolve(), *path.resolve().parents):
@@ -79,9 +79,9 @@ def find_sources(
 
 
 def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
-    """Return the files in a folder and its subfolders in the order of their names; report files that are ignored."""
+    """Return the files in a folder and its subfolders, sorted by name; print which files are ignored."""
 
-    def refuse(error: OSError) -> None:  # os.walk would ignore the folder
+    def refuse(error: OSError) -> None:  # os.walk ignores folders that it cannot read.
         raise error
 
     files: list[Path] = []
@@ -90,14 +90,16 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() != stream]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
-                print_line(f"note: {Path(root, name)}: a link to a folder, which is not followed", sys.stderr)
+                print_line(f"note: {Path(root, name)}: link to a folder ignored", sys.stderr)
         visible = sorted(name for name in names if not name.startswith("."))
-        kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible  # a README alone is text
+        kept = [
+            name for name in visible if not _ABOUT_DATA.fullmatch(name)
+        ] or visible  # A README is used if it is the only file.
         splits = list(dict.fromkeys(match[0] for name in kept if (match := _SPLIT_NAME.match(name))))
         if len(splits) > 1:
             raise AlmaError(
-                f"{root}: contains the splits {', '.join(splits)} of a data set, which are not mixed; give the files "
-                f"of one split ({Path(root, splits[0])}…)"
+                f"{root}: contains the splits {', '.join(splits)} of a data set; give the files of one split "
+                f"({Path(root, splits[0])}…)"
             )
         ignored += [str(Path(root, name)) for name in visible if name not in kept]
         files += [Path(root, name) for name in kept]

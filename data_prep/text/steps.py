@@ -1,10 +1,10 @@
-"""The steps that make a stream of text, for any number of workers or machines: hash, assign, sample, prepare, encode.
+"""The steps that make a stream of text, for any number of workers or machines. They exchange files in a work folder.
 
-*Hash*: hash, key and bytes of each document of a piece of the input. *Assign*: of equal hashes the first document is
-kept; sums of bytes in the order of the keys give each document its set. *Sample*: the documents of held-out sets and of
-the tokenizer's sample are read again, because their n-grams and the tokenizer must be known before anything is written.
-*Prepare*: join the n-grams and train the tokenizer. *Encode*: read each document once more and encode it for its set.
-The steps exchange files in a work folder.
+- Hash: compute the hash, sorting key and size of each document of a piece (see ``documents``).
+- Assign: drop documents with the hash of an earlier document, and assign each other document to a set.
+- Sample: read the held-out documents and the training sample of the tokenizer again.
+- Prepare: merge the n-grams of the held-out documents, and train the tokenizer.
+- Encode: read each document again, drop it if it shares an n-gram with held-out text, else encode it for its set.
 """
 
 import pickle
@@ -28,11 +28,11 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
 
 DROPPED = -1
-"""Set of a document that is dropped."""
+"""Set number of a dropped document."""
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
-_CHOSEN, _HELD_OUT = 1, 2  # marks of the documents that are read again
-_CACHED_CHUNKS = 600_000  # of the encoders of all workers together
-_SHOWN = 80  # characters of a dropped document
+_CHOSEN, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
+_CACHED_CHUNKS = 600_000  # cached chunks of all workers together
+_SHOWN = 80  # number of characters of a dropped document in stream.json
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Plan:
     options: PrepOptions
     sources: tuple[Source, ...]
     pieces: tuple[Piece, ...]
-    stamps: tuple[tuple[int, int], ...]  # stamps of the input files when the plan was made
-    there: Optional[Stream] = None  # the stream to append to; None: a new one is made
-    num_workers: int = 1  # processes on one machine
+    stamps: tuple[tuple[int, int], ...]  # size and modification time of each input file
+    there: Optional[Stream] = None  # stream to append to; None for a new stream
+    num_workers: int = 1  # number of processes on one machine
 
     def refuse_changes(self) -> None:
         """Raise AlmaError if an input file changed since the plan was made."""
@@ -59,37 +59,37 @@ def _changed(label: str) -> AlmaError:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The sets."""
+    """Result of the assign step."""
 
     names: list[str]  # name of each set, as in the manifest
-    num_megabatches: int  # number of the mega-batches, which are the first sets
-    groups: list[str]  # groups of the mega-batches, with ``--by``
-    num_duplicates: int  # documents that are dropped because an earlier one is equal
-    first_bytes: int  # bytes of the first mega-batch
+    num_megabatches: int  # number of new mega-batches, which are the first sets
+    groups: list[str]  # group of each mega-batch with ``--by``; else empty
+    num_duplicates: int  # number of documents dropped because they equal an earlier document
+    first_bytes: int  # number of bytes of the first mega-batch
 
 
 @dataclass
 class Encoded:
-    """The documents of a block in the order of their sets."""
+    """The encoded documents of a block, sorted by set."""
 
-    bytes_read: int  # bytes of the input
-    sets: np.ndarray  # ``(documents,)``, int16, ascending
-    counts: np.ndarray  # ``(documents, 3)``, int64: bytes, words and tokens of each
-    ids: list[bytes]  # the ids of each document, in the bytes of a token file
-    dropped: list[dict[str, Any]]  # bytes, first words and n-gram of each document that shares one with held-out text
+    bytes_read: int  # number of bytes of the input that were read for the block
+    sets: np.ndarray  # ``(documents,)``, int16, ascending: set number of each document
+    counts: np.ndarray  # ``(documents, 3)``, int64: bytes, words and tokens of each document
+    ids: list[bytes]  # ids of each document, as bytes of the token file
+    dropped: list[dict[str, Any]]  # bytes, first words and shared n-gram of each contaminated document
 
 
 class Work:
-    """The steps on one work folder. Each of them reads what earlier steps wrote there."""
+    """The steps on one work folder. Each step reads the files that earlier steps wrote."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def __reduce__(self) -> tuple[type["Work"], tuple[str]]:
-        return Work, (self.folder,)  # another process reads the files itself
+        return Work, (self.folder,)  # Another process loads the values from the files.
 
     def save(self, name: str, value: object) -> None:
-        """Write a value to a file of the work folder: bytes unchanged, an array as ``.npy``, another one pickled."""
+        """Write a value to a file of the work folder: bytes unchanged, an array as ``.npy``, other types pickled."""
         with open_atomically(Path(self.folder, name), durable=False) as file:
             if isinstance(value, bytes):
                 file.write(value)
@@ -105,17 +105,17 @@ class Work:
 
     @cached_property
     def plan(self) -> Plan:
-        """What `make_plan` wrote."""
+        """The plan that `make_plan` wrote."""
         return self.load("plan")
 
     @cached_property
     def assignment(self) -> Assignment:
-        """What `assign` wrote."""
+        """The assignment that `assign` wrote."""
         return self.load("assignment")
 
     @cached_property
     def tokenizer(self) -> StreamTokenizer:
-        """The tokenizer, which `prepare` wrote."""
+        """The tokenizer that `prepare` wrote."""
         (file,) = (path for name in FILE_NAMES.values() if (path := Path(self.folder, name)).exists())
         return StreamTokenizer(file)
 
@@ -134,7 +134,7 @@ class Work:
         """Find the input and write the plan; ``copies`` is the folder for copies of pipes (None: pipes are refused).
 
         Raises:
-            AlmaError: an input cannot be read, or lacks the fields that options name.
+            AlmaError: an input cannot be read, or lacks a field that an option names.
         """
         field, by = options.text_field, options.by
         sources = tuple(find_sources(options.inputs, options.form, field, copies, options.out, by, options.period))
@@ -151,7 +151,7 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, key, bytes and argument of each document of a piece; yield the bytes read for each block."""
+        """Write hash, key, bytes and INPUT number of each document of a piece; yield the bytes read for each block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
@@ -173,10 +173,10 @@ class Work:
         self.save(f"hashed-{number:05d}", (list(groups), np.concatenate(parts)))
 
     def assign(self) -> None:
-        """Drop repeated documents and assign all others to sets, with less than 64 bytes of memory a document.
+        """Drop duplicates and assign all other documents to sets; use less than 64 bytes of memory per document.
 
         Raises:
-            AlmaError: an input has no document, there are too many groups, or a set stays empty.
+            AlmaError: an input has no document, there are too many groups, or a set is empty.
         """
         plan, options = self.plan, self.plan.options
         hashed = [self.load(f"hashed-{piece:05d}") for piece in range(len(plan.pieces))]
@@ -193,7 +193,9 @@ class Work:
                 raise AlmaError(
                     f"{source.label}: empty, no document found; remove it from the input, or add text to it"
                 )
-        order = np.argsort(records["key"], kind="stable")  # of equal keys the first document comes first
+        order = np.argsort(
+            records["key"], kind="stable"
+        )  # A stable sort keeps documents with equal keys in input order.
         keys = records["key"][order]
         is_kept = np.ones(len(order), bool)
         if not options.keep_duplicates:
@@ -242,7 +244,7 @@ class Work:
             self.save(f"sets-{piece:05d}.npy", part)
 
     def _ordered_groups(self, names: set[str]) -> list[str]:
-        """Return the groups in the order of their mega-batches: integers as numbers, others as text."""
+        """Return the groups sorted: by number if all are integers, else as text."""
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
@@ -250,7 +252,7 @@ class Work:
         if again := sorted(names & {*known}):
             raise AlmaError(
                 f"--by {plan.options.by}: {', '.join(again[:3])} is mega-batch {known.index(again[0])} of "
-                f"{plan.options.out} already; remove those documents, or append them with --megabatches"
+                f"{plan.options.out} already; remove its documents, or append them with --megabatches"
             )
         is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
@@ -273,7 +275,7 @@ class Work:
         raise AlmaError(f"{flag}: {found}, none remains for {name}; {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield documents, marks and bytes of each block. Raises AlmaError if the number of documents changed."""
+        """Yield (documents, marks, bytes read) of each block. Raises AlmaError if the number of documents changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -286,7 +288,7 @@ class Work:
             raise _changed(label)
 
     def sample(self, number: int) -> Iterator[int]:
-        """Write the tokenizer's sample of a piece, and the n-grams of its held-out documents."""
+        """Write the training sample of the tokenizer from a piece, and the n-grams of its held-out documents."""
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)
@@ -302,7 +304,7 @@ class Work:
         self.save(f"sample-{number:05d}", (chosen, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Write the tokenizer, trained or given, and the n-grams of all held-out text."""
+        """Write the tokenizer (trained, or given by ``--tokenizer``) and the n-grams of all held-out text."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:
@@ -323,11 +325,11 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def encode(self, number: int) -> Iterator[Encoded]:
-        """Encode the documents of a piece, without those that share n-grams with held-out text."""
+        """Encode the documents of a piece; drop documents that share n-grams with held-out text."""
         plan, num_megabatches = self.plan, self.assignment.num_megabatches
         hasher = NgramHasher(plan.options.decontaminate_ngram)
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
-        sets[sets == len(self.assignment.names)] = 0  # the sample of mega-batch 0
+        sets[sets == len(self.assignment.names)] = 0  # The training sample of the tokenizer belongs to mega-batch 0.
         width = self._encoder.dtype.itemsize
         for documents, own, num_bytes in self._read_again(number, sets):
             dropped: list[dict[str, Any]] = []
@@ -354,6 +356,6 @@ class Work:
 def _refuse_many_groups(number: int) -> None:
     if number > MAX_MEGABATCHES:
         raise AlmaError(
-            f"--by: {number:,} values found, at most {MAX_MEGABATCHES:,} mega-batches are possible; give a longer "
+            f"--by: {number:,} values found, at most {MAX_MEGABATCHES:,} mega-batches are supported; give a longer "
             "--period, or another field"
         )

@@ -1,7 +1,7 @@
-"""Worker processes that share numbered tasks and stream their results back in the order of the tasks.
+"""Run numbered tasks in worker processes and yield their results in the order of the tasks.
 
-Of N workers, worker w does the tasks w, w + N, w + 2N and so on, and sends each result at once, so that neither a large
-task nor a fast worker fills the memory. ``ProcessPoolExecutor`` returns the results of a task only all together.
+Worker w of N runs the tasks w, w + N, w + 2N and so on. It sends each result at once, so that neither a large task nor
+a fast worker fills the memory. ``ProcessPoolExecutor`` would return all results of a task together.
 """
 
 import multiprocessing
@@ -15,9 +15,9 @@ from typing import Any, Callable, Iterator
 from fairseq_alma.errors import AlmaError
 
 Function = Callable[[int], Iterator[Any]]
-"""Takes the number of a task and yields results."""
+"""Function that takes a task number and yields the results of the task."""
 _RESULT, _END, _ERROR = range(3)
-_BUFFERED_RESULTS = 32  # of a worker, each for about one MiB of text
+_BUFFERED_RESULTS = 32  # maximum number of unread results of a worker, each for about one MiB of text
 
 
 def default_workers() -> int:
@@ -26,21 +26,21 @@ def default_workers() -> int:
 
 
 def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[Any]:
-    """Yield the results of all tasks in the order of their numbers.
+    """Yield the results of all tasks in the order of their numbers; re-raise exceptions of ``function``.
 
     Raises:
-        AlmaError: a worker was killed. An exception of ``function`` is raised here too.
+        AlmaError: a worker was killed.
     """
     num_workers = min(num_workers, num_tasks)
     if num_workers < 2:
         for number in range(num_tasks):
             yield from function(number)
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of tokenizers in an unknown state
+    context = multiprocessing.get_context("spawn")  # Fork is unsafe while tokenizers runs threads.
     started: list[tuple[Any, Connection]] = []
     before = os.environ.get("PYTHONSAFEPATH", "")
     try:
-        os.environ["PYTHONSAFEPATH"] = "1"  # workers import nothing from the working folder
+        os.environ["PYTHONSAFEPATH"] = "1"  # Workers must not import modules from the current directory.
         for worker in range(num_workers):
             connection, theirs = context.Pipe(duplex=False)
             numbers = range(worker, num_tasks, num_workers)
@@ -67,7 +67,7 @@ def _results(connection: Connection) -> Iterator[Any]:
             kind, content = connection.recv()
         except (EOFError, ConnectionResetError) as error:
             raise AlmaError(
-                "--workers: a worker process was killed, probably because memory ran out; run the command again with "
+                "--workers: a worker process was killed, probably out of memory; run the command again with "
                 "fewer --workers"
             ) from error
         if kind == _END:
@@ -78,7 +78,7 @@ def _results(connection: Connection) -> Iterator[Any]:
 
 
 def _work(connection: Connection, function: Function, numbers: range) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The main process handles Ctrl-C.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     results: queue.Queue[Any] = queue.Queue(_BUFFERED_RESULTS)
@@ -100,7 +100,7 @@ def _send(connection: Connection, results: queue.Queue) -> None:
         try:
             connection.send(message)
         except OSError:
-            os._exit(1)  # the main process has ended
+            os._exit(1)  # The main process has exited.
 
 
 def _exit_with_parent() -> None:

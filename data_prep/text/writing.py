@@ -20,21 +20,23 @@ from fairseq_alma.data.stream import (
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TOKENIZER_FOLDER, TokenFileWriter, id_dtype
 
 MAX_LISTED = 1000
-"""Largest number of dropped documents that the manifest describes."""
-_MOST_PENDING = 1 << 26  # bytes of tokens in memory; thousands of files cannot all be open
+"""Maximum number of dropped documents that the manifest lists."""
+_MOST_PENDING = 1 << 26  # Bytes of tokens buffered in memory, because a process cannot keep thousands of files open.
 
 
 def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:
-    """Write all files of a stream, or of an addition to one, into ``root``, except for the manifest.
+    """Write the files of a stream, or of an addition to a stream, into ``root``, except for the manifest.
 
     Raises:
-        AlmaError: a mega-batch is empty, because its documents share words with held-out text.
+        AlmaError: a mega-batch is empty because all its documents share words with held-out text.
     """
     plan, assignment, tokenizer = work.plan, work.assignment, work.tokenizer
     there = plan.there
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
     counts = np.zeros((len(writers), 4), np.int64)  # documents, bytes, words, tokens
-    id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)  # of mega-batch 0, for dict.txt
+    id_counts = np.zeros(
+        tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64
+    )  # token counts of mega-batch 0, for dict.txt
     listed: list[dict[str, Any]] = []
     num_dropped = bytes_dropped = pending = 0
     for block in blocks:

@@ -1,1 +1,1 @@
-"""Streams and their files: the manifest, token files, tokenizers, images. No fairseq."""
+"""Read and write streams: manifest, token files, tokenizers, images. Imports no fairseq."""

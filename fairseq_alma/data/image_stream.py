@@ -1,8 +1,7 @@
-"""Read and write a stream of images: arrays of images and labels, and the indices of each mega-batch.
+"""Read and write a stream of images: arrays of images and labels, and the image indices of each split.
 
-One array has the images in the order of publication; mega-batches, validation and test set are lists of indices. So a
-stream has one copy of its data set, and an image has the same number in streams of any seed and B. NumPy only; images
-are memory-mapped.
+One memory-mapped array has all images in the order of publication; each mega-batch, the validation set and the test
+set is an array of indices. So an image has the same index in all streams of a data set. Requires only NumPy.
 """
 
 import math
@@ -28,7 +27,7 @@ from fairseq_alma.data.stream import (
 from fairseq_alma.errors import AlmaError, naming
 
 _MAGIC = b"\x93NUMPY"
-_SMALLEST_PHOTOGRAPH = 16  # pixels of height and width, as the poolings of a VGG need
+_SMALLEST_PHOTOGRAPH = 16  # minimum height and width in pixels for the pooling layers of a VGG
 _REMEDY = "prepare the stream again, or copy this file again"
 _WHOLE_NUMBERS = np.dtype("<i8")
 _ROWS_AT_ONCE = 10_000
@@ -36,24 +35,24 @@ _DECIMALS = 6
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Return the array in a ``.npy`` file, memory-mapped; nothing is unpickled.
+    """Return the array in a ``.npy`` file, memory-mapped; refuse pickled objects.
 
     Raises:
         ValueError: the file is not a ``.npy`` file of numbers, or is truncated.
     """
     with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:  # NumPy would advise to unpickle the file
-            raise ValueError("its first bytes are not those of the format")
+        if file.read(len(_MAGIC)) != _MAGIC:  # The message of NumPy would advise unpickling the file.
+            raise ValueError("no .npy signature found")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy and Python's parser raise errors of many types on a damaged header
+    except Exception as error:  # NumPy raises errors of many types for a damaged header.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(
-            "Python objects found, Object arrays are not read" if "Python objects" in reason else reason
+            "Python objects found, a numeric array is needed" if "Python objects" in reason else reason
         ) from error
 
 
@@ -68,7 +67,7 @@ class ImageStream:
     dataset: str  # name of the data set, such as ``mnist``
     shape: tuple[int, int, int]  # ``(C, H, W)`` of one image
     num_classes: int
-    mean: tuple[float, ...]  # of each channel over the published training images, from 0 to 1
+    mean: tuple[float, ...]  # mean of each channel over the published training images, from 0 to 1
     std: tuple[float, ...]  # standard deviation of each channel, in the unit of ``mean``
     augment: bool  # whether training crops and flips images at random
 
@@ -83,7 +82,7 @@ class ImageStream:
         if stream.kind != "images":
             raise AlmaError(f"{path}: a stream of {stream.kind}; give a stream of images made by alma-prep-images")
         entry = stream.images
-        assert entry is not None  # `Stream.open` checks that, and the lists of files
+        assert entry is not None  # `Stream.open` checks this and the lists of files.
         stream.verify([split.name for split in stream.splits])
         int64 = np.dtype(np.int64)
         images = _load(stream.root, entry.files[0], np.dtype(np.uint8), (None, *entry.shape))
@@ -97,7 +96,7 @@ class ImageStream:
 
     @property
     def has_photographs(self) -> bool:
-        """Whether the images are photographs such as CIFAR's: three channels, at least 16 x 16 pixels."""
+        """Return whether the images are photographs such as CIFAR: three channels, at least 16 x 16 pixels."""
         return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     @property
@@ -166,11 +165,11 @@ def write_image_stream(
         dataset: see `ImagesEntry`.
         num_classes: see `ImagesEntry`.
         num_megabatches: B; each gets ``num_train // B`` images, and the remainder is not used.
-        seed: random seed of the assignment, from 0.
+        seed: random seed of the assignment, non-negative.
         valid_fraction: share of each mega-batch for validation, above 0 and below 1; at least one image for validation
             and one for training.
         augment: whether training crops and flips images at random.
-        history: see `Stream`.
+        history: records of the commands that made the stream, see `Stream`.
 
     Raises:
         AlmaError: B is too large for the number of images.
@@ -200,7 +199,7 @@ def assign_images(
     """Assign the training images to mega-batches of equal size.
 
     Returns:
-        For each mega-batch the indices of its training images and of its validation images, int64.
+        For each mega-batch (indices of its training images, indices of its validation images), int64.
 
     Raises:
         AlmaError: a mega-batch would have fewer than two images.
@@ -219,9 +218,9 @@ def assign_images(
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel of ``(num_images, C, H, W)`` uint8 images, from 0 to 1.
+    """Return (means, standard deviations) of the channels of ``(num_images, C, H, W)`` uint8 images, from 0 to 1.
 
-    Computed from integers, so that all machines get the same.
+    The sums are integers, so that all machines get the same result.
     """
     num_channels = images.shape[1]
     counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel

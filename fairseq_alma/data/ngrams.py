@@ -1,8 +1,8 @@
-"""Find equal documents, and n-grams of words that training text shares with held-out text.
+"""Find duplicate documents, and n-grams of words that training text shares with held-out text.
 
-Texts are compared by their letters and digits of any script (Unicode NFKC, case folded), so that neither capitals,
-punctuation, kinds of white space and quotes, invisible characters nor decomposed accents hide a copy. A text with fewer
-words than an n-gram is one n-gram. Source of the rule, with 13 words: Brown et al. 2020, appendix C.
+Comparisons use only the letters and digits of a text (any script, Unicode NFKC, case folded), so that differences in
+case, punctuation, white space, invisible characters or accent encoding do not hide a copy. A text with fewer words than
+n is one n-gram. The rule, with n = 13, is from Brown et al. 2020, appendix C.
 """
 
 import functools
@@ -20,8 +20,8 @@ from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, Token
 DEFAULT_NGRAM = 13
 _LETTER, _IGNORED = 1, 2  # 0: a separator
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
-_ASSIGNED = 0x32400  # Unicode has only tags and variation selectors after this code point
-_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplying loses no bits
+_ASSIGNED = 0x32400  # Unicode has only tags and variation selectors from this code point on.
+_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
 # By the position of a letter in its word:
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
 _LETTERS_AT_ONCE = 1 << 21
@@ -31,7 +31,7 @@ _MAX_TABLE_BITS = 27
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Return for each code point whether it is in a word, separates words, or is ignored: uint8."""
+    """Return the kind of each code point, uint8: part of a word, separator of words, or ignored."""
     kinds = np.zeros(0x110000, np.uint8)
     categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
     kinds[:_ASSIGNED] = [_LETTER * (each[0] in "LNM") + _IGNORED * (each == "Cf") for each in categories]
@@ -40,7 +40,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the code points of letters and digits, with 0 after words and documents, and the ends of the documents."""
+    """Return (code points of letters and digits, with 0 after each word and document; end of each document)."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -54,7 +54,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return a hash of the letters of each document, or of all characters if it has no letters, uint64."""
+    """Return the hash of each document, uint64: of its letters, or of all characters if the document has no letters."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
@@ -73,8 +73,8 @@ class Ngrams:
     """The n-grams of some documents."""
 
     hashes: np.ndarray  # ``(n-grams,)``, uint64
-    documents: np.ndarray  # ``(n-grams,)``: number of each n-gram's document, ascending
-    starts: np.ndarray  # ``(n-grams,)``: number of its first word in the document
+    documents: np.ndarray  # ``(n-grams,)``: index of the document of each n-gram, ascending
+    starts: np.ndarray  # ``(n-grams,)``: index of the first word of each n-gram in its document
 
 
 @dataclass(frozen=True)
@@ -102,21 +102,21 @@ class NgramHasher:
         return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
     def words(self, document: str, start: int) -> str:
-        """Return the n-gram that begins with this word of a document."""
+        """Return the n-gram that begins with word number ``start`` of a document."""
         codes, _ = letters_of([document])
         text = "".join(map(chr, codes.tolist())).replace("\0", " ")
         return " ".join(text.split()[start : start + self.size])
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash of each word in the result of `letters_of`, and the position of its first letter."""
+    """Return (hash of each word, position of its first letter) for the code points that `letters_of` returns."""
     codes, starts, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while start < len(letters):
         gaps = np.flatnonzero(letters[start + _LETTERS_AT_ONCE :][:_LETTERS_AT_ONCE] == 0)
-        end = start + _LETTERS_AT_ONCE + int(gaps[0]) if len(gaps) else len(letters)  # between two words
+        end = start + _LETTERS_AT_ONCE + int(gaps[0]) if len(gaps) else len(letters)  # separator of two words
         piece = letters[start:end]
         places = np.flatnonzero(piece)
-        first = np.flatnonzero(np.diff(places, prepend=-2) > 1)  # of each word, among the letters
+        first = np.flatnonzero(np.diff(places, prepend=-2) > 1)  # position of each word among the letters
         if len(first):
             in_word = np.arange(len(places)) - np.repeat(first, np.diff(first, append=len(places)))
             weighed = _WEIGHTS[in_word & (len(_WEIGHTS) - 1)] * piece[places]
@@ -133,7 +133,7 @@ class NgramSet:
         self._hashes = hashes
         bits = min(max(len(hashes), 1).bit_length() + 3, _MAX_TABLE_BITS)
         self._shift = np.uint64(64 - bits)
-        # The leading bits exclude nearly all other hashes, at a tenth of the cost of a search.
+        # A table of leading bits excludes nearly all other hashes, at a tenth of the cost of a binary search.
         self._table = np.zeros(1 << bits, bool)
         self._table[hashes >> self._shift] = True
 
@@ -152,7 +152,7 @@ def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
-    """Return the n-grams of a stream's validation, test and held-out text, for `NgramSet`."""
+    """Return the n-gram hashes of the validation, test and held-out text of a stream, for `NgramSet`."""
     hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), []
     for split in stream.splits:
         if split.name.endswith("/train"):

@@ -1,7 +1,7 @@
-"""A stream on disk, as its manifest ``stream.json`` describes it: files, splits, tokenizer, images.
+"""Read, check and write ``stream.json``, the manifest of a stream: files, splits, tokenizer, images.
 
-The manifest has size and sha256 of every file, so that a reader can check that a stream is complete and unchanged. The
-types below validate it. This module imports neither fairseq nor torch.
+The manifest lists size and sha256 of every file, so that a reader can check that a stream is complete and unchanged.
+This module imports neither fairseq nor torch.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ IMAGES = "images.npy"
 LABELS = "labels.npy"
 TOKEN_SUFFIXES = (".bin", ".idx")
 DECONTAMINATE = "--decontaminate-ngram"
-"""Option of alma-prep-text in the history: words of an n-gram, or null."""
+"""Option of alma-prep-text in the history; its value is the n-gram size in words, or null."""
 _REMEDY = "prepare the stream again"
 
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -49,7 +49,7 @@ def file_sha256(path: Path) -> str:
 
 
 def canonical_sha256(content: Any) -> str:
-    """Return the sha256 of a JSON value, its keys sorted and without white space."""
+    """Return the sha256 of a value in canonical JSON (sorted keys, no white space)."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -68,7 +68,7 @@ class StreamFile:
 
     @classmethod
     def describe(cls, root: Path, path: str) -> "StreamFile":
-        """Return size and sha256 of the file ``root/path``."""
+        """Return the entry of the file ``root/path``, with its size and sha256."""
         return cls(path, (root / path).stat().st_size, file_sha256(root / path))
 
     def verify(self, root: Path) -> None:
@@ -85,16 +85,16 @@ class StreamFile:
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a stream: a mega-batch, a part of one, the validation set or the test set."""
+    """One split of a stream: the training, held-out or validation data of a mega-batch, or ``valid`` or ``test``."""
 
     # ``megabatch-000/train``, ``megabatch-000/holdout`` (text), ``megabatch-000/valid`` (images), ``valid`` or ``test``
     name: Name
     files: tuple[StreamFile, ...]  # ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images
-    num_documents: Count = 0  # sequences in the token file, each of which ends with eos
-    num_words: Count = 0  # words of the text, separated by white space
-    num_tokens: Count = 0  # ids in the token file, with one eos for each document
-    num_bytes: Count = 0  # bytes of the documents in UTF-8
-    num_images: Count = 0  # images, in a stream of images
+    num_documents: Count = 0  # number of documents; each is a sequence in the token file that ends with EOS
+    num_words: Count = 0  # number of words, separated by white space
+    num_tokens: Count = 0  # number of ids in the token file, including one EOS for each document
+    num_bytes: Count = 0  # number of UTF-8 bytes of the documents
+    num_images: Count = 0  # number of images, in a stream of images
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class TokenizerEntry:
     # ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``)
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
     vocab_size: Positive  # number of tokens, one for each line of ``dict.txt``; fairseq adds four symbols of its own
-    sha256: Sha256  # sha256 of paths and content of the files
-    files: tuple[StreamFile, ...]  # files in ``tokenizer/``
+    sha256: Sha256  # sha256 of the paths and contents of the files
+    files: tuple[StreamFile, ...]  # entries of the files in ``tokenizer/``
 
     @classmethod
     def describe(cls, kind: str, vocab_size: int, files: Sequence[StreamFile]) -> "TokenizerEntry":
-        """Return the entry of the tokenizer in these files."""
+        """Return the manifest entry of a tokenizer that consists of ``files``."""
         return cls(kind, vocab_size, canonical_sha256([[file.path, file.sha256] for file in files]), tuple(files))
 
 
@@ -119,11 +119,11 @@ class ImagesEntry:
 
     dataset: Name  # name of the data set, such as ``mnist``
     shape: tuple[Side, Side, Side]  # ``(C, H, W)`` of one image
-    num_classes: Positive  # labels are from 0 to ``num_classes - 1``
-    mean: tuple[Union[int, float], ...]  # mean of each channel of the published training images, in units from 0 to 1
-    # standard deviation of each channel, in the same unit; 1 if all pixels of the channel are equal
+    num_classes: Positive  # number of classes; labels are from 0 to ``num_classes - 1``
+    mean: tuple[Union[int, float], ...]  # mean of each channel of the published training images, from 0 to 1
+    # standard deviation of each channel, in the unit of ``mean``; 1 if all pixels of the channel are equal
     std: tuple[Amount, ...]
-    augment: bool  # whether training crops (after padding by 4) and flips at random, as is usual for natural images
+    augment: bool  # whether training crops (after padding by 4) and flips images at random
     # ``images.npy``, uint8 ``(num_images, C, H, W)``, and ``labels.npy``, int64 ``(num_images,)``; the published
     # training images come first, then the test images
     files: tuple[StreamFile, ...]
@@ -136,7 +136,7 @@ class ImagesEntry:
 
 
 class CommandRecord(Struct, frozen=True):
-    """A command that made the stream, in the history; its counts are further keys."""
+    """A command that made the stream or appended to it. Its record in the manifest also has counts."""
 
     command: Name
     options: dict[str, Any]
@@ -171,13 +171,13 @@ class Stream:
 
     root: Path  # folder of the stream
     kind: Annotated[str, Meta(pattern="^(text|images)$")]  # ``text`` or ``images``
-    seed: Count  # random seed of the assignment to the splits
+    seed: Count  # random seed for assigning documents or images to the splits
     splits: tuple[Split, ...]  # all splits, in the order of `split_names`
-    tokenizer: Optional[TokenizerEntry] = None  # tokenizer of a stream of text
-    dictionary: Optional[StreamFile] = None  # file ``dict.txt`` of a stream of text
-    images: Optional[ImagesEntry] = None  # images of a stream of images
-    other_files: tuple[StreamFile, ...] = ()  # further files of the stream
-    # commands that made it, each with its options and the sha256 of every input file
+    tokenizer: Optional[TokenizerEntry] = None  # entry of the tokenizer; None for images
+    dictionary: Optional[StreamFile] = None  # entry of ``dict.txt``; None for images
+    images: Optional[ImagesEntry] = None  # entry of the images; None for text
+    other_files: tuple[StreamFile, ...] = ()  # entries of all other files
+    # commands that made the stream, each with its options and the sha256 of every input file
     history: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
@@ -205,7 +205,7 @@ class Stream:
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
-        """Return the first contradiction in a manifest of valid records; ``announced``: its number of mega-batches."""
+        """Return the first contradiction in a manifest, or None; ``announced`` is its ``num_megabatches``."""
         if announced != self.num_megabatches:
             return f"{announced!r:.60} mega-batches announced, {self.num_megabatches} listed"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
@@ -228,7 +228,7 @@ class Stream:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest's content."""
+        """Return the content of the manifest."""
         content = asdict(self)
         del content["root"]
         return {"format_version": FORMAT_VERSION, "num_megabatches": self.num_megabatches, **content}
@@ -240,22 +240,22 @@ class Stream:
 
     @cached_property
     def has_holdouts(self) -> bool:
-        """Whether each mega-batch of text has a held-out part."""
+        """Return whether each mega-batch of text has a held-out part."""
         return self.kind == "text" and any(split.name == holdout_name(0) for split in self.splits)
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Words in a row that training text does not share with held-out text; None: not checked."""
+        """N-gram size in words: training text shares no n-gram with held-out text. None if this was not checked."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of the stream: equal for equal input, options and seed on any machine."""
+        """Identifier of the stream, the same on any machine for the same input, options and seed."""
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
-        """Return the fingerprint that the stream had with its first mega-batches only, before ``--append``."""
+        """Return the fingerprint of the stream when it had only its first ``num_megabatches``, before ``--append``."""
         own_names = (megabatch_name, megabatch_valid_name, holdout_name)
         names = {"valid", "test", *(name(t) for t in range(num_megabatches) for name in own_names)}
         content = self.to_json()
@@ -271,7 +271,7 @@ class Stream:
         return self.dictionary.sha256
 
     def megabatch(self, megabatch: int) -> Split:
-        """Return the mega-batch of this number, 0 to B-1. Raises AlmaError if there is none."""
+        """Return the split of mega-batch ``megabatch``, 0 to B-1. Raises AlmaError if it does not exist."""
         number = self.num_megabatches
         if not 0 <= megabatch < number:
             raise AlmaError(
@@ -280,7 +280,7 @@ class Stream:
         return self.split(megabatch_name(megabatch))
 
     def split(self, name: str) -> Split:
-        """Return a split by its name. Raises AlmaError if there is none."""
+        """Return the split with this name. Raises AlmaError if it does not exist."""
         splits = {split.name: split for split in self.splits}
         if name not in splits:
             raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(splits)}")
@@ -300,6 +300,6 @@ class Stream:
 
 
 def write_manifest(stream: Stream, path: Path) -> None:
-    """Write a stream's manifest atomically."""
+    """Write the manifest of a stream atomically."""
     with open_atomically(path, "w") as file:
         file.write(json.dumps(stream.to_json(), indent=1, ensure_ascii=False) + "\n")

@@ -1,9 +1,8 @@
-"""The tokens of a text stream: its tokenizer, the symbols of ``dict.txt``, and token files.
+"""Read and write token files, and convert text to tokens and to the symbols of ``dict.txt``.
 
-A tokenizer is a ``tokenizer.json`` of the ``tokenizers`` package or a SentencePiece ``.model``; a package is imported
-only for its own kind. Token files have fairseq's memory-mapped format, the layout of its ``MMapIndexedDataset``:
-``NAME.bin`` has the ids, ``NAME.idx`` the start of each sequence. They are written piece by piece with NumPy, so that
-preparing text needs neither fairseq nor torch and little memory.
+A tokenizer is a ``tokenizer.json`` of the package ``tokenizers`` or a ``.model`` of SentencePiece. Token files have the
+format of fairseq's ``MMapIndexedDataset``: ``NAME.bin`` has the ids, ``NAME.idx`` the start of each sequence. NumPy
+writes them in small parts, so that preparing text needs little memory and imports neither fairseq nor torch.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ import numpy as np
 from fairseq_alma.errors import AlmaError, naming
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
-NUM_FAIRSEQ_SYMBOLS = 4  # they begin fairseq's Dictionary, so token u has id u + 4
+NUM_FAIRSEQ_SYMBOLS = 4  # the first symbols of fairseq's Dictionary, so token u has id u + 4
 EOS = 2
 TOKENIZER_FOLDER = "tokenizer"
 FILE_NAMES = {"tokenizers": "tokenizer.json", "sentencepiece": "sentencepiece.model"}
@@ -29,20 +28,20 @@ COMPANIONS = (
     "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"
 )  # fmt: skip
 MAX_TOKENS = 1 << 24
-"""Largest vocabulary size; a file of a few bytes may number its tokens up to 2^32."""
+"""Maximum vocabulary size; protects against small files with token numbers of up to 2^32."""
 _WHITE_SPACE = re.compile(r"\s")
 _BLOCK = "\u2581"
 
 Backend = tuple[list[str], Callable[[Sequence[str]], list[list[int]]], Callable[[Sequence[list[int]]], list[str]]]
-"""The pieces of a tokenizer, by their numbers from 0, and its functions that encode and decode."""
+"""A loaded tokenizer: the piece of each token number, and the functions that encode and decode."""
 
 
 def _load_tokenizers(path: Path) -> Backend:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
-    # A published tokenizer may truncate or pad its sequences and find special tokens in a text; training text is
-    # complete and literal.
+    # A published tokenizer may truncate or pad sequences and parse special tokens in a text. Training text must be
+    # encoded completely and literally.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -61,10 +60,10 @@ def _load_tokenizers(path: Path) -> Backend:
 
 
 def _load_sentencepiece(path: Path) -> Backend:
-    """Load a ``.model``.
+    """Load a SentencePiece ``.model``.
 
-    SentencePiece writes a space as U+2581, and would decode that character as a space. A model with byte pieces gets
-    the bytes of the character instead, unless it adds a space before every text.
+    SentencePiece represents a space by U+2581, so it decodes a literal U+2581 as a space. Therefore a model with byte
+    pieces encodes a literal U+2581 as bytes, unless the model adds a space before every text.
     """
     from sentencepiece import SentencePieceProcessor
 
@@ -90,14 +89,14 @@ class StreamTokenizer:
         path: a ``tokenizer.json``, a SentencePiece ``.model``, or a folder with one of them.
 
     Attributes:
-        file: file of the tokenizer.
+        file: tokenizer file.
         kind: ``tokenizers`` or ``sentencepiece``.
-        symbols: one for each token, in the order of the tokens: its piece (``Ġthe``), or ``<unit:17>`` if ``dict.txt``
-            cannot hold the piece (white space, one of fairseq's own symbols). If a transformers ``config.json`` in the
-            same folder has a larger vocabulary, its unused rows come last.
+        symbols: symbol of each token: the piece (``Ġthe``), or ``<unit:17>`` if ``dict.txt`` cannot contain the piece
+            (white space, a symbol of fairseq). If ``config.json`` of transformers in the same folder has a larger
+            vocabulary, symbols of its unused rows follow.
 
     Raises:
-        AlmaError: there is no tokenizer, or it is damaged.
+        AlmaError: no tokenizer is found, or its file is damaged.
     """
 
     def __init__(self, path: Union[str, Path]) -> None:
@@ -105,7 +104,7 @@ class StreamTokenizer:
         self.kind = "tokenizers" if self.file.suffix == ".json" else "sentencepiece"
         try:
             backend = (_load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece)(self.file)
-        except Exception as error:  # both packages raise bare Exception or RuntimeError for any damaged file
+        except Exception as error:  # Both packages raise Exception or RuntimeError for a damaged file.
             raise AlmaError(f"{self.file}: not a {self.kind} tokenizer ({error}); give another file") from error
         self._pieces, self._encode, self._decode = backend
         if not self._pieces:
@@ -126,7 +125,7 @@ class StreamTokenizer:
 
     @property
     def companions(self) -> list[Path]:
-        """Files of a transformers model in the same folder; a stream keeps them for exports."""
+        """Return the files of a transformers model in the same folder; a stream copies these files for exports."""
         paths = [self.file.with_name(name) for name in COMPANIONS if self.kind == "tokenizers"]
         return [path for path in paths if path.is_file()]
 
@@ -140,25 +139,27 @@ class StreamTokenizer:
         return {symbol: token for token, symbol in enumerate(self.symbols)}
 
     def token_id(self, piece: str) -> Optional[int]:
-        """Return the number of a token, from 0, by its piece; None: no such token."""
+        """Return the number (from 0) of the token with this piece, or None if there is no such token."""
         return self._pieces.index(piece) if piece in self._pieces else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text; the id in a token file is the token's number plus 4."""
+        """Return the token numbers of each text; the id in a token file is the token number plus 4."""
         try:
             return self._encode(texts)
-        except Exception as error:  # the packages raise bare ones, such as for a vocabulary without an unknown token
+        except (
+            Exception
+        ) as error:  # The packages raise Exception, for example for a vocabulary without an unknown token.
             raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
-        """Return the symbols of a text; joined by spaces, fairseq's ``Dictionary.encode_line`` accepts them."""
+        """Return the symbols of a text; ``Dictionary.encode_line`` of fairseq accepts the symbols joined by spaces."""
         return [self.symbols[token] for token in self.encode_batch([text])[0]]
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the text of symbols, without fairseq's own four and empty ones.
+        """Return the text of symbols; skip empty symbols and fairseq's four special symbols.
 
         Raises:
-            AlmaError: a symbol is not one of this tokenizer.
+            AlmaError: the tokenizer does not have a symbol.
         """
         kept = [symbol for symbol in symbols if symbol and symbol not in FAIRSEQ_SYMBOLS]
         try:
@@ -167,23 +168,25 @@ class StreamTokenizer:
             raise AlmaError(f"{self.file}: no symbol {error}; decode with the tokenizer that encoded") from error
 
     def decode_batch(self, texts: Sequence[list[int]]) -> list[str]:
-        """Return the text of each list of tokens."""
+        """Return the text of each list of token numbers."""
         return self._decode(texts)
 
 
 def find_tokenizer_file(path: Path) -> Path:
-    """Return the tokenizer file at a path: the file itself, or the one in this folder.
+    """Return the tokenizer file at a path, which is the file itself or a folder with one tokenizer file.
 
     Raises:
-        AlmaError: no tokenizer, several of them, or a file of another kind is there.
+        AlmaError: the path is not a tokenizer file, or the folder does not have exactly one.
     """
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
-            raise AlmaError(f"{path}: a tokenizer.json or a SentencePiece .model is needed; give one, or its folder")
+            raise AlmaError(
+                f"{path}: a tokenizer.json or a SentencePiece .model is needed; give such a file, or its folder"
+            )
         if not path.is_file():
             raise AlmaError(f"{path}: no such file; give a tokenizer.json, a SentencePiece .model, or its folder")
         return path
-    if (path / FILE_NAMES["tokenizers"]).is_file():  # a folder of transformers may have a .model too
+    if (path / FILE_NAMES["tokenizers"]).is_file():  # A folder of transformers may also have a .model.
         return path / FILE_NAMES["tokenizers"]
     found = [file for file in sorted(path.iterdir()) if file.suffix == ".model"]
     if len(found) != 1:
@@ -193,7 +196,7 @@ def find_tokenizer_file(path: Path) -> Path:
 
 
 def _num_rows(folder: Path) -> int:
-    """Return the vocabulary size in a ``config.json`` of transformers; 0: there is none."""
+    """Return the vocabulary size in the ``config.json`` of transformers, or 0 if there is no such file."""
     try:
         size = json.loads((folder / "config.json").read_text(encoding="utf-8-sig")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -219,20 +222,20 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _DTYPES: dict[int, np.dtype] = {8: np.dtype("uint16"), 9: np.dtype("uint32")}
 _HEADER = struct.Struct("<9sQBQ")
-_ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: its number of ids, and the position of the first one
+_ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: number of ids, and position of the first id
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """Return the type that fairseq chooses for a dictionary of ``vocab_size`` tokens and its own four symbols."""
+    """Return the NumPy type of ids in fairseq's token files for ``vocab_size`` tokens and four special symbols."""
     return np.dtype("uint16") if vocab_size + NUM_FAIRSEQ_SYMBOLS < 65500 else np.dtype("uint32")
 
 
 class TokenFileWriter:
-    """Write one token file, part by part; its files are open only while they are written.
+    """Write one token file in parts; keep no file open between two parts.
 
     Args:
-        prefix: path of the files without ``.bin`` and ``.idx``, which must not exist.
-        dtype: type of an id, ``uint16`` or ``uint32``.
+        prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
+        dtype: NumPy type of an id, ``uint16`` or ``uint32``.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype) -> None:
@@ -248,7 +251,7 @@ class TokenFileWriter:
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
     def flush(self) -> None:
-        """Write the sequences in memory."""
+        """Append the buffered sequences to the file."""
         path = Path(f"{self._prefix}.bin")
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "ab") as file:
@@ -259,7 +262,7 @@ class TokenFileWriter:
         self._pending = []
 
     def close(self) -> list[tuple[int, str]]:
-        """Write the remaining sequences and the index; return size and sha256 of both files."""
+        """Write the buffered sequences and the index; return the manifest entries of both files."""
         self.flush()
         code = next(code for code, dtype in _DTYPES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
@@ -277,17 +280,17 @@ class TokenFileWriter:
 
 
 class TokenFile:
-    """Read one token file in place.
+    """Read one token file by memory mapping.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``.
 
     Attributes:
         ids: ``(num_tokens,)`` memory map of all ids.
-        sizes: ``(num_sequences,)``, int32: ids of each sequence.
+        sizes: ``(num_sequences,)``, int32: number of ids of each sequence.
 
     Raises:
-        AlmaError: the index has another format, or the token file another size than the index needs.
+        AlmaError: the index has another format, or the size of the token file does not match the index.
     """
 
     def __init__(self, prefix: Union[str, Path]) -> None:
@@ -299,14 +302,16 @@ class TokenFile:
             raise AlmaError(f"{idx}: not an index of fairseq's mmap format; prepare the stream again")
         size = _HEADER.size + num_sequences * _ENTRY_SIZE
         if idx.stat().st_size != size:
-            raise AlmaError(f"{idx}: {idx.stat().st_size} bytes found, {size} needed; prepare the stream again")
+            raise AlmaError(f"{idx}: {idx.stat().st_size} bytes found, {size} are needed; prepare the stream again")
         self.sizes = np.fromfile(idx, dtype="<i4", count=num_sequences, offset=_HEADER.size)
         if num_sequences and self.sizes.min() < 0:
-            raise AlmaError(f"{idx}: a sequence of {self.sizes.min()} ids; prepare the stream again")
+            raise AlmaError(
+                f"{idx}: a sequence of {self.sizes.min()} ids found, at least 1 is needed; prepare the stream again"
+            )
         needed = int(self.sizes.sum(dtype=np.int64)) * _DTYPES[code].itemsize
         found = bin_.stat().st_size
         if found != needed:
-            raise AlmaError(f"{bin_}: {found} bytes found, its index needs {needed}; prepare the stream again")
+            raise AlmaError(f"{bin_}: {found} bytes found, the index needs {needed}; prepare the stream again")
         dtype: Any = _DTYPES[code]
         self.ids = np.memmap(bin_, dtype=dtype, mode="r") if needed else np.empty(0, dtype)
 

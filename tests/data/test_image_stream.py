@@ -78,7 +78,7 @@ def test_a_damaged_file_is_reported(stream, name, damage):
         ("images.npy", IMAGES[:43], r"labels\.npy: int64 \(50,\) found, int64 \(43\) is needed"),
         ("labels.npy", LABELS[:, None], r"int64 \(50, 1\) found"),
         ("labels.npy", LABELS + 1, "numbers from 1 to 7 found, 0 to 6 is needed"),
-        ("labels.npy", np.array([None] * 50), "Object arrays"),
+        ("labels.npy", np.array([None] * 50), "Python objects found"),
         ("megabatch-001/train.npy", np.arange(9) + 42, "numbers from 42 to 50 found, 0 to 49 is needed"),
         ("valid.npy", np.arange(4, dtype=np.int32), r"int32 \(4,\) found"),
     ],

@@ -355,13 +355,13 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a", "--out", "s"], "--megabatches B is needed"),
+        (["a", "--out", "s"], "give --megabatches B, --one-per-input"),
         (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "5"], "at least 256"),
         (
             ["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"],
             "remove one of the options",
         ),
-        (["a", "--out", "s", "--megabatches", "1", "--by", "date"], "--by date: makes a mega-batch of each value"),
+        (["a", "--out", "s", "--megabatches", "1", "--by", "date"], "--by date: makes one mega-batch for each value"),
         (["a", "--out", "s", "--megabatches", "1", "--period", "month"], "give --by NAME"),
         (["a", "--out", "s", "--by", "date", "--format", "lines"], "--by date: --format lines has no fields"),
         (

@@ -81,7 +81,7 @@ def test_mnist_is_checked_by_its_content_however_it_was_packed(folder, publish, 
     publish("mnist", sha256=tuple(sha256((folder / "plain" / name).read_bytes()) for name in MNIST_NAMES))
     assert main(["mnist", "--source", "m", *IMAGES]) == 0
     assert np.array_equal(ImageStream.open("s").images[:, 0], images)
-    with pytest.raises(AlmaError, match="remove it and run"):
+    with pytest.raises(AlmaError, match="remove the file and run"):
         publish("mnist")
         main(["mnist", "--source", "m", *IMAGES])
 

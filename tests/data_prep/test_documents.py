@@ -78,7 +78,7 @@ def test_a_document_that_is_too_long_is_refused(tmp_path, monkeypatch):
         ("jsonl", b'{"text": "a"}\n{"body": "b"}\n', "input, line 11: no field 'text', the fields are 'body'"),
         ("jsonl", b'{"text": "a"}\n\n{"text"\n', "input, line 12: not JSON"),
         ("jsonl", b"[1]\n", "input, line 10: a JSON list found"),
-        ("jsonl", b'{"text": 5}\n', "input, line 10: 'text' is 5, a text is needed"),
+        ("jsonl", b'{"text": 5}\n', "input, line 10: 'text' is 5, a string is needed"),
         ("jsonl", b"[" * 100_000, "not JSON"),
         ("parquet", [("a",), (None,)], "input, row 20: 'text' is None"),
     ],
