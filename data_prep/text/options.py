@@ -130,7 +130,7 @@ class PrepOptions(Options):
         return None if self.no_decontaminate else self.decontaminate_ngram
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
-        """Return the options that determine the content of the stream, by their flags; a tokenizer's path does not."""
+        """Return the options that determine the content of the stream (flag -> value), with the tokenizer's sha256."""
         values = {**vars(self), "megabatches": self.num_megabatches, "format": self.form, "field": self.text_field}
         values |= {"decontaminate_ngram": self.ngram, "tokenizer": tokenizer_sha256}
         names = ["megabatches", "one_per_input", "by", "period", "seed", "format", "field"]

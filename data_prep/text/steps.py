@@ -131,7 +131,7 @@ class Work:
     def make_plan(
         self, there: Optional[Stream], options: PrepOptions, copies: Optional[Path], num_workers: int
     ) -> None:
-        """Find the input and write the plan; ``copies`` is the folder for copies of pipes (None: pipes are refused).
+        """Find the input and write the plan; ``copies`` is the folder for copies of pipes, or None to refuse pipes.
 
         Raises:
             AlmaError: an input cannot be read, or lacks a field that an option names.
@@ -258,7 +258,7 @@ class Work:
         return sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
 
     def refuse_empty_sets(self, counts: Sequence[int], num_dropped: int = 0) -> None:
-        """Raise AlmaError if a set has no document, ``num_dropped`` of which shared words with held-out text."""
+        """Raise AlmaError if a set has no document; ``num_dropped`` documents shared words with held-out text."""
         if all(counts):
             return
         empty, options, groups = [*counts].index(0), self.plan.options, self.assignment.groups

@@ -22,7 +22,7 @@ _LETTER, _IGNORED = 1, 2  # 0: a separator
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
 _ASSIGNED = 0x32400  # Unicode has only tags and variation selectors from this code point on.
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
-# By the position of a letter in its word:
+# Factor for each position of a letter in its word.
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
@@ -79,7 +79,7 @@ class Ngrams:
 
 @dataclass(frozen=True)
 class NgramHasher:
-    """Hash n-grams of ``size`` words to 64 bits, equal on every machine."""
+    """Hash n-grams of ``size`` words to 64 bits; the hashes are the same on every machine."""
 
     size: int
 
@@ -127,7 +127,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class NgramSet:
-    """A set of n-grams; their hashes are ascending and distinct, as `distinct` returns them."""
+    """A set of n-grams, made from the ascending distinct hashes that `distinct` returns."""
 
     def __init__(self, hashes: np.ndarray) -> None:
         self._hashes = hashes

@@ -291,7 +291,7 @@ class Stream:
         return self.root / split.name
 
     def verify(self, names: Iterable[str]) -> None:
-        """Raise AlmaError unless size and sha256 of the files that all splits need, and of some splits, are right."""
+        """Check size and sha256 of the shared files and of the splits in ``names``; raise AlmaError on a difference."""
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()

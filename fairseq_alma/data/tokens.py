@@ -246,7 +246,7 @@ class TokenFileWriter:
         self._sizes = array("i")
 
     def write(self, ids: bytes, sizes: np.ndarray) -> None:
-        """Add sequences, with their ids as bytes of ``dtype``; they stay in memory until `flush`."""
+        """Add sequences, with their ids as bytes of ``dtype``, to the buffer that `flush` writes."""
         self._pending.append(ids)
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
