@@ -28,6 +28,7 @@ class Ensemble(Learner):
     """N models with different seeds, trained separately; ``combine`` is how their predictions are combined."""
 
     label: ClassVar[Optional[str]] = "Ens"
+    bootstrap: ClassVar[bool] = False
     trains_members_alone: ClassVar[bool] = True
     stacks_seeds: ClassVar[bool] = True
 
@@ -40,7 +41,7 @@ class Ensemble(Learner):
     )
 
     def plan(self, stage: Stage) -> StagePlan:
-        return self.train_each(stage, self.num_members, self.combine)
+        return self.train_each(stage, self.num_members, self.combine, bootstrap=self.bootstrap)
 
 
 @register_learner("bagging", "images")
@@ -49,9 +50,7 @@ class Bagging(Ensemble):
     """An ensemble in which each member trains on its own bootstrap sample of the stage's images (Breiman 1996)."""
 
     label: ClassVar[Optional[str]] = "Bagging"
-
-    def plan(self, stage: Stage) -> StagePlan:
-        return self.train_each(stage, self.num_members, self.combine, bootstrap=True)
+    bootstrap: ClassVar[bool] = True
 
 
 @register_learner("gens")

@@ -120,14 +120,12 @@ class ScheduledGrowth(GrowingModel):
                     f"{'' if layers is None else f', {layers} layers'}); give --moe-freq from 1 to the number of layers"
                 )
 
-    @property
-    def first_num_experts(self) -> Optional[int]:
-        return self.sizes["experts"][0] if "experts" in self.sizes else None
-
     def plan(self, stage: Stage) -> StagePlan:
         planned = super().plan(stage)
         layers = self.sizes["layers"][stage.index] if "layers" in self.sizes else None
-        return replace(planned, trainings=tuple(replace(each, num_layers=layers) for each in planned.trainings))
+        experts = self.sizes["experts"][0] if "experts" in self.sizes and stage.index == 0 else None
+        (training,) = planned.trainings
+        return replace(planned, trainings=(replace(training, num_layers=layers, num_experts=experts),))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         added = {name: numbers[stage.index] - numbers[stage.index - 1] for name, numbers in self.sizes.items()}

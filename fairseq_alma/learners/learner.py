@@ -304,17 +304,9 @@ class GrowingModel(Learner):
 
     def plan(self, stage: Stage) -> StagePlan:
         """Return a plan that grows the model of the previous stage and trains all its weights."""
-        model, seed = ModelId(stage.index, 0), member_seed(self.seed, 0)
-        if stage.index == 0:
-            return StagePlan(stage, (Training(model, seed, num_experts=self.first_num_experts),), (model,))
         # Each growth step has its own seed, so that two steps never sample the same weights.
-        growth = self.growth_before(stage, self.seed + stage.index)
-        return StagePlan(stage, (Training(model, seed, ModelId(stage.index - 1, 0), growth),), (model,))
-
-    @property
-    def first_num_experts(self) -> Optional[int]:
-        """Number of experts of the first stage's model; None: taken from the options after ``--``."""
-        return None
+        growth = self.growth_before(stage, self.seed + stage.index) if stage.index > 0 else None
+        return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Return the growth step before a stage other than the first; None: no growth."""

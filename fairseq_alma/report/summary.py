@@ -55,17 +55,12 @@ def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
     last = done.iloc[-1]
     bits = "" if math.isnan(run.bits_per_byte) else f", {run.bits_per_byte:.3f} bits per byte"
     arrivals = f"mega-batch {done.index[-1] + 1} of {len(run.arrivals)}"
-    yield (
-        "Newest model",
-        f"after {arrivals}: test perplexity {last.value:.2f}{bits}, {show_count(last.num_params)} parameters",
-    )
+    size = show_count(last.num_params)
+    yield "Newest model", f"after {arrivals}: test perplexity {last.value:.2f}{bits}, {size} parameters"
     if len(done) > 1:
         before = done.iloc[-2].value
-        better = "lower" if last.value <= before else "higher"
-        yield (
-            "Last arrival",
-            f"test perplexity {100 * abs(1 - last.value / before):.1f} % {better} than before ({before:.2f})",
-        )
+        gain = f"{100 * abs(1 - last.value / before):.1f} % {'lower' if last.value <= before else 'higher'}"
+        yield "Last arrival", f"test perplexity {gain} than before ({before:.2f})"
     log = RunFolder(run.path).stage_folder(int(last.stage)) / "train-member-0.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):

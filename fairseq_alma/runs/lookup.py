@@ -82,12 +82,10 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
             raise AlmaError(f"{path}: does not name the stream of its training; give --stream")
         found = next(iter(_stream_folders(recorded, path)), Path(recorded))
         roots = [parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()]
-        record = RunFolder(roots[0]).read_run() if roots else None
-        for each in [] if record is None else _stream_folders(record["stream"]["path"], roots[0]):
-            with contextlib.suppress(AlmaError):  # a damaged stream
-                if record is not None and is_begun_on(record, Stream.open(each)):
-                    found = each
-                    break
+        if roots and (record := RunFolder(roots[0]).read_run()) is not None:
+            for each in reversed(_stream_folders(record["stream"]["path"], roots[0])):
+                with contextlib.suppress(AlmaError):  # a damaged stream
+                    found = each if is_begun_on(record, Stream.open(each)) else found
         if not found.is_dir():
             raise AlmaError(f"{path}: its stream {recorded} is missing; give --stream")
     stream = Stream.open(found)
