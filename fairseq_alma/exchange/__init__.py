@@ -1,1 +1,1 @@
-"""Exporting models to Hugging Face transformers, and importing them: folders of Qwen3 and Qwen3-MoE."""
+"""Export models to and import models from Hugging Face transformers (Qwen3 and Qwen3-MoE)."""

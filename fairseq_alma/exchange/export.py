@@ -1,7 +1,7 @@
-"""Write a checkpoint of ``alma_transformer_lm`` as a folder of Qwen3, or with experts Qwen3-MoE.
+"""Export a checkpoint of ``alma_transformer_lm`` to a Qwen3 folder, or with experts to a Qwen3-MoE folder.
 
-The names of the weights are the same in both. The norm of the embeddings depends on the token alone, so it is applied
-to their rows; each expert of a stack becomes a tensor of its own.
+Weights have the same names in checkpoint and folder. The embedding norm depends only on the token, so the export
+applies it to the rows of the embedding matrix. Stacked experts become separate tensors.
 """
 
 import errno
@@ -29,25 +29,25 @@ from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.text.decoder import build_from_config
 
 WEIGHTS = "model.safetensors"
-CHECKED_TOKENS = 200_000  # of the test set, whose ids the exported tokenizer must reproduce
+CHECKED_TOKENS = 200_000  # tokens of the test set that the exported tokenizer must reproduce
 _REMEDY = "give an unaltered checkpoint"
 _STACK = re.compile(r"(.*\.mlp\.experts\.)(\w+_proj)")
 
 
 def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) -> str:
-    """Write the checkpoint of a language model as a folder of transformers.
+    """Export the checkpoint of a language model to a transformers folder.
 
     Args:
-        path: the checkpoint.
-        out: the new folder.
-        stream_folder: the stream of the model's tokenizer; None: the stream of its training.
+        path: checkpoint to export.
+        out: folder to create.
+        stream_folder: stream with the tokenizer of the model; None: the stream that the model was trained on.
 
     Returns:
-        One line with architecture and sizes.
+        One line to print, with architecture and sizes.
 
     Raises:
-        AlmaError: transformers has no such architecture, the checkpoint is damaged, or the stream has another
-            dictionary or a tokenizer that cannot be exported; nothing is written.
+        AlmaError: transformers has no equivalent architecture, the checkpoint is damaged, or the stream has another
+            dictionary or a tokenizer that cannot be exported; no file is written.
     """
     checkpoint = read_checkpoint(path)
     config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
@@ -59,8 +59,8 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         refuse_other_shapes(weights, build_from_config(config, num_rows), str(path), _REMEDY)
         if num_rows != tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:
             raise AlmaError(
-                f"{path}: a vocabulary of {num_rows:,} tokens, the stream {stream.root} has "
-                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,}; give the stream of its training as --stream"
+                f"{path}: the model has {num_rows:,} tokens, the stream {stream.root} has "
+                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,}; give the stream of the training as --stream"
             )
         context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
         has_bos = bool((checkpoint["cfg"].get("task") or {}).get("add_bos_token"))
@@ -70,7 +70,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         tensors = dict(folder_weights(weights, options, vocabulary.rows))
         facts = describe_model(config, weights, path)
     except (AttributeError, KeyError, TypeError) as error:
-        raise AlmaError(f"{path}: its configuration is incomplete ({error}); {_REMEDY}") from error
+        raise AlmaError(f"{path}: the configuration is incomplete ({error}); {_REMEDY}") from error
     if not options.symbol_ids:
         check_same_ids(vocabulary.files[TOKENIZER], tokenizer, _test_texts(stream, tokenizer))
     architecture = settings["architectures"][0]
@@ -88,7 +88,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
 
 
 def _test_texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
-    """Yield documents of the test set with `CHECKED_TOKENS` tokens."""
+    """Yield documents of the test set until they have `CHECKED_TOKENS` tokens."""
     file, start = TokenFile(stream.prefix(stream.split("test"))), 0
     for size in file.sizes.tolist():
         tokens = [token - NUM_FAIRSEQ_SYMBOLS for token in file.ids[start : start + size].tolist()]
@@ -99,7 +99,7 @@ def _test_texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file of safetensors with the permissions of any new file. Raises OSError if that fails."""
+    """Write a safetensors file with default permissions; raise OSError on failure."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -107,7 +107,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     mode = path.stat().st_mode
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # has the error of the system only as text
+    except SafetensorError as error:  # contains the system error only as text
         full = "No space left" in str(error) or "os error 28" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
     path.chmod(mode)
@@ -125,7 +125,7 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer in layers if not mixtures[layer]],
         "output_router_logits": False,
-        # transformers takes the loss over the tokens of all Switch layers, here it is a sum over layers
+        # transformers averages the balance loss over Switch layers; this package sums it
         "router_aux_loss_coef": options.balance_loss_weight * sum(mixtures),
     }
     return {
@@ -153,19 +153,19 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
 
 
 def _is_tied(options: Any) -> bool:
-    """Return whether input and output embeddings are still equal after the norm is applied to the input rows."""
+    """Return whether input and output embeddings are equal after applying the norm to input embeddings."""
     return options.share_decoder_input_output_embed and options.no_embedding_norm
 
 
 def folder_weights(
     weights: Mapping[str, Tensor], options: Any, rows: Optional[list[int]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the folder, as views where possible.
+    """Yield (name, tensor) for the folder, as views where possible.
 
     Args:
         weights: weights of the checkpoint.
-        options: options of its model.
-        rows: row in the checkpoint of each token of the folder; None: the same order.
+        options: model options of the checkpoint.
+        rows: row in the checkpoint for each token of the folder; None: same order.
     """
     for name, tensor in weights.items():
         own = name.removeprefix("decoder.")

@@ -1,8 +1,8 @@
-"""Convert a folder of Qwen3 or Qwen3-MoE to a checkpoint of ``alma_transformer_lm``. No code of the folder is run.
+"""Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running code of the folder.
 
-Token u has row u + 4, as in a stream of the folder's tokenizer. fairseq's symbols replace the special tokens of the
-folder: ``</s>`` is its end of text, whose own row is then unused. Unused rows, and symbols that the folder lacks, never
-take part in a softmax (``symbol_ids``, see `data.tokens`).
+Token u has row u + 4, as in a stream with the tokenizer of the folder. The special symbols of fairseq replace special
+tokens of the folder; for example ``</s>`` replaces the EOS token, whose old row becomes unused. Unused rows and symbols
+without a token have probability zero (``symbol_ids``, see `data.tokens`).
 """
 
 import json
@@ -28,20 +28,20 @@ from fairseq_alma.text.decoder import build_from_config
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
 SYMBOLS = ("bos", "pad", "eos", "unk")
-"""Special tokens of a folder in the order of fairseq's symbols."""
+"""Keys of special tokens in the configuration, in the order of fairseq's symbols."""
 _REMEDY = "give a folder with a model of type qwen3 or qwen3_moe"
 _EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(\w+_proj)\.weight")
 
 
 def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
-    """Convert a folder to a checkpoint.
+    """Convert a transformers folder to a checkpoint.
 
     Args:
-        folder: a model of type ``qwen3`` or ``qwen3_moe`` with its tokenizer.
-        stream: the stream of further training, made with its tokenizer; None: not known yet.
+        folder: folder with a model of type ``qwen3`` or ``qwen3_moe`` and its tokenizer.
+        stream: stream for further training, prepared with the same tokenizer; None: do not check the tokenizer.
 
     Raises:
-        AlmaError: ``alma_transformer_lm`` cannot compute the model, files are missing or damaged, or the stream has
+        AlmaError: ``alma_transformer_lm`` does not support the model, a file is missing or damaged, or the stream has
             another tokenizer.
     """
     from transformers import AutoConfig
@@ -51,7 +51,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
         raise AlmaError(f"{folder / CONFIG}: model_type {found!r:.60} found; {_REMEDY}")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # its validation raises errors of several kinds
+    except Exception as error:  # validation in transformers raises several types of errors
         raise AlmaError(f"{folder / CONFIG}: damaged ({error}); {_REMEDY}") from error
     options = model_options(config, folder / CONFIG)
     tokenizer = StreamTokenizer(folder / TOKENIZER)
@@ -61,15 +61,15 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
         )
     if stream is not None and StreamTokenizer.open(stream.root).symbols != tokenizer.symbols:
         raise AlmaError(
-            f"--stream {stream.root}: not made with the tokenizer of {folder}; prepare it with alma-prep-text "
+            f"--stream {stream.root}: not prepared with the tokenizer of {folder}; run alma-prep-text "
             f"--tokenizer {folder}"
         )
     symbol_ids, sources = symbols_of(folder, config, tokenizer)
     options["symbol_ids"] = json.dumps(symbol_ids)
     try:
         weights = dict(_renamed(_read_weights(folder), sources, config.tie_word_embeddings))
-    except (IndexError, KeyError, RuntimeError) as error:  # experts or embeddings do not form one tensor
-        raise AlmaError(f"{folder}: its weights do not fit its {CONFIG} ({error}); {_REMEDY}") from error
+    except (IndexError, KeyError, RuntimeError) as error:  # tensors are missing or have inconsistent shapes
+        raise AlmaError(f"{folder}: the weights do not match {CONFIG} ({error}); {_REMEDY}") from error
     model = build_from_config(options, config.vocab_size + NUM_FAIRSEQ_SYMBOLS)
     refuse_other_shapes(weights, model, str(folder), _REMEDY)
     task: dict[str, Any] = {"_name": "alma_lm", "tokens_per_sample": config.max_position_embeddings}
@@ -80,10 +80,10 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
 
 
 def model_options(config: Any, path: Path) -> dict[str, Any]:
-    """Return ``cfg.model`` of an ``alma_transformer_lm`` that computes the same as a configuration of transformers.
+    """Return ``cfg.model`` of the ``alma_transformer_lm`` that is equivalent to a transformers configuration.
 
     Raises:
-        AlmaError: there is none; names `path`, the file of the configuration.
+        AlmaError: no such model exists; the message begins with ``path``, the configuration file.
     """
     is_moe, heads, rope = config.model_type == "qwen3_moe", config.num_attention_heads, config.rope_parameters
     dense, layers = (config.mlp_only_layers or []) if is_moe else [], range(config.num_hidden_layers)
@@ -113,8 +113,8 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
     if every is None:
         places = ", ".join(str(layer) for layer in layers if mixtures[layer]) or "no layer"
         raise AlmaError(
-            f"{path}: {num_experts} experts in {places} found (from 0); {ARCHITECTURE} has two or more in every n-th "
-            "layer; give another model"
+            f"{path}: {num_experts} experts in {places} found (from 0); {ARCHITECTURE} supports two or more in every "
+            "n-th layer; give another model"
         )
     return {
         "_name": ARCHITECTURE,
@@ -144,14 +144,14 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
 
 
 def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[list[Optional[int]], list[int]]:
-    """Return the tokens of the folder for fairseq's symbols.
+    """Return the tokens of the folder that correspond to the special symbols of fairseq.
 
     Returns:
-        For each symbol the token id, without repetitions, None if the folder lacks the symbol; and for each symbol the
-        token that initializes its row.
+        (token id of each symbol, token id that initializes the row of each symbol). The first list has no duplicates
+        and None for a symbol without a token.
 
     Raises:
-        AlmaError: the folder has no end of text.
+        AlmaError: the folder has no valid EOS token.
     """
     named = read_json_object(folder / TOKENIZER_CONFIG, _REMEDY) if (folder / TOKENIZER_CONFIG).is_file() else {}
     found: list[Optional[int]] = []
@@ -163,22 +163,22 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
         found.append(token if type(token) is int and 0 <= token < config.vocab_size else None)
     end = found[2]
     if end is None:
-        raise AlmaError(f"{folder}: neither {TOKENIZER_CONFIG} nor {CONFIG} names an end of text; {_REMEDY}")
+        raise AlmaError(f"{folder}: no valid EOS token in {TOKENIZER_CONFIG} or {CONFIG}; {_REMEDY}")
     own: list[Optional[int]] = [None] * len(SYMBOLS)
-    for number in (2, 1, 0, 3):  # the end of text often is the padding too
+    for number in (2, 1, 0, 3):  # EOS first, as the EOS token often is the padding token too
         if found[number] not in own:
             own[number] = found[number]
     return own, [end if token is None else token for token in found]
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of ``model.safetensors``, or of all its parts."""
+    """Return all tensors of ``model.safetensors``, or of the files that its index lists."""
     path = folder / "model.safetensors"
     tensors: dict[str, Tensor] = {}
     for file in [path] if path.is_file() else sorted(folder.glob("model-*.safetensors")) or [path]:
         try:
             tensors |= load_file(file)
-        except Exception as error:  # SafetensorError or OSError, by the kind of damage
+        except Exception as error:  # SafetensorError or OSError
             raise AlmaError(f"{file}: missing or damaged ({error}); give another folder") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
@@ -187,7 +187,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _renamed(tensors: Mapping[str, Tensor], sources: list[int], is_tied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the checkpoint: fairseq's symbols before the tokens, experts stacked."""
+    """Yield (name, tensor) of the checkpoint, with rows of fairseq's symbols first and stacked experts."""
     table = torch.cat([tensors[EMBEDDINGS][sources], tensors[EMBEDDINGS]])
     yield "decoder.embed_tokens.weight", table
     outputs = table if is_tied else torch.cat([tensors[OUTPUTS][sources], tensors[OUTPUTS]])

@@ -1,4 +1,4 @@
-"""The model card of an exported folder: sizes, data, training and test figures."""
+"""Create the model card of an exported folder: sizes, data, training and test results."""
 
 import contextlib
 from pathlib import Path
@@ -9,7 +9,7 @@ from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
 
-MOST_INPUTS = 12  # names of input files on a card
+MOST_INPUTS = 12  # maximum number of input file names on a card
 _PAGE = """\
 ---
 library_name: transformers
@@ -33,21 +33,21 @@ print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
 The architecture is {architecture} of transformers 5 or newer; no other package is needed. The tokenizer puts `{first}`
 before a text, as in training, and the model was trained on sequences of {context:,} tokens.
 
-Licence: to be added by the publisher of the model.
+Licence: not specified; add the licence before publishing the model.
 """
 
 
 def model_card(
     path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, first: Optional[str]
 ) -> str:
-    """Return the page, in Markdown.
+    """Return the model card in Markdown.
 
     Args:
-        path: the checkpoint; if it belongs to a run, the records of the run give the figures.
-        stream: stream of its training.
+        path: exported checkpoint; results are read from the records of the run that contains the checkpoint.
+        stream: stream that the model was trained on.
         facts: sizes of the model.
-        architecture: class in transformers.
-        context: length of a sequence, in tokens.
+        architecture: name of the model class in transformers.
+        context: sequence length in training, in tokens.
         first: special token at the beginning of a sequence.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
@@ -61,7 +61,7 @@ def model_card(
         "test set": f"{_amount([stream.split('test')])}, held out",
         **_record_rows(path, stream),
     }
-    table = "\n".join(["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    table = "\n".join(["| property | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
     return _PAGE.format(table=table, architecture=architecture, context=context, first=first)
 
 
@@ -71,12 +71,12 @@ def _amount(splits: Sequence[Split]) -> str:
 
 
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
-    """Return the rows from ``run.json`` and ``stage.json`` for a checkpoint in the folder of a stage."""
-    above = list(path.absolute().parents)[:3]  # a branch has a folder of its own
+    """Return table rows from ``run.json`` and ``stage.json``, if a stage contains the checkpoint."""
+    above = list(path.absolute().parents)[:3]  # a branch has a separate folder
     root = next((each for each in above if (each / STAGE_RECORD).is_file()), None)
     run = None if root is None else RunFolder(root.parent).read_run()
     if root is None or run is None:
-        return {"test": "no figures, as the checkpoint is not part of a run of alma-stream"}
+        return {"test": "no results; the checkpoint does not belong to a run of alma-stream"}
     folder = RunFolder(root.parent)
     number = next(each for each in folder.stages() if folder.stage_folder(each).name == root.name)
     stages = [each for each in map(folder.read_stage, range(number + 1)) if each is not None]
@@ -88,9 +88,9 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
         "options": f"`{' '.join(f'{name} {value}'.strip() for name, value in run['train_options'].items())}`",
         "mega-batches seen": f"{max(stage['megabatches']) + 1} of {stream.num_megabatches} (stage {number})",
     }
-    with contextlib.suppress(AlmaError):  # the tested checkpoint is not kept
+    with contextlib.suppress(AlmaError):  # the tested checkpoint was removed
         if path.samefile(stage_predictor(folder, stage)):
             rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
             bits = stage["test"].get("bits_per_byte")
             return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
-    return {**rows, "test": "no figures, as this is not the checkpoint that was tested"}
+    return {**rows, "test": "no results; another checkpoint of the stage was tested"}

@@ -1,8 +1,8 @@
-"""The tokenizer of a stream as the files that transformers reads.
+"""Export the tokenizer of a stream as files for transformers.
 
-The ids are those of the token files: fairseq's four symbols come first, token u has id u + 4. transformers finds
-special tokens in a text; ``tokenizer(text, split_special_tokens=True)`` takes the text literally, as alma-prep-text
-and `score` do. The tokenizer of an imported model is exported unchanged.
+Token ids are the same as in the stream: fairseq's four special symbols first, then token u with id u + 4. By default,
+transformers parses special tokens in a text; ``tokenizer(text, split_special_tokens=True)`` treats them as plain text,
+as alma-prep-text and `score` do. The tokenizer of an imported model is exported unchanged.
 """
 
 import json
@@ -12,18 +12,18 @@ from fairseq_alma.data.tokens import EOS, FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, 
 from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
-_NEVER = -1e6  # score of a piece that no text contains
-_EXPORTABLE = "give a stream with a tokenizer.json, such as alma-prep-text trains"
+_NEVER = -1e6  # score of a piece that is never used
+_EXPORTABLE = "give a stream with a tokenizer.json, such as a tokenizer trained by alma-prep-text"
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary of an exported folder.
+    """Vocabulary of an exported folder.
 
     Attributes:
-        files: content of the tokenizer's files and of ``generation_config.json``, by name.
-        special_ids: ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
-        rows: row in the checkpoint of each token of the folder; None: the same order.
-        context: longest sequence of an imported model, in tokens; 0: not imported.
+        files: content of the tokenizer files and of ``generation_config.json``, by file name.
+        special_ids: values of ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
+        rows: row in the checkpoint for each token of the folder; None: same order.
+        context: maximum sequence length of an imported model, in tokens; 0: not imported.
     """
 
     files: Mapping[str, str]
@@ -33,7 +33,7 @@ class Vocabulary(NamedTuple):
 
     @property
     def first(self) -> Optional[str]:
-        """The special token that texts begin with."""
+        """Return the special token at the beginning of a text, or None."""
         token: Optional[str] = json.loads(self.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
         return token
 
@@ -43,22 +43,22 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
 
     Args:
         tokenizer: tokenizer of the stream.
-        context: longest sequence of the model, in tokens.
-        symbol_ids: ids of fairseq's symbols in the folder of an imported model, see `data.tokens`.
-        has_bos: whether sequences begin with ``<s>`` rather than ``</s>``.
+        context: maximum sequence length of the model, in tokens.
+        symbol_ids: ids of fairseq's symbols in the folder of an imported model, see `data.tokens`; None: not imported.
+        has_bos: whether sequences begin with ``<s>`` instead of ``</s>``.
 
     Raises:
         AlmaError: the tokenizer cannot be exported.
     """
     if not symbol_ids:
         ids = {"bos_token_id": 0 if has_bos else EOS, "eos_token_id": EOS, "pad_token_id": 1}
-        generation = {**ids, "suppress_tokens": [0, 1, 3]}  # no training text contains them
+        generation = {**ids, "suppress_tokens": [0, 1, 3]}  # these symbols do not occur in training
         files = tokenizer_files(tokenizer, context, ids["bos_token_id"])
         return Vocabulary({**files, "generation_config.json": json.dumps(generation, indent=2) + "\n"}, ids)
     path = tokenizer.file.with_name(CONFIG)
     if not path.is_file():
         raise AlmaError(
-            f"{path}: missing, the model was imported with one; give a stream of alma-prep-text --tokenizer DIR, where "
+            f"{path}: missing, needed for an imported model; give a stream of alma-prep-text --tokenizer DIR, where "
             "DIR is the imported folder"
         )
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -80,13 +80,13 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
 
     Args:
         tokenizer: tokenizer of the stream.
-        context: longest sequence of the model, in tokens.
-        bos: id of the symbol that texts begin with.
+        context: maximum sequence length of the model, in tokens.
+        bos: id of the symbol at the beginning of a text.
 
     Raises:
-        AlmaError: its kind cannot be exported.
+        AlmaError: the type of the tokenizer cannot be exported.
     """
-    for space in ("", " "):  # a symbol that the tokenizer finds in literal text gets a space in its name
+    for space in ("", " "):  # add a space to symbol names that the tokenizer would find in plain text
         content, names = _content(tokenizer, space)
         if not _misread(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break
@@ -116,13 +116,13 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
 
 
 def check_same_ids(content: str, tokenizer: StreamTokenizer, texts: Iterable[str]) -> None:
-    """Raise AlmaError unless a ``tokenizer.json`` gives literal texts the ids of the stream's tokenizer."""
+    """Raise AlmaError if a ``tokenizer.json`` encodes texts differently than the tokenizer of the stream."""
     if (text := _misread(json.loads(content), tokenizer, texts)) is not None:
-        raise AlmaError(f"{tokenizer.file}: as tokenizer.json it has other ids for {text[:40]!r}; {_EXPORTABLE}")
+        raise AlmaError(f"{tokenizer.file}: the exported tokenizer.json has other ids for {text[:40]!r}; {_EXPORTABLE}")
 
 
 def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:
-    """Return the first text with other ids, or None."""
+    """Return the first text that a ``tokenizer.json`` encodes differently than the tokenizer, or None."""
     from tokenizers import Tokenizer
 
     exported = Tokenizer.from_str(json.dumps(content))
@@ -135,7 +135,7 @@ def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iter
 
 
 def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], list[str]]:
-    """Return ``tokenizer.json`` with fairseq's symbols before its tokens, and the names of the symbols."""
+    """Return (content of ``tokenizer.json`` with fairseq's symbols first, names of these symbols)."""
     if tokenizer.kind != "tokenizers":
         raise AlmaError(f"{tokenizer.file}: a SentencePiece model; {_EXPORTABLE}")
     content = json.loads(tokenizer.file.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], li
         names = _symbol_names(vocabulary, space)
         moved = {piece: token + NUM_FAIRSEQ_SYMBOLS for piece, token in vocabulary.items()}
         model["vocab"] = {**{name: token for token, name in enumerate(names)}, **moved}
-    elif isinstance(vocabulary, list):  # Unigram: pieces and their scores, by id
+    elif isinstance(vocabulary, list):  # Unigram: list of (piece, score), by id
         names = _symbol_names([piece for piece, _ in vocabulary], space)
         model["vocab"] = [*([name, _NEVER] for name in names), *vocabulary]
         if model.get("unk_id") is not None:
@@ -161,7 +161,7 @@ def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], li
 
 
 def _symbol_names(taken: Collection[str], space: str) -> list[str]:
-    """Return names for fairseq's symbols that no piece has."""
+    """Return names for fairseq's symbols that differ from all pieces."""
     names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
     while any(name in taken for name in names):
         names = [f"{name[:-1]} >" for name in names]

@@ -1,8 +1,8 @@
-"""Models under their registered names.
+"""Register all models in fairseq.
 
-Language: ``alma_transformer_lm`` with ``_tiny`` to ``_large``, and the paper's ``alma_switch_lm`` with ``_tiny``,
-``_base``, ``_large``. Images, all in ``images``: ``alma_mlp``, ``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``,
-``alma_firefly_vgg``. Both: ``alma_ensemble`` and ``alma_umix``, which consist of others.
+- language models: ``alma_transformer_lm`` with ``_tiny`` to ``_large``; ``alma_switch_lm`` with ``_tiny`` to ``_large``
+- image models, in ``images``: ``alma_mlp``, ``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``
+- models with member models: ``alma_ensemble`` (both kinds), ``alma_umix`` (images)
 """
 
 from fairseq_alma.images import image_models

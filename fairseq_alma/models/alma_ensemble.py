@@ -1,7 +1,7 @@
-"""An ensemble that predicts with the mean of its members' probabilities (the paper's Ens and gEns).
+"""``alma_ensemble``: average the probabilities of several trained models (Ens and gEns of the paper).
 
-Its members are language models or image models, trained separately; ``alma-ensemble`` writes one checkpoint of them for
-the stock commands. From Python:
+The members are language models or image models, trained separately. ``alma-ensemble`` writes an ensemble checkpoint for
+fairseq commands. To load it in Python:
 
     FairseqLanguageModel.from_pretrained(
         FOLDER, "ensemble.pt", data_name_or_path=STREAM, bpe="alma", path=f"{FOLDER}/ensemble.pt"
@@ -30,27 +30,27 @@ from fairseq_alma.training.loading import refuse_other_weights
 
 @dataclass
 class AlmaEnsembleConfig(FairseqDataclass):
-    """The members in a checkpoint, see `checkpoints.ensemble_file`; no options of a command."""
+    """Description of the members in a checkpoint; see `checkpoints.ensemble_file`."""
 
     members: Any = field(default=None, metadata={"help": "members"})
-    vocab_size: int = field(default=0, metadata={"help": "vocabulary size, including fairseq's four symbols"})
-    num_classes: int = field(default=0, metadata={"help": "number of the members' classes"})
-    image_pixels: int = field(default=0, metadata={"help": "number of pixels of an image over all channels; 0: any"})
+    vocab_size: int = field(default=0, metadata={"help": "vocabulary size, including fairseq's four special symbols"})
+    num_classes: int = field(default=0, metadata={"help": "number of classes"})
+    image_pixels: int = field(default=0, metadata={"help": "number of values of an image (pixels x channels); 0: any"})
     image_channels: int = field(default=0, metadata={"help": "number of channels of an image; 0: any"})
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
     """Compute the log of the weighted mean of the members' probabilities.
 
-    fairseq's cache for decoding step by step is one dictionary with keys for each module, so all members share it.
+    All members share one incremental state, as its keys contain the id of a module.
 
     Args:
-        dictionary: the members' vocabulary.
-        members: models.
-        weights: weight of each member, at least 0; they sum to 1.
+        dictionary: vocabulary of all members.
+        members: language models.
+        weights: weight of each member, non-negative; the sum is 1.
     """
 
-    members: Any  # an nn.ModuleList, which hides from mypy that these modules are language models
+    members: Any  # an nn.ModuleList of language models; Any because mypy does not know their class
 
     def __init__(
         self, dictionary: Dictionary, members: Sequence[FairseqLanguageModel], weights: Sequence[float]
@@ -59,22 +59,22 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         self.members, self.weights = nn.ModuleList(members), list(weights)
 
     def max_positions(self) -> int:
-        """Return the longest sequence that every member can take, in tokens."""
+        """Return the maximum sequence length that all members support, in tokens."""
         return min(member.max_positions() for member in self.members)
 
     def forward(
         self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **unused: Any
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return (B, T, V) fp32 log-probabilities, which serve as logits, and no attention.
+        """Return ((B, T, V) fp32 log-probabilities as logits, empty dictionary).
 
         Args:
             prev_output_tokens: (B, T) int64, padded on the right.
             encoder_out: unused; fairseq passes it to every decoder.
-            incremental_state: cache of earlier positions; then only the newest position is computed (T = 1).
+            incremental_state: cache of earlier positions; if given, compute only the newest position (T = 1).
             unused: further arguments of fairseq's generator (``src_lengths``).
         """
 
-        def log_probs(member: Any) -> Tensor:  # a function frees the member's logits when it returns
+        def log_probs(member: Any) -> Tensor:  # returning from a function frees the logits of the member
             output = member(prev_output_tokens, incremental_state=incremental_state)
             return member.get_normalized_probs(output, log_probs=True)
 
@@ -83,11 +83,11 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
 
 @register_model(ENSEMBLE_ARCH, dataclass=AlmaEnsembleConfig)
 class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
-    """Several trained language models as one, for all stock commands that do not train.
+    """Ensemble of trained language models, for evaluation and generation.
 
     Args:
         decoder: decoder with the members.
-        embedded: numbers of the members whose weights are in the ensemble's own checkpoint.
+        embedded: indices of the members with weights inside the ensemble checkpoint.
     """
 
     def __init__(self, decoder: EnsembleDecoder, embedded: Sequence[int]) -> None:
@@ -97,22 +97,23 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add no options: ``alma-ensemble`` sets the members."""
+        """Add no options, as ``alma-ensemble`` sets the members."""
 
     @classmethod
     def build_model(cls, cfg: AlmaEnsembleConfig, task: Any) -> BaseFairseqModel:
-        """Build the members, and load the members in separate files.
+        """Build all members, and load the weights of members in separate files.
 
         Returns:
-            An ensemble of language models, or the ensemble of the members' own class.
+            An ensemble of language models or of image models.
 
         Raises:
-            AlmaError: a member is missing or changed, has other tokens or classes, or the ensemble is to be trained.
+            AlmaError: a member file is missing or changed, a vocabulary or number of classes differs, or the command
+                is fairseq-train.
         """
         if cfg.members is None:
             raise AlmaError(
-                f"--arch {ENSEMBLE_ARCH}: an ensemble is not trained as one; train its members one by one and join "
-                "them with alma-ensemble, or train several jointly with --arch alma_umix"
+                f"--arch {ENSEMBLE_ARCH}: an ensemble cannot be trained; train the members separately and join "
+                "them with alma-ensemble, or train image models jointly with --arch alma_umix"
             )
         if cfg.num_classes:
             pixels, channels = math.prod(task.image_shape), task.image_shape[0]
@@ -123,10 +124,10 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
         for name, size, found in sizes:
             if size not in (0, found):
                 raise AlmaError(
-                    f"the members of the ensemble have {size} {name}, the stream has {found}; give the stream of their "
+                    f"the members of the ensemble have {size} {name}, the stream has {found}; give the stream of the "
                     "training"
                 )
-        path = getattr(task, "checkpoint_path", None)  # stock tasks have no such attribute
+        path = getattr(task, "checkpoint_path", None)  # tasks of fairseq have no such attribute
         folder = None if path is None else Path(path).parent
         entries = [OmegaConf.to_container(entry) for entry in cfg.members]
         members: list[Any] = []

@@ -1,4 +1,4 @@
-"""UMix: several image models trained jointly, on the mean or the sum of their logits (the paper's uniform mixture).
+"""``alma_umix``: several image models trained jointly on the mean or sum of their logits (UMix of the paper).
 
     --arch alma_umix --num-members 5 --member-arch alma_mlp --member-options "--width 64"
 
@@ -31,14 +31,14 @@ AlmaUMixConfig: Any = fairseq_config("AlmaUMixConfig", FairseqDataclass, [JointO
 
 @register_model(JOINT_MODEL, dataclass=AlmaUMixConfig)
 class AlmaUMix(BaseFairseqModel):
-    """Builder of an `ImageClassifier` with several members."""
+    """Build an `ImageClassifier` with several members."""
 
     @classmethod
     def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
-        """Build the members, each with its own initial weights.
+        """Build the members with different initial weights.
 
         Raises:
-            AlmaError: the architecture cannot be a member, or the members' options are invalid.
+            AlmaError: the architecture cannot be a member, or a member option is invalid.
         """
         check_options(cfg)
         model, config = build_member_config(cfg)
@@ -50,17 +50,17 @@ class AlmaUMix(BaseFairseqModel):
 
 
 class _MemberParser(argparse.ArgumentParser):
-    """Raises errors in one line that begins with --member-options."""
+    """Parser that raises AlmaError with a message that begins with --member-options."""
 
     def error(self, message: str) -> NoReturn:
         raise AlmaError(f"--member-options: {message}; give options of --member-arch")
 
 
 def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
-    """Return the class of the members and their configuration, from ``member_arch`` and ``member_options``.
+    """Return (class, configuration) of the members, from ``member_arch`` and ``member_options``.
 
     Raises:
-        AlmaError: the architecture cannot be a member, or has no such option.
+        AlmaError: the architecture cannot be a member, or an option does not exist.
     """
     possible = sorted(
         name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if hasattr(MODEL_REGISTRY[model], "build_joint")

@@ -1,7 +1,7 @@
-"""One mixture of experts, for tokens of text and for images.
+"""Mixtures of experts for tokens of text and for images.
 
-- ``gate``: the gate, a tree of choices, and its decision (`Routing`)
-- ``dispatch``: the tokens of each expert under a capacity; the losses of each expert
-- ``switch_layer``: one expert for each token, computed one after the other (used by ``text``)
-- ``mixture_layer``: all experts weighted, or one of them, for each image (used by ``images``)
+- ``gate``: gates (trees of choices) and their decision (`Routing`)
+- ``dispatch``: assignment of tokens to experts of limited capacity; losses by expert
+- ``switch_layer``: one expert for each token (used by ``text``)
+- ``mixture_layer``: one expert or the weighted mean of all experts for each image (used by ``images``)
 """

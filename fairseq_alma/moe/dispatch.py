@@ -1,4 +1,4 @@
-"""Dispatch: the tokens of each expert under a capacity, and the losses of each expert.
+"""Assign tokens to experts of limited capacity, and sum losses by expert.
 
 Letters: S tokens (padding included) or images, E experts.
 """
@@ -14,12 +14,12 @@ from fairseq_alma.moe.gate import Routing
 
 
 class Dispatch(NamedTuple):
-    """The tokens that each expert computes.
+    """Assignment of tokens to experts.
 
     Attributes:
-        tokens: (K,) int64, indices of the tokens: those of expert 0 in token order, then those of expert 1, …
-        counts: for each expert the number of its tokens; they sum to K.
-        routed: for each expert the number of real tokens that the gate routes to it, including overflow.
+        tokens: (K,) int64, token indices, grouped by expert and ascending within each expert.
+        counts: number of tokens of each expert; the sum is K.
+        routed: number of non-padding tokens that the gate routes to each expert, including tokens over capacity.
     """
 
     tokens: Tensor
@@ -29,17 +29,17 @@ class Dispatch(NamedTuple):
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
     """Return C = ceil(capacity factor x tokens / experts) (Fedus et al. 2021, equation 3); at least 1."""
-    # Round first: 1.1 * 10 / 1 is 11.000000000000002 in floating point, which must not add a place.
+    # Round first: 1.1 * 10 / 1 is 11.000000000000002 in floating point, which must not increase the capacity.
     return max(1, math.ceil(round(capacity_factor * num_tokens / num_experts, 6)))
 
 
 def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
-    """Assign each token to its expert, in token order, until the expert is full.
+    """Assign tokens to the experts chosen by the gate, in token order, until an expert is full.
 
     Args:
         routing: decision of the gate for S tokens.
-        capacity_factor: capacity of an expert, as a multiple of an even share of the real tokens; 0: no limit.
-        padding: (S,) bool, True where a token is padding, which gets no expert.
+        capacity_factor: capacity of an expert, as a multiple of non-padding tokens / experts; 0: no limit.
+        padding: (S,) bool, True for padding tokens, which get no expert.
     """
     num_experts = routing.probs.size(1)
     expert = routing.expert if padding is None else routing.expert.masked_fill(padding, num_experts)
@@ -52,21 +52,21 @@ def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[
 
 @dataclass
 class ExpertLosses:
-    """Sums over batches of held-out data for each expert of each layer, which choose the experts to grow (paper v5, A).
+    """Losses on held-out data by layer and expert, used to select the experts to grow (paper v5, Appendix A).
 
     Attributes:
-        losses: one (E,) tensor for each layer: sum of the losses of the tokens or images of each expert, in nats.
-        counts: one (E,) tensor for each layer: number of these tokens or images.
+        losses: for each layer, sum of the losses of the tokens or images of each expert in nats, (E,).
+        counts: for each layer, number of tokens or images of each expert, (E,).
     """
 
     losses: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
 
     def add_routed(self, losses: Tensor, routings: Iterable[Routing], is_real: Tensor) -> None:
-        """Add a batch in which each token goes to one expert in each layer.
+        """Add a batch in which each layer routes each token to one expert.
 
         Args:
-            losses: (S,), 0 for padding; its precision is that of the sums, which are on the CPU.
+            losses: (S,), 0 for padding; the sums have the same precision and are on the CPU.
             routings: routing of each layer.
             is_real: (S,) bool, False for padding.
         """
@@ -81,8 +81,8 @@ class ExpertLosses:
         """Add a batch in which the experts of a layer share the loss of each image.
 
         Args:
-            losses: (S,).
-            shares: (S, E) for each layer, in the precision of the losses; rows sum to 1.
+            losses: loss of each image, (S,).
+            shares: for each layer, weights of the experts for each image, (S, E); rows sum to 1.
         """
         self._add([losses @ each for each in shares], [each.sum(dim=0) for each in shares])
 

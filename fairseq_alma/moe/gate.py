@@ -1,14 +1,13 @@
-"""The gate (router) of a mixture of experts: the expert of each token or image, and its weight.
+"""Gates (routers) of a mixture of experts: choose the expert of each token or image, and weight its output.
 
-A gate is a tree of choices (`GateTree`), each a softmax over its children; a plain gate is a tree of one choice. Two
+A gate is a tree of choices (`GateTree`). Each choice is a softmax over its children; a plain gate has one choice. Two
 classes compute the same routing:
 
-- `DescendingGate`, for the Switch layers of language models: one choice after the other, fp32, no bias;
-- `ParallelGate`, for images: all choices at once. Their trees get a choice with every growth step, and a loop needs one
-  step for each choice.
+- `DescendingGate`, for the Switch layers of language models: computes one choice after the other in fp32, without bias;
+- `ParallelGate`, for images: computes all choices at once, as a split adds one choice to the tree in every growth step.
 
-Letters: S tokens or images, I features, R rows of the gate's weight (one for each child of each choice), Q choices,
-P children of the largest choice, E experts.
+Letters: S tokens or images, I features, R rows of the gate weight (one for each child of each choice), Q choices,
+P maximum number of children of a choice, E experts.
 """
 
 import math
@@ -23,15 +22,15 @@ from fairseq_alma.growth.tensors import MixtureGrowth, gather_slices, grow_mixtu
 
 
 class Routing(NamedTuple):
-    """A gate's decision.
+    """Decision of a gate.
 
     Attributes:
-        expert: (S,) int64, the expert on the path of best children. In a tree it may differ from the expert of largest
-            probability, which would change when a split halves an expert's probability.
-        probs: (S, E) probability of each expert, the product of the choices on its path (paper v5, Appendix A,
+        expert: (S,) int64, expert at the end of the path of best children. In a tree, another expert may have a larger
+            probability, because a split halves the probability of an expert.
+        probs: (S, E) probability of each expert, the product of the probabilities on the path (paper v5, Appendix A,
             equation 3); rows sum to 1.
-        combine_weights: the factor of the output of ``expert``, (S,), or the factors of all experts' outputs, (S, E);
-            they carry the gate's gradient.
+        combine_weights: factor for the output of ``expert``, (S,), or for the outputs of all experts, (S, E); the
+            gradient of the gate flows through these factors.
     """
 
     expert: Tensor
@@ -40,12 +39,12 @@ class Routing(NamedTuple):
 
 
 class DescendingGate(nn.Module):
-    """Descend from the root to the best child of each choice.
+    """Gate that descends from the root to the best child of each choice.
 
-    For a flat tree this is Fedus et al. 2021, section 2.1: softmax over the experts in fp32, then the best expert; its
-    probability multiplies the expert's output, so the gate learns. In a tree the combine weight is the probability of
-    the root's choice, times p / stop_gradient(p) for every choice below. This factor is 1, so a split changes no
-    output, and its gradient is that of log p.
+    A flat tree gives the routing of Fedus et al. 2021, section 2.1: the best expert of a softmax in fp32; the combine
+    weight is the probability of this expert. In a deeper tree, the combine weight is the probability at the root,
+    multiplied by p / stop_gradient(p) for each choice below the root. This factor is 1, so a split does not change
+    outputs; the gradient of the factor is the gradient of log p.
 
     Args:
         in_features: I.
@@ -66,8 +65,8 @@ class DescendingGate(nn.Module):
         self.register_buffer("row_of_expert", torch.tensor(row_of_expert), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route (S, I) tokens; probabilities and combine weights, (S,), are fp32."""
-        # Always fp32: bf16 has too few digits for probabilities that decide (Fedus, 2.4).
+        """Route (S, I) tokens; probabilities (S, E) and combine weights (S,) are fp32."""
+        # Use fp32: bf16 is too imprecise for routing decisions (Fedus et al. 2021, section 2.4).
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), self.weight.float())
         if self.tree.is_flat:
@@ -75,11 +74,11 @@ class DescendingGate(nn.Module):
             best, expert = probs.max(dim=-1)
             return Routing(expert, probs, best)
         root, *inner = self.tree.choices
-        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of reaching each row, choice by choice
+        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of each row, for each choice
         best, row = log_probs[0].max(dim=-1)
         combine_weights = best.exp()
         for choice in inner:
-            assert choice.parent_row is not None  # only the root has none
+            assert choice.parent_row is not None  # only the root has no parent row
             here = F.log_softmax(logits[:, choice.start : choice.stop], dim=-1)
             best, child = here.max(dim=-1)
             passes = row == choice.parent_row
@@ -91,20 +90,20 @@ class DescendingGate(nn.Module):
 
 
 class ParallelGate(nn.Module):
-    """Compute all choices at once: one softmax, padded to the largest choice, and one matrix product for all paths.
+    """Gate that computes all choices at once, with one padded softmax and one matrix product.
 
-    The matrix product sums the logarithms along each expert's path. The combine weights are the probabilities.
-    `reset_parameters` draws the weights.
+    The matrix product sums log-probabilities along the path of each expert. The combine weights are the probabilities.
+    `reset_parameters` initializes the weights.
 
     Args:
         in_features: I.
         tree: choices of the gate.
     """
 
-    slots: Tensor  # (Q, P) rows of each choice; R where there is no child
-    slot_of_row: Tensor  # (R,) position in the flattened slots
-    paths: Tensor  # (R, E) 1 where the row is on the expert's path
-    path_lengths: Tensor  # (E,)
+    slots: Tensor  # (Q, P) rows of each choice, padded with R
+    slot_of_row: Tensor  # (R,) position of each row in the flattened slots
+    paths: Tensor  # (R, E) 1 if the row is on the path of the expert
+    path_lengths: Tensor  # (E,) number of rows on the path of each expert
 
     def __init__(self, in_features: int, tree: GateTree) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class ParallelGate(nn.Module):
         self._set_tree(tree)
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights as in a linear layer, from the only generator."""
+        """Initialize the weights as in `torch.nn.Linear`; ``generators`` has one generator."""
         draw_as_linear(self.weight, self.bias, *generators)
 
     def forward(self, x: Tensor) -> Routing:
@@ -130,13 +129,13 @@ class ParallelGate(nn.Module):
         """Add expert E as a copy of an expert.
 
         Args:
-            expert: number of the copied expert.
-            generator: generator of new rows, on the CPU.
-            method: ``split``: the expert's leaf becomes a choice between the two, with new random rows; they share its
-                probability. ``copy``: the new expert gets a copy of the expert's row in the same choice.
+            expert: index of the expert to copy.
+            generator: random generator for new rows, on the CPU.
+            method: ``split``: replace the leaf of the expert by a choice between both experts, with new random rows.
+                ``copy``: add a copy of the row of the expert to the same choice.
 
         Returns:
-            The sources of experts and rows.
+            The source of each expert and each row after growth.
         """
         growth = grow_mixture(self.tree, method, [expert])
         weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)
@@ -147,7 +146,7 @@ class ParallelGate(nn.Module):
         return growth
 
     def _set_tree(self, tree: GateTree) -> None:
-        """Store the tree as tensors."""
+        """Store the tree as index tensors."""
         self.tree = tree
         largest_choice = max(choice.stop - choice.start for choice in tree.choices)
         slots = torch.full((len(tree.choices), largest_choice), tree.num_rows)
@@ -169,7 +168,7 @@ class ParallelGate(nn.Module):
 
 
 def draw_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
-    """Draw (O, I) weight and (O) bias of a linear map in place, uniform in ±1 / sqrt(I) as ``torch.nn.Linear``."""
+    """Initialize weight (O, I) and bias (O,) in place: uniform in ±1 / sqrt(I), as in ``torch.nn.Linear``."""
     bound = 1 / math.sqrt(weight.size(-1))
     nn.init.uniform_(weight, -bound, bound, generator=generator)
     nn.init.uniform_(bias, -bound, bound, generator=generator)

@@ -1,11 +1,10 @@
-"""A layer that is a mixture of experts over a tree of choices; a subclass defines the experts.
+"""Base class of mixture-of-experts layers for images (paper v5, section 4.2 and Appendix A).
 
-Paper v5, section 4.2 and Appendix A. All experts are computed in one operation. ``soft``: the mean of the experts'
-outputs, weighted by their probabilities. ``hard``: in training one expert is drawn for each image, and the gate gets
-the gradient of the probabilities (straight-through, Bengio et al. 2013); at test each image gets the expert on the best
-path, and only chosen experts are computed.
+A ``soft`` gate returns the mean of the expert outputs, weighted by the gate's probabilities. A ``hard`` gate samples an
+expert for each image in training, with the straight-through gradient (Bengio et al. 2013). In evaluation, it computes
+only the expert on the best path. Training computes all experts in one operation.
 
-Letters: S images, I features that the gate sees, E experts.
+Letters: S images, I input features of the gate, E experts.
 """
 
 from typing import Any, Optional, Sequence
@@ -23,15 +22,15 @@ GATES = ("soft", "hard")
 
 
 class MixtureLayer(nn.Module):
-    """Route images to experts and combine the outputs.
+    """Mixture of experts with a tree of choices as its gate; a subclass defines the experts.
 
     Args:
-        in_features: I.
-        tree: choices of the gate.
+        in_features: I, number of input features of the gate.
+        tree: tree of choices of the gate.
         gate: ``soft`` or ``hard``.
 
     Attributes:
-        routing: routing of the last batch, without a gradient; growth reads it.
+        routing: routing of the last batch, without gradient; used for growth.
         gate_input: (S, I), input of the gate for the last batch.
     """
 
@@ -49,7 +48,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Map a batch of images; at most one generator draws the experts of a hard gate."""
+        """Apply the layer to a batch; a hard gate samples experts with the generator, if given."""
         features = self.gate_features(x)
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -63,24 +62,24 @@ class MixtureLayer(nn.Module):
         return self._chosen_experts(x, routing)
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw initial weights from the only generator, those of the experts one after the other."""
+        """Initialize gate and experts; ``generators`` has one generator."""
         self.gate.reset_parameters(generators)
         for module in self.expert_modules():
-            if hasattr(module, "reset_parameters"):  # batch norm has none
+            if hasattr(module, "reset_parameters"):  # the batch norm has no such method
                 reset: Any = module.reset_parameters
                 reset([*generators] * self.num_experts)
 
     def shares(self) -> Tensor:
-        """Return the (S, E) share of each expert in each image of the last batch; rows sum to 1."""
+        """Return the weight of each expert for each image of the last batch, (S, E); rows sum to 1."""
         assert self.routing is not None
         if self.is_hard:
             return F.one_hot(self.routing.expert, self.num_experts).to(self.routing.probs.dtype)
         return self.routing.probs
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
-        """Add expert E as a copy of ``expert``; arguments as in `ParallelGate.grow`.
+        """Add expert E as a copy of ``expert``; for arguments see `ParallelGate.grow`.
 
-        A ``split`` keeps the output of the layer; after a ``copy`` the two experts together weigh more than the one.
+        ``split`` does not change the output of the layer; ``copy`` increases the total probability of both experts.
         """
         growth = self.gate.grow(expert, generator, method)
         for module in self.expert_modules():
@@ -89,11 +88,11 @@ class MixtureLayer(nn.Module):
                 setattr(module, name, nn.Parameter(grown) if isinstance(tensor, nn.Parameter) else grown)
 
     def gate_features(self, x: Tensor) -> Tensor:
-        """Return (S, I), the input of the gate."""
+        """Return the input of the gate, (S, I)."""
         raise NotImplementedError
 
     def expert_modules(self) -> list[nn.Module]:
-        """Return the modules whose tensors have the experts as their first dimension."""
+        """Return the modules with stacked expert tensors (first dimension E)."""
         raise NotImplementedError
 
     def all_experts(self, x: Tensor) -> Tensor:
@@ -101,15 +100,15 @@ class MixtureLayer(nn.Module):
         raise NotImplementedError
 
     def one_expert(self, x: Tensor, expert: int) -> Tensor:
-        """Return the output of one expert for images."""
+        """Return the output of one expert for a batch of images."""
         raise NotImplementedError
 
     def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
-        """Return the sum over the experts' outputs with (S, E) weights."""
+        """Return the sum of the expert outputs, weighted by (S, E) weights."""
         raise NotImplementedError
 
     def _chosen_experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Compute each image by its expert only."""
+        """Return the outputs, computing only the chosen expert of each image."""
         if self.num_experts == 1:
             return self.one_expert(x, 0)
         dispatch = dispatch_tokens(routing, capacity_factor=0)
@@ -120,9 +119,9 @@ class MixtureLayer(nn.Module):
 
 @torch.no_grad()
 def draw(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
-    """Draw one expert for each image: (S, E) probabilities on any device give (S,) int64.
+    """Sample one expert for each image from (S, E) probabilities; return (S,) int64.
 
-    The generator is on the CPU, so that all devices draw the same; None: torch's global generator.
+    The generator is on the CPU, so that samples do not depend on the device; None: global generator of torch.
     """
     noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
     return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)

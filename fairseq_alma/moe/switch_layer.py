@@ -1,4 +1,4 @@
-"""The Switch layer: a sparse feed-forward layer in which each token passes through one of E experts.
+"""Switch layer: a sparse feed-forward layer that routes each token to one of E experts.
 
 Fedus et al. 2021, "Switch Transformers", sections 2.1 and 2.2. Padding does not count for capacity and balance.
 
@@ -17,16 +17,16 @@ from fairseq_alma.moe.gate import DescendingGate, Routing
 
 
 class Experts(nn.Module):
-    """Feed-forward networks of equal shape with stacked weights, computed one after the other.
+    """Feed-forward networks of equal shape with stacked weights.
 
     Args:
-        num_experts: E.
-        model_dim: M.
-        ffn_dim: F.
-        gated: SwiGLU without biases (``gate_proj``, ``up_proj``, ``down_proj``, the last is zero at first); else two
-            linear maps with biases (``fc1``, ``fc2``), as in the paper.
-        activation: activation function of experts that are not gated.
-        activation_dropout: probability of dropping a hidden value.
+        num_experts: E, number of experts.
+        model_dim: M, model dimension.
+        ffn_dim: F, hidden size of each expert.
+        gated: whether experts are SwiGLU networks without biases (``gate_proj``, ``up_proj`` and ``down_proj``, which
+            is initially zero), or two linear layers with biases (``fc1``, ``fc2``), as in the paper.
+        activation: activation function if ``gated`` is False.
+        activation_dropout: dropout probability of hidden values.
     """
 
     def __init__(
@@ -52,30 +52,30 @@ class Experts(nn.Module):
             self.fc2_weight = nn.Parameter(torch.empty(num_experts, model_dim, ffn_dim))
             self.fc2_bias = nn.Parameter(torch.zeros(num_experts, model_dim))
             drawn = (self.fc1_weight, self.fc2_weight)
-        for expert in range(num_experts):  # each expert as fairseq initialises the linear maps of a dense layer
+        for expert in range(num_experts):  # same initialization as a dense layer of fairseq
             for weight in drawn:
                 nn.init.xavier_uniform_(weight[expert])
 
     def forward(self, x: Tensor, dispatch: Dispatch, combine_weights: Tensor) -> Tensor:
-        """Apply to each token its expert, and multiply the output by the token's combine weight.
+        """Apply the assigned expert to each token, and multiply the output by the combine weight.
 
         Args:
-            x: (S, M) tokens.
-            dispatch: tokens of each expert.
-            combine_weights: (S,) fp32.
+            x: token features, (S, M).
+            dispatch: assignment of tokens to experts.
+            combine_weights: factor for each token, (S,) fp32.
 
         Returns:
-            (S, M) in the precision of ``x``; zero for tokens without an expert.
+            Output (S, M) in the precision of ``x``; zero for tokens without an expert.
         """
         rows = x[dispatch.tokens].split(dispatch.counts)
-        # Slices of the stacked weights by `unbind`, whose gradient is one stack instead of E sums of padded tensors.
+        # The gradient of `unbind` is one stack; indexing would sum E padded tensors.
         weights = zip(*(weight.unbind() for weight in self.parameters()), strict=True)
         out = torch.cat([self._apply_one(part, *each) for part, each in zip(rows, weights, strict=True)])
         out = out * combine_weights[dispatch.tokens].unsqueeze(1)
         return x.new_zeros(x.shape).index_copy(0, dispatch.tokens, out.to(x.dtype))
 
     def _apply_one(self, x: Tensor, *weights: Tensor) -> Tensor:
-        """Apply one expert; ``weights`` are its slices of the parameters, in their order."""
+        """Apply one expert; ``weights`` are the slices of the parameters for this expert, in order."""
         if self.gated:
             gate_proj, up_proj, down_proj = weights
             hidden, last = F.silu(F.linear(x, gate_proj)) * F.linear(x, up_proj), [down_proj]
@@ -89,11 +89,11 @@ class SwitchStatistics(NamedTuple):
     """Statistics of a Switch layer for one batch.
 
     Attributes:
-        balance_loss: scalar fp32 with gradient, E x sum over experts of (share of tokens) x (mean probability);
-            1 when balanced (Fedus et al. 2021, equations 4 to 6), unweighted.
-        routed: for each expert the number of real tokens routed to it, including overflow.
-        num_dropped: number of real tokens over capacity.
-        entropy: scalar fp32, sum over real tokens of the entropy of the gate's probabilities, in nats.
+        balance_loss: unweighted load-balancing loss, scalar fp32 with gradient: E x sum over experts of (token share)
+            x (mean probability); 1 if balanced (Fedus et al. 2021, equations 4 to 6).
+        routed: number of non-padding tokens routed to each expert, including tokens over capacity.
+        num_dropped: number of non-padding tokens over capacity.
+        entropy: entropy of the gate's probabilities in nats, summed over non-padding tokens, scalar fp32.
     """
 
     balance_loss: Tensor
@@ -103,14 +103,14 @@ class SwitchStatistics(NamedTuple):
 
 
 class SwitchLayer(nn.Module):
-    """Route each token to its best expert; scale the expert's output by the gate's probability.
+    """Mixture of experts that routes each token to one expert and scales the output by the gate's probability.
 
     Args:
-        model_dim: M.
+        model_dim: M, model dimension.
         ffn_dim: F, hidden size of each expert.
-        tree: choices of the gate; `GateTree.flat(E)` for a plain Switch layer.
-        capacity_factor: capacity of an expert in training, as a multiple of an even share of the tokens; 0: no limit.
-        eval_capacity_factor: the same at test; the default 0 drops no token, so results do not depend on the batch.
+        tree: tree of choices of the gate; `GateTree.flat(E)` for a plain Switch layer.
+        capacity_factor: capacity of an expert in training, as a multiple of tokens / experts; 0: no limit.
+        eval_capacity_factor: capacity factor in evaluation; with 0, results do not depend on the batch.
         activation: see `Experts`.
         activation_dropout: see `Experts`.
         gated: see `Experts`.
@@ -132,16 +132,16 @@ class SwitchLayer(nn.Module):
         self.experts = Experts(tree.num_experts, model_dim, ffn_dim, gated, activation, activation_dropout)
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
 
-    @torch.compiler.disable  # the host reads the number of tokens of each expert, which a compiled graph cannot
+    @torch.compiler.disable  # a compiled graph cannot read token counts on the host
     def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Routing, SwitchStatistics]:
-        """Apply the layer, without the residual.
+        """Apply the layer, without residual connection.
 
         Args:
-            x: (S, M) tokens; earlier tokens take the places of an expert first.
-            padding: (S,) bool, True where a token is padding.
+            x: token features, (S, M); earlier tokens have priority if an expert is full.
+            padding: (S,) bool, True for padding tokens.
 
         Returns:
-            The (S, M) output, zero for padding and for tokens over capacity; the routing; the statistics.
+            (output (S, M), routing, statistics); the output is zero for padding and for tokens over capacity.
         """
         routing = self.gate(x)
         factor = self.capacity_factor if self.training else self.eval_capacity_factor

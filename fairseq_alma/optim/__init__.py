@@ -1,4 +1,4 @@
-"""Optimizers under their registered names: ``fused_adam``, ``muon``."""
+"""Optimizers that are registered in fairseq: ``fused_adam``, ``muon``."""
 
 from fairseq_alma.optim import fused_adam, muon
 

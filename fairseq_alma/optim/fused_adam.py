@@ -1,11 +1,11 @@
-"""Adam as torch's fused kernel, with a separate learning rate for input embeddings.
+"""``fused_adam``: Adam with the fused kernel of torch, and a separate learning rate for input embeddings.
 
-Without apex, fairseq's Adam reads all weights eleven times per update, one parameter after the other. In a mixture of
-experts this takes a tenth of the update.
+Without apex, Adam of fairseq reads all weights eleven times per update, which takes a tenth of an update in a mixture
+of experts.
 
-fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore there is one
-group in the order of the model, and the rate of each parameter is a multiple of the group's rate. The model marks a
-parameter by the attribute ``param_group``; ``embedding`` marks input embeddings. fairseq's fp16 optimizer copies it.
+fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore this
+optimizer has one group in the order of the model, and a factor of the learning rate for each parameter. Models set the
+attribute ``param_group`` of input embeddings to ``embedding``; the fp16 optimizer of fairseq copies the attribute.
 """
 
 import ast
@@ -26,19 +26,19 @@ FACTOR = real(0, 1e6, above=True)
 
 
 class FactorAdamW(torch.optim.Optimizer):
-    """AdamW with a learning rate per parameter.
+    """AdamW with a learning rate factor for each parameter.
 
     Args:
         params: parameters in the order of the model.
         lr: learning rate of the group.
-        factor: returns the multiple of ``lr`` for a parameter; None excludes the parameter from AdamW.
+        factor: function that returns the multiple of ``lr`` for a parameter; None: exclude the parameter from AdamW.
         adam: further arguments of `torch.optim.AdamW`.
     """
 
     def __init__(
         self, params: Iterable[Tensor], lr: float, factor: Callable[[Tensor], Optional[float]], **adam: Any
     ) -> None:
-        super().__init__(params, {"lr": lr, "fused": True})  # fused: torch loads step counts to the parameter's device
+        super().__init__(params, {"lr": lr, "fused": True})  # fused: load step counts to the device
         by_factor: dict[Optional[float], list[Tensor]] = {}
         for parameter in self.param_groups[0]["params"]:
             by_factor.setdefault(factor(parameter), []).append(parameter)
@@ -54,7 +54,7 @@ class FactorAdamW(torch.optim.Optimizer):
 @declared
 @dataclass
 class FusedAdamConfig(FairseqDataclass):
-    """Options of ``fused_adam``; those shared with fairseq's ``adam`` mean the same."""
+    """Options of ``fused_adam``; options of fairseq's ``adam`` have the same meaning."""
 
     adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
@@ -67,10 +67,10 @@ class FusedAdamConfig(FairseqDataclass):
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)
 class FusedAdam(FairseqOptimizer):
-    """torch's fused AdamW with the options of ``--optimizer adam``, on CPU or GPU.
+    """Fused AdamW with the options of ``--optimizer adam``, on CPU or GPU.
 
-    Updates equal fairseq's Adam except for ``--adam-eps``: torch adds it to the bias-corrected root of the second
-    moment, fairseq to the uncorrected root. The first updates differ where gradients are as small as epsilon.
+    Updates equal those of fairseq's Adam except for epsilon, which torch adds to the bias-corrected root of the second
+    moment, and fairseq to the uncorrected root. The first updates differ if gradients are as small as epsilon.
     """
 
     def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
@@ -94,15 +94,15 @@ class FusedAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Options that replace those in a checkpoint when training resumes."""
+        """Return the options that replace options in a checkpoint when training resumes."""
         return {"lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Sequence) else self.cfg.lr}
 
     @property
     def supports_flat_params(self) -> bool:
-        return False  # a flat vector of all parameters has one learning rate
+        return False  # flat parameters would have only one learning rate
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable[..., Tensor]] = None) -> Tensor:
-        """Clip gradients by their total norm, on the device of the parameters, and return the norm."""
+        """Clip gradients to a maximum total norm, on the device of the parameters; return the norm before clipping."""
         parameters = [parameter for parameter in self.params if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if max_norm > 0:

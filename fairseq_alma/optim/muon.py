@@ -1,7 +1,7 @@
-"""Muon: orthogonalized momentum for weight matrices by Newton-Schulz iterations, Adam for all other parameters.
+"""``muon``: orthogonalized momentum for weight matrices, Adam for all other parameters.
 
 Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". A matrix is a parameter with two
-dimensions, or three for a stack of experts, without the attribute ``param_group``. Models set ``param_group`` to
+dimensions (three for stacked experts) and without the attribute ``param_group``. Models set ``param_group`` to
 ``embedding`` for input embeddings and to ``adam`` for the output projection and gates.
 
 Letters: N matrices, O outputs, I inputs.
@@ -22,17 +22,17 @@ from fairseq_alma.training.fairseq_options import declared
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MAX_BATCH_SIZE = 2**24
-"""Elements orthogonalized at once, which limits the memory for temporary copies."""
+"""Maximum number of elements to orthogonalize at once, to limit temporary memory."""
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return approximately U V^T for each matrix U S V^T by Newton-Schulz iterations.
+    """Return approximately U V^T for each matrix U S V^T (SVD), by Newton-Schulz iterations.
 
     Args:
-        matrices: (N, O, I), in the precision of the computation.
+        matrices: (N, O, I), in the precision to compute in.
 
     Returns:
-        (N, O, I) with singular values between 0.7 and 1.2.
+        Matrices (N, O, I) with singular values between 0.7 and 1.2.
     """
     is_tall = matrices.size(1) > matrices.size(2)
     x = matrices.transpose(1, 2) if is_tall else matrices
@@ -50,7 +50,7 @@ class Muon(FactorAdamW):
     Args:
         params: parameters in the order of the model.
         momentum: decay of the Nesterov momentum.
-        weight_decay: decoupled weight decay, scaled by the learning rate.
+        weight_decay: decoupled weight decay, multiplied by the learning rate.
         adam: further arguments of `FactorAdamW`.
     """
 
@@ -88,27 +88,27 @@ class Muon(FactorAdamW):
 @declared
 @dataclass
 class MuonConfig(FusedAdamConfig):
-    """Options of ``muon``; ``--lr`` is the learning rate of the matrices."""
+    """Options of ``muon``; ``--lr`` is the learning rate of matrices."""
 
     adam_betas: Any = field(default=(0.9, 0.99), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-10, metadata={"help": "epsilon of Adam"})
     muon_momentum: float = opt(0.95, "decay of Muon's momentum", range=real(0, 1, below=True))
     adam_lr_factor: float = opt(
-        0.15, "learning rate of Adam (all parameters that are not matrices), as a multiple of --lr", range=FACTOR
+        0.15, "learning rate of Adam (for parameters that are not matrices), as a multiple of --lr", range=FACTOR
     )
     embedding_lr_factor: float = opt(
-        10.0, "learning rate of untied input embeddings, as a multiple of Adam's", range=FACTOR
+        10.0, "learning rate of untied input embeddings, as a multiple of the rate of Adam", range=FACTOR
     )
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class FairseqMuon(FusedAdam):
-    """Muon as ``--optimizer muon``."""
+    """The optimizer ``muon`` for fairseq."""
 
     def build(self, params: Iterable[Tensor], **options: Any) -> FactorAdamW:
         optimizer = Muon(params, self.cfg.muon_momentum, **options)
         logging.getLogger(__name__).info(
-            "muon: orthogonalized momentum for %d of %d parameters; Adam for the others",
+            "muon: orthogonalized momentum for %d of %d parameters; Adam for all other parameters",
             len(optimizer.excluded),
             len(optimizer.param_groups[0]["params"]),
         )

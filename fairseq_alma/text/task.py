@@ -1,4 +1,4 @@
-"""``--task alma_lm``: fairseq's language modeling on one stage of a stream of mega-batches."""
+"""``--task alma_lm``: language modeling on one stage of a stream."""
 
 import argparse
 import contextlib
@@ -54,43 +54,43 @@ from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_
 
 @dataclass
 class AlmaBPEConfig(FairseqDataclass):
-    """Options of ``--bpe alma``: the stream's folder, from the task."""
+    """Options of ``--bpe alma``: folder of the stream, set by the task."""
 
     data: Optional[str] = II("task.data")
 
 
 @register_bpe("alma", dataclass=AlmaBPEConfig)
 class AlmaBPE:
-    """The tokenizer of a stream as a fairseq encoder."""
+    """Tokenizer of a stream, as a fairseq BPE encoder."""
 
     def __init__(self, cfg: AlmaBPEConfig) -> None:
         if cfg.data is None:
-            raise AlmaError("--bpe alma: no stream is given; give the folder of the stream that has the tokenizer")
+            raise AlmaError("--bpe alma: no stream given; give the folder of the stream that has the tokenizer")
         self.tokenizer = StreamTokenizer.open(cfg.data)
 
     def encode(self, x: str) -> str:
-        """Return the symbols of a text, separated by spaces."""
+        """Return the tokens of a text, separated by spaces."""
         return " ".join(self.tokenizer.encode(x))
 
     def decode(self, x: str) -> str:
-        """Return the text of symbols that are separated by spaces."""
+        """Return the text of tokens separated by spaces."""
         return self.tokenizer.decode(x.split(" "))
 
 
 @dataclass
 class TextTaskConfig(CommandConfig, LanguageModelingConfig):
-    """Options of ``language_modeling``, and options of the command that the task reads."""
+    """Options of the task: options of ``language_modeling``, and options of the command that the task uses."""
 
     tokens_per_sample: int = field(
         default=512,
-        metadata={"help": "length of a sequence, in tokens (default: 512; fairseq-eval-lm: as in training)"},
+        metadata={"help": "sequence length in tokens (default: 512; fairseq-eval-lm: value in the checkpoint)"},
     )
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
 
 
 register_feature(TimedSaves)
 AlmaLMConfig = fairseq_config("AlmaLMConfig", TextTaskConfig, [StageOptions, *FEATURES], "text")
-"""Options of ``--task alma_lm``, including those of the features of a training."""
+"""Options of ``--task alma_lm``, including the options of all training features."""
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -98,8 +98,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
 
     Attributes:
-        stream: the data.
-        has_balance_loss: whether the model to train has a load-balancing loss.
+        stream: stream with the data.
+        has_balance_loss: whether the model has a load-balancing loss.
         is_compiled: whether the training step is compiled.
     """
 
@@ -110,7 +110,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the task's options to those of a stock command, and refuse or preset some of the command's options."""
+        """Add the options of the task to a fairseq command; reject or preset some options of the command."""
         is_command = isinstance(parser, argparse.ArgumentParser)  # false when fairseq lists the options of all tasks
         if is_command:
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
@@ -121,23 +121,23 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     @classmethod
     @in_one_line()
     def setup_task(cls, cfg: DictConfig, **kwargs: Any) -> "AlmaLMTask":
-        """Open the stream.
+        """Open the stream and create the task.
 
         Raises:
-            AlmaError: an option is out of range, the folder is no stream of text, its dictionary or tokenizer differs
-                from the manifest, or ``--path`` is no checkpoint.
+            AlmaError: an option is out of range, the folder is not a text stream, the dictionary or tokenizer differs
+                from the manifest, or ``--path`` is not a checkpoint.
         """
         check_options(cfg)
-        if cfg.tokens_per_sample < 1:  # fairseq has subtracted the window
+        if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the window
             raise AlmaError("--context-window: must be smaller than --tokens-per-sample")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
-            raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs one made by alma-prep-text")
+            raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs a stream of text")
         stream.verify([])
         if cfg.path is not None:
             if os.pathsep in cfg.path and not os.path.exists(cfg.path):
                 raise AlmaError(
-                    f"--path {cfg.path}: names several checkpoints, and fairseq-eval-lm takes one; join them with "
+                    f"--path {cfg.path}: several checkpoints, but fairseq-eval-lm takes one; join them with "
                     "alma-ensemble"
                 )
             read_checkpoint(cfg.path)
@@ -149,10 +149,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` is the union of the stage's mega-batches and of sequences that features replay.
+        """Load a split; ``train`` consists of the mega-batches of the stage and of replayed sequences.
 
         Raises:
-            AlmaError: there is no such mega-batch, or a file differs from the manifest.
+            AlmaError: the mega-batch does not exist, or a file differs from the manifest.
         """
         if split != "train":
             self.stream.verify([self.stream.split(split).name])
@@ -160,8 +160,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             return
         last, wait = self.args.megabatch, self.args.wait
         if last is None:
-            raise AlmaError("--megabatch is missing: --task alma_lm trains on the stage that ends with this mega-batch")
-        self.stream.megabatch(last)  # names the range if there is no such mega-batch
+            raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
+        self.stream.megabatch(last)  # raises an error if the mega-batch does not exist
         new = stage_ending_with(last, self.stream.num_megabatches, wait, self.args.replay).megabatches
         first = new[0] if self.features.draws_earlier else 0
         stages = []
@@ -181,32 +181,32 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
         """Return the batches of a split for this process; see `SequenceBatches`.
 
-        ``--required-batch-size-multiple`` is ignored: with it fairseq drops batches.
+        Ignore ``--required-batch-size-multiple``, which makes fairseq drop batches.
 
         Raises:
-            AlmaError: an option excludes sequences from all batches.
+            AlmaError: an option would exclude sequences from training.
         """
         max_tokens, max_positions = given.get("max_tokens"), given.get("max_positions")
         max_sentences, length = given.get("max_sentences"), self.args.tokens_per_sample
         if max_tokens is None and max_sentences is None:
-            raise AlmaError("--batch-size: no batch size is given; give it in sequences, or --max-tokens")
-        if isinstance(dataset, NestedDictionaryDataset):  # prompts: one that is too long is skipped
+            raise AlmaError("--batch-size: not given; give the number of sequences per batch, or --max-tokens")
+        if isinstance(dataset, NestedDictionaryDataset):  # skip prompts that are too long
             given["ignore_invalid_inputs"] = True
         elif max_tokens is not None and max_tokens < length:
             raise AlmaError(
-                f"--max-tokens {max_tokens}: smaller than a sequence of --tokens-per-sample {length}; give "
+                f"--max-tokens {max_tokens}: must not be smaller than --tokens-per-sample {length}; give "
                 f"--max-tokens {length} or more, or --tokens-per-sample {max_tokens} or less"
             )
         elif max_positions is not None and max_positions < length:
             raise AlmaError(
-                f"--max-target-positions {max_positions}: the model takes no longer sequences, and --tokens-per-sample "
-                f"is {length}; give --tokens-per-sample {max_positions} or less, or train with a larger "
+                f"--max-target-positions {max_positions}: must not be smaller than --tokens-per-sample "
+                f"{length}; give --tokens-per-sample {max_positions} or less, or train with a larger "
                 "--max-target-positions"
             )
         if not isinstance(dataset, StageDataset):
             return super().get_batch_iterator(dataset, **{**given, "required_batch_size_multiple": 1})
         if given.get("skip_remainder_batch"):
-            raise AlmaError("--skip-remainder-batch: every sequence is trained on in each epoch; omit it")
+            raise AlmaError("--skip-remainder-batch: not supported, as each epoch uses all sequences; omit it")
         indices = dataset.ordered_indices()
         if max_positions is not None:
             ignores = given.get("ignore_invalid_inputs", False)
@@ -227,7 +227,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
     ) -> np.ndarray:
-        """Skip sequences that are too long for the model, as fairseq does, and print each skipped prompt.
+        """Skip sequences that are too long for the model, and print a line for each skipped prompt.
 
         Raises:
             AlmaError: all sequences of a split are too long.
@@ -235,35 +235,35 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         kept = super().filter_indices_by_size(indices, dataset, *args, **kwargs)
         if isinstance(dataset, NestedDictionaryDataset):
             for index in np.setdiff1d(indices, kept):
-                print(f"a prompt of {dataset.size(index)} tokens is longer than the model takes; skipped")
+                print(f"skipped a prompt of {dataset.size(index)} tokens, longer than the model supports")
         elif len(indices) and not len(kept):
             raise AlmaError(
                 f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
-                f"{self.args.sample_break_mode} every sequence is longer; give more, or --sample-break-mode none"
+                f"{self.args.sample_break_mode} all sequences are longer; give more, or --sample-break-mode none"
             )
         return kept
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
-        """Build the model; check first that the checkpoint to start from has the same architecture."""
-        with in_one_line():  # no decorator: fairseq reads the names of the arguments
+        """Build the model; raise AlmaError if the checkpoint to start from has another architecture."""
+        with in_one_line():  # not a decorator, as fairseq inspects the signature
             if from_checkpoint:
                 model = super().build_model(cfg, from_checkpoint)
                 refuse_other_weights(model, str(self.args.path))
-                model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls it directly
+                model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls forward directly
                 return model
             model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
             if hasattr(model_class, "complete_options"):
-                # Here too: a model without a named architecture gets a copy of cfg, which fairseq does not save.
+                # Set cfg here too: fairseq does not save the copy of cfg that a model without named architecture gets.
                 model_class.complete_options(cfg, self.args.continue_once)
             start, resumes = self.find_start(self.args)
             checkpoint = None if start is None else read_checkpoint(start)
             if start is not None and checkpoint is not None:
                 trained = (checkpoint["cfg"].get("task") or {}).get("megabatch")
                 checks = resumes and not self.args.reset_dataloader and trained is not None
-                if checks and self.args.megabatch not in (None, trained):  # fairseq would skip data
+                if checks and self.args.megabatch not in (None, trained):  # fairseq would skip training data
                     raise AlmaError(
                         f"{start}: trained on mega-batch {trained}, not on --megabatch {self.args.megabatch}; give "
-                        f"another --save-dir, and {' '.join(from_weights(start))} to begin with its weights"
+                        f"another --save-dir, and {' '.join(from_weights(start))} to start from these weights"
                     )
                 check_dictionary(checkpoint, start, self.stream)
                 check_architecture(checkpoint, start, cfg)
@@ -276,24 +276,24 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return model
 
     def build_criterion(self, cfg: Any) -> Any:
-        """Build the criterion; warn if it omits the balance loss of the experts."""
+        """Build the criterion; warn if the criterion omits the balance loss of the model."""
         criterion = super().build_criterion(cfg)
         if self.is_compiled:
             require_compiler(cfg._name, self.features.setting.device)
         if self.has_balance_loss and cfg._name != BALANCING:
             logging.getLogger(__name__).warning(
-                f"training without the balance loss of the experts, as --criterion is not {BALANCING}; "
-                "--balance-loss-weight 0 silences this"
+                f"training without load-balancing loss, as --criterion is not {BALANCING}; give "
+                "--balance-loss-weight 0 to disable this warning"
             )
         return criterion
 
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: Any, **kwargs: Any
     ) -> NestedDictionaryDataset:
-        """Return prompts for fairseq's generators: eos (or bos) first, padded on the right.
+        """Return a data set of prompts for generation: each prompt begins with EOS (or BOS) and is padded on the right.
 
-        fairseq's own version uses ``TokenBlockDataset``, which fails with NumPy 2 here. Each prompt ends with eos;
-        ``src_lengths`` and fairseq-interactive's ``constraints`` are ignored.
+        fairseq's implementation uses ``TokenBlockDataset``, which fails with NumPy 2. ``src_tokens`` must end with EOS.
+        Ignore ``src_lengths`` and ``constraints`` of fairseq-interactive.
         """
         pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
         first = self.source_dictionary.bos() if self.args.add_bos_token else eos
@@ -305,24 +305,21 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
     def build_bpe(self, args: Any) -> Any:
-        """Return the stream's own tokenizer unless ``--bpe`` names another; fairseq-interactive calls this."""
+        """Return the tokenizer of the stream unless ``--bpe`` is given; called by fairseq-interactive."""
         return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
 
     def eval_lm_dataloader(
         self, *args: Any, max_positions: Optional[int] = None, context_window: int = 0, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
-        """Return fairseq's iterator over all batches, in each of several processes.
-
-        ``fairseq-eval-lm`` prints its result through a logger, which it configures only if no library did so before.
-        It skips sequences that are too long for the model, which could be almost all of the test set.
+        """Return the iterator of fairseq-eval-lm; each process reads all batches.
 
         Raises:
-            AlmaError: test sequences are longer than the model takes.
+            AlmaError: test sequences exceed the maximum length of the model; fairseq-eval-lm would skip them.
         """
-        length = self.args.tokens_per_sample + context_window  # fairseq has subtracted the window before
+        length = self.args.tokens_per_sample + context_window  # fairseq has already subtracted the window
         if max_positions is not None and length > max_positions:
             raise AlmaError(
-                f"--tokens-per-sample {length}: the model takes sequences of {max_positions} tokens at most; give "
+                f"--tokens-per-sample {length}: must be at most {max_positions}, the maximum length of the model; give "
                 f"--tokens-per-sample {max_positions} or less"
             )
         if distributed_utils.get_global_rank() == 0:
@@ -332,21 +329,21 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the task's state in a checkpoint, with the vocabulary of the model."""
+        """Return the state of the task for a checkpoint, including the vocabulary of the model."""
         return {**super().state_dict(), DICTIONARY_KEY: self.stream.dictionary_sha256}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a checkpoint was trained with this stream's vocabulary; fairseq-eval-lm calls this.
+        """Check the vocabulary of a checkpoint; called by fairseq-eval-lm.
 
         Raises:
-            AlmaError: it was trained with another vocabulary.
+            AlmaError: the checkpoint was trained with another vocabulary than the vocabulary of the stream.
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)
 
 
 def require_compiler(criterion: str, device: str) -> None:
-    """Raise AlmaError if torch.compile has no compiler for a device, or the criterion does not compile."""
+    """Raise AlmaError if torch.compile has no compiler for the device, or the criterion does not support it."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
     from torch.utils._triton import has_triton
@@ -356,19 +353,19 @@ def require_compiler(criterion: str, device: str) -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise AlmaError("--compile: no C++ compiler was found; install g++, or omit the option") from None
+        raise AlmaError("--compile: no C++ compiler found; install g++, or omit --compile") from None
     if device != "cpu" and not has_triton():
-        raise AlmaError("--compile: Triton was not found, or does not support this GPU; omit the option")
+        raise AlmaError("--compile: Triton is not installed, or does not support this GPU; omit --compile")
 
 
 def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``, unless another one is given."""
+    """Return the sequence length in the checkpoint ``--path``; None if ``--tokens-per-sample`` is given."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     command.add_argument("--path", default="")
     command.add_argument("--tokens-per-sample")
-    with contextlib.suppress(argparse.ArgumentError, AlmaError):  # the full parser or `setup_task` reports them
+    with contextlib.suppress(argparse.ArgumentError, AlmaError):  # the full parser or `setup_task` reports the error
         given = command.parse_known_args()[0]
         if given.tokens_per_sample is None and os.path.isfile(given.path):
             length = read_checkpoint(given.path)["cfg"].get("task", {}).get("tokens_per_sample")
@@ -377,7 +374,7 @@ def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
 
 
 def ensure_printed(logger: logging.Logger) -> None:
-    """Print a logger's messages of level INFO to the terminal, even if other code has configured logging."""
+    """Print INFO messages of a logger to the terminal, even if a library has already configured logging."""
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     handlers = [*logger.handlers, *(logging.root.handlers if logger.propagate else ())]

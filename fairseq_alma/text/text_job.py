@@ -1,4 +1,4 @@
-"""The job of ``alma-stream`` on text: steps of a stage, lengths of trainings, and the files of a run."""
+"""Back end of ``alma-stream`` for text: steps of a stage, training lengths, and checkpoint files of a run."""
 
 from copy import copy
 from pathlib import Path
@@ -39,7 +39,7 @@ GROWN_FILE = "grown.pt"
 
 
 def check_beginning(path: Path, stream: Path) -> None:
-    """Raise AlmaError unless a run on a stream can start from a checkpoint."""
+    """Raise AlmaError if a run on a stream cannot start from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 
@@ -47,23 +47,23 @@ def check_beginning(path: Path, stream: Path) -> None:
 
 
 class TextJob:
-    """The job of alma-stream on text, and the back end of its runs; see `loop.Backend`.
+    """Back end of ``alma-stream`` for text; see `loop.Backend`.
 
     Args:
         request: options before ``--``.
         words: options after ``--``.
-        stream: the data; None: a dry run without a stream.
-        recipe: defaults for the options after ``--``; None: no defaults.
+        stream: stream with the data; None: a dry run without a stream.
+        recipe: options of the run, including the defaults; None: no defaults.
 
     Attributes:
-        folder: the run.
-        engine: arguments that each command of fairseq begins with.
+        folder: folder of the run.
+        engine: first arguments of each fairseq command.
         options: options after ``--`` for each process.
-        lengths: updates of each stage if --passes sets them; None: --max-update or --max-epoch does.
-        branch: the decay of the learning rate at the end of a stage.
-        carries_optimizer: whether a stage begins with the optimizer of the stage before.
+        lengths: number of updates of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
+        branch: branch of a stage (copy of the model whose learning rate decays).
+        carries_optimizer: whether a stage starts with the optimizer state of the previous stage.
         keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
-        stripped: identities of a model's files once they have their final form, by its last checkpoint.
+        stripped: last checkpoint -> identity of the files of the model after `strip`.
 
     Raises:
         ValueError: an option after ``--`` is invalid.
@@ -97,14 +97,14 @@ class TextJob:
         return self.options.last(name)
 
     def holdouts(self, arrivals: Iterable[int]) -> list[str]:
-        """Return the names of the held-out parts of some arrivals that have tokens."""
+        """Return the names of the non-empty held-out splits of some arrivals."""
         if self.stream is None or not self.stream.has_holdouts:
             return []
         names = map(holdout_name, arrivals)
         return [name for name in names if self.stream.split(name).num_tokens]
 
     def part(self, training: Training, part: str) -> Part:
-        """Return the description of a part of a training for features."""
+        """Return the `Part` for training features: first update, number of updates, and whether it is the branch."""
         updates = self.stage_updates(training.model.stage)
         return Part(self.first_update(training), updates, part == BRANCH)
 
@@ -113,14 +113,14 @@ class TextJob:
         return self.given.as_dict()
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the checkpoint to start from; return a function that returns the back end of some runs."""
+        """Check the checkpoint to start from; return a function that creates the back end for runs."""
         assert self.stream is not None
         if (beginning := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_beginning", beginning, self.stream.root)
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print the commands of the requested stages of one run."""
+        """Print the commands of the requested stages of a run."""
         member = self.request.member
         template = self.request.then_evaluate
         for plan in self.request.chosen(plans):
@@ -136,7 +136,7 @@ class TextJob:
                 print(StageEvaluation(template, self.request.stream, self.predictors).command(folder, plan))
 
     def of(self, folder: RunFolder) -> "TextJob":
-        """Return the same job for another run, which differs by its seed."""
+        """Return the back end for a run with another seed."""
         own = copy(self)
         own.folder = folder
         return own
@@ -156,37 +156,37 @@ class TextJob:
         return [*steps, Test(self, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
-        """Return the checkpoint that predicts after a stage: of one model, or of an ensemble."""
+        """Return the checkpoint to test after a stage, a single model or an ensemble."""
         if folder.root != self.folder.root:
             return self.of(folder).predictors(folder, plan)
         if plan.combine == "single":
             (model,) = plan.predictors
             return (self.predicting(model),)
-        assert plan.combine == "probabilities", plan.combine  # no learner of text combines in another way
+        assert plan.combine == "probabilities", plan.combine  # no learner for text combines predictions otherwise
         return (self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
 
     def predicting(self, model: ModelId) -> Path:
-        """Return the checkpoint of a trained model that is tested."""
+        """Return the checkpoint of a trained model to test."""
         return predicting_checkpoint(self.folder, model, self.features.predicts_with)
 
     def begins_from(self, model: ModelId) -> Path:
-        """Return the checkpoint of a trained model that a later stage starts from."""
+        """Return the checkpoint of a trained model for the start of a later stage."""
         is_best = self.keeps_best and not self.carries_optimizer
         return self.predicting(model) if is_best else self.folder.checkpoint(model)
 
     def grown(self, model: ModelId) -> Path:
-        """Return the checkpoint of a model between growth and training."""
+        """Return the checkpoint of a model after growth and before training."""
         return self.folder.stage_folder(model.stage) / GROWN_FILE
 
     def stage_updates(self, stage: int) -> Optional[int]:
-        """Return the updates of a stage, from its record if it is complete; None: epochs end it."""
+        """Return the number of updates of a stage, recorded or planned; None if limited by epochs."""
         if self.lengths is None:
             return self.options.max_update
         record = self.folder.read_stage(stage)
         return self.lengths[stage] if record is None else record["num_updates"]
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
-        """Return the updates of a part of a training, without those before a branch; None: epochs end it."""
+        """Return the number of updates of a part of a training, from its beginning; None if limited by epochs."""
         total = self.stage_updates(training.model.stage)
         if total is None or part == COMPLETE:
             return total
@@ -194,7 +194,7 @@ class TextJob:
         return branch if part == BRANCH else total - branch
 
     def first_update(self, training: Training, part: str = COMPLETE) -> int:
-        """Return the number of updates of the optimizer before a part of a training."""
+        """Return the number of optimizer updates before a part of a training."""
         stage = training.model.stage
         is_carried = self.carries_optimizer and training.start is not None
         before = sum(self.stage_updates(each) or 0 for each in range(stage)) if is_carried else 0
@@ -222,13 +222,13 @@ class TextJob:
         for model in needed:
             if folder.model_folder(model).is_dir():
                 self.strip(model)
-        for model in gone:  # only now, when the kept checkpoints are on the disk
+        for model in gone:  # after the fsync of the checkpoints to keep
             own = folder.model_folder(model)
             stage_checkpoints.remove_all(own / BRANCH)
             stage_checkpoints.remove_all(own)
         for index in stages:
             here = folder.stage_folder(index)
-            # An ensemble's members may be removed, and a later stage has its own ensemble.
+            # Remove ensembles: their members may be removed, and each later stage writes its own ensemble.
             ensemble = () if index == stages[-1] else (ENSEMBLE_FILE, PREDICTIONS_FILE)
             for name in (GROWN_FILE, BEFORE_RECORD, *ensemble):
                 (here / name).unlink(missing_ok=True)

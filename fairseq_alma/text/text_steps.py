@@ -1,7 +1,7 @@
-"""The steps of a stage of ``alma-stream`` on text; stock commands train, grow and test.
+"""Steps of a stage of ``alma-stream`` on text: growth, training, averaging, ensembles and tests.
 
-A step prints its commands for ``--dry-run``, runs them, and reports whether its model exists. Checkpoints are read in
-children of the helper process: this process never imports torch.
+Each step runs fairseq or alma commands. Children of the helper process read the checkpoints, so that ``alma-stream``
+does not import torch.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
-"""Parts of a training; the third is `BRANCH`, which is also the name of the branch's folder."""
+"""Parts of a training; the third part is `BRANCH`, the branch (copy of the model whose learning rate decays)."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
-"""Test figures from before the training; the weights may be removed later, so they are measured once."""
+"""File name of the test results before training; stored because the tested weights may be removed later."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class TextStep(Step):
     """A step of a stage; see `loop.Step`.
 
     Attributes:
-        job: options and file names of the run.
-        plan: the stage.
+        job: back end of the run.
+        plan: plan of the stage.
     """
 
     job: "TextJob"
@@ -61,7 +61,7 @@ class TextStep(Step):
 
     @property
     def here(self) -> Path:
-        """The stage's folder."""
+        """Return the folder of the stage."""
         return self.job.folder.stage_folder(self.plan.stage.index)
 
     def evaluation(self, path: Path, *splits: str) -> Command:
@@ -73,9 +73,9 @@ class TextStep(Step):
     def test(
         self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Return for each split loss (bits per token), perplexity, and bits per byte if its bytes are known.
+        """Return metrics of each split: loss (bits per token), perplexity, and bits per byte if the size is known.
 
-        ``name`` is that of the log. Raises AlmaError if the command fails or a loss is not finite.
+        The log file is ``name``.log. Raise AlmaError if the command fails or a loss is not finite.
         """
         work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
         log, stream, found = self.here / f"{name}.log", self.job.stream, {}
@@ -83,10 +83,10 @@ class TextStep(Step):
         losses = self.evaluation(path, *splits).run(log, work.locks, further=further)
         for split in splits:
             loss = losses[split]
-            # From 2 ** 1024 on, the perplexity of a finite loss overflows.
+            # The perplexity of a finite loss overflows from 2 ** 1024.
             if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
                 raise AlmaError(
-                    f"{log}: the loss on {split} is {loss}, so the training diverged; start a new --run with a lower "
+                    f"{log}: the loss on {split} is {loss} (training diverged); start a new --run with a lower "
                     "--lr, more --warmup-updates or --clip-norm"
                 )
             part = stream.split(split)
@@ -98,7 +98,7 @@ class TextStep(Step):
 
 @dataclass(frozen=True)
 class TrainingStep(TextStep):
-    """A step that makes one model of the stage."""
+    """A step that creates one model of the stage."""
 
     training: Training
 
@@ -107,21 +107,21 @@ class TrainingStep(TextStep):
         return (self.training.model,)
 
     def require_start(self) -> None:
-        """Raise AlmaError unless the weights that the training starts from exist."""
+        """Raise AlmaError if the checkpoint to start from does not exist."""
         start = self.training.start
         if start is not None and not (path := self.job.begins_from(start)).is_file():
             raise AlmaError(
-                f"{path}: no such file, and stage {self.training.model.stage} starts from it; remove "
+                f"{path}: no such file, but stage {self.training.model.stage} starts from this checkpoint; remove "
                 f"{self.job.folder.stage_folder(start.stage)} to train that stage again"
             )
 
 
 @dataclass(frozen=True)
 class Grow(TrainingStep):
-    """Adds experts, layers or both to the weights that a training starts from."""
+    """Add experts, layers or both to the checkpoint that a training starts from."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the grown checkpoint exists, or is no longer needed."""
+        """Return whether the grown checkpoint exists or is no longer needed."""
         exists = self.job.grown(self.training.model).is_file()
         return exists or Train(self.job, self.plan, self.training).is_done()
 
@@ -148,7 +148,7 @@ class Grow(TrainingStep):
         return [Command("alma-grow", tuple(groups))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Grow, unless that is done. fairseq-train reads the file again when it resumes."""
+        """Grow the model unless the grown checkpoint exists."""
         if not self.is_done():
             self.require_start()
             work.display.show_activity(work.plan, "growing", self.training)
@@ -158,27 +158,27 @@ class Grow(TrainingStep):
 
 @dataclass(frozen=True)
 class Train(TrainingStep):
-    """Trains one model, or a part of its training.
+    """Train one model, or run a part of the training.
 
     Attributes:
-        part: ``COMPLETE``: to the end; ``UP_TO_BRANCH``: until a copy branches off; ``BRANCH``: that copy.
+        part: ``COMPLETE``: to the end; ``UP_TO_BRANCH``: until the branch begins; ``BRANCH``: the branch.
     """
 
     part: str = COMPLETE
 
     @property
     def folder(self) -> Path:
-        """The save directory."""
+        """Return the save directory."""
         own = self.job.folder.model_folder(self.training.model)
         return own / BRANCH if self.part == BRANCH else own
 
     @property
     def limits(self) -> tuple[Optional[int], Optional[int]]:
-        """Number of updates and of epochs that end it, counted from its own beginning."""
+        """Return (maximum updates, maximum epochs) of the part, counted from the beginning of the part."""
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether it is trained to its end. Raises AlmaError if its checkpoint is damaged."""
+        """Return whether the part is complete; raise AlmaError if the last checkpoint is damaged."""
         last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST
         return (
             stage_checkpoints.is_complete(last)
@@ -187,7 +187,7 @@ class Train(TrainingStep):
         )
 
     def commands(self) -> Sequence[Command]:
-        """Return the call of fairseq-train; given again after a kill, it resumes."""
+        """Return the command of fairseq-train; the same command resumes after a kill."""
         job, request, model, stage = self.job, self.job.request, self.training.model, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
         data = ("--megabatch", str(stage.last_arrival), "--wait", str(wait))
@@ -199,7 +199,7 @@ class Train(TrainingStep):
         if request.features_from is not None:
             groups.append(("--features-from", str(Path(request.features_from).resolve())))
         groups += job.features.words(job.part(self.training, self.part))
-        # At the end of an epoch fairseq saves every --save-interval epochs: only the last one must be saved.
+        # fairseq saves every --save-interval epochs, but only the last epoch must be saved.
         groups.append(("--no-epoch-checkpoints", "--save-interval", str(job.options.max_epoch or NEVER)))
         if (seconds := seconds_of(request.save_every)) is None:
             groups.append(("--save-interval-updates", str(request.save_every or SAVE_EVERY_UPDATES)))
@@ -228,7 +228,7 @@ class Train(TrainingStep):
         return [carried if job.carries_optimizer else from_weights(path)]
 
     def _model(self) -> list[GivenOption]:
-        """Return the options after ``--``, with the lengths, sizes and curves of this training."""
+        """Return the options after ``--``, with length, model size and log folders of this training."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
@@ -236,7 +236,7 @@ class Train(TrainingStep):
             options = replace_option(options, "--max-update", str(end))
         if job.recipe is not None and TOTAL in job.recipe.chosen:
             options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
-        if self.part == BRANCH:  # its curves would be drawn over those of the training
+        if self.part == BRANCH:  # curves of the branch would overlap the curves of the training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):
             folder = curves_folder(logdir[0], job.folder, training.model)
@@ -245,16 +245,16 @@ class Train(TrainingStep):
         return [*options, *((name, (str(size),)) for name, size in sizes.items() if size is not None)]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train to the end, unless that is done; return its costs."""
+        """Train unless the part is complete; return the costs of the training."""
         self._reset_after_crash()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
         if not last or not done.has_reached(*self.limits):
             done = self._train(work, done.num_updates)
-        # The final checkpoints must be on the disk before stage.json.
+        # Fsync the final checkpoints before writing stage.json.
         final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST))
         stage_checkpoints.synchronise(*final, self.folder)
-        if self.part == UP_TO_BRANCH:  # the complete training counts it too
+        if self.part == UP_TO_BRANCH:  # the costs of the complete training include this part
             return {}
         flops = _facts(self.folder / LAST_CHECKPOINT).train_flops_per_token
         found: dict[str, Any] = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
@@ -267,7 +267,7 @@ class Train(TrainingStep):
         return {"num_updates": done.num_updates, **found}
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:
-        """Run fairseq-train after some updates; return the progress of its last checkpoint."""
+        """Run fairseq-train from update ``num_updates`` on; return the progress of the last checkpoint."""
         self.require_start()
         log = self.here / f"train-member-{self.training.model.member}{'-branch' if self.part == BRANCH else ''}.log"
         (command,) = self.commands()
@@ -276,9 +276,9 @@ class Train(TrainingStep):
         with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
 
             def watch(figures: Mapping[str, Any]) -> None:
-                """Show the figures of an update; fairseq counts the updates before the stage too."""
+                """Show the metrics of an update; the count of fairseq includes updates before the stage."""
                 updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
-                if max_epoch is not None and epochs > 0:  # fairseq's "update" is the number of epochs, with a fraction
+                if max_epoch is not None and epochs > 0:  # fairseq's "update" is the fractional number of epochs
                     by_epochs = max(updates, round(updates * max_epoch / epochs))
                     progress.max_update = by_epochs if max_update is None else min(max_update, by_epochs)
                 loss = float(figures.get("nll_loss", figures.get("loss")))
@@ -297,9 +297,9 @@ class Train(TrainingStep):
         return after
 
     def _reset_after_crash(self) -> None:
-        """Start again if a power failure truncated a file that cannot be made from the last checkpoint.
+        """Remove all checkpoints if a power failure damaged a file that the last checkpoint cannot replace.
 
-        This is the best checkpoint, or the branch's once the training has passed the branch point.
+        Such a file is the best checkpoint, or the branch checkpoint after the beginning of the branch.
         """
         best = self.folder / BEST
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
@@ -316,7 +316,7 @@ class Train(TrainingStep):
 
 @dataclass(frozen=True)
 class Average(TrainingStep):
-    """Writes a checkpoint of the averaged weights of a trained model."""
+    """Write a checkpoint of the averaged weights of a trained model."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         return stage_checkpoints.is_sound(self.job.predicting(self.training.model))
@@ -334,7 +334,7 @@ class Average(TrainingStep):
 
 
 class Count(TextStep):
-    """Counts parameters, experts, members and operations of the models that predict after the stage."""
+    """Count parameters, experts, ensemble members and operations of the model after the stage."""
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         facts = [_facts(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
@@ -347,14 +347,14 @@ class Count(TextStep):
 
 
 class Before(TextStep):
-    """Tests before the training: grown weights on ``valid``, the predictor so far on new held-out parts.
+    """Test before training: the grown model on ``valid``, the current model on the held-out splits of new arrivals.
 
-    The weights before growth are tested on ``valid`` too, unless they were tested at the last arrival.
+    Test the model before growth on ``valid`` too, unless the last stage tested it.
     """
 
     @property
     def tests(self) -> list[tuple[str, Path, list[str]]]:
-        """The name, the checkpoint and the splits of each test."""
+        """Return (name, checkpoint, splits) of each test."""
         found = []
         for training in self.plan.trainings:
             if training.growth is not None and training.start is not None:
@@ -363,7 +363,7 @@ class Before(TextStep):
                     found.append(("before_growth", path, ["valid"]))
         index, splits = self.plan.stage.index, self.job.holdouts(self.plan.stage.arrivals)
         if index > 0 and splits and (record := self.job.folder.read_stage(index - 1)) is not None:
-            with contextlib.suppress(AlmaError):  # it is not kept
+            with contextlib.suppress(AlmaError):  # the checkpoint was removed
                 found.append(("holdouts", stage_predictor(self.job.folder, record), splits))
         return found
 
@@ -371,7 +371,7 @@ class Before(TextStep):
         return [self.evaluation(path, *splits) for _, path, splits in self.tests]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Return the figures of all tests, from `BEFORE_RECORD` if it exists."""
+        """Return the results of all tests, from `BEFORE_RECORD` if it exists."""
         found = self.read()
         if found is None:
             found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
@@ -379,7 +379,7 @@ class Before(TextStep):
         return {name: found[name] for name in ("before_growth", "after_growth", "holdouts") if found.get(name)}
 
     def read(self) -> Optional[dict[str, Any]]:
-        """Return the figures in `BEFORE_RECORD`; None if it is missing or damaged."""
+        """Return the results in `BEFORE_RECORD`; None if the file is missing or damaged."""
         path = self.here / BEFORE_RECORD
         with contextlib.suppress(AlmaError, FileNotFoundError):
             return to_builtins(as_record(read_json_object(path, ""), BeforeRecord, path, ""))
@@ -387,7 +387,7 @@ class Before(TextStep):
 
 
 class Join(TextStep):
-    """Writes one checkpoint for all members that predict after the stage."""
+    """Write an ensemble checkpoint of all members after the stage."""
 
     def commands(self) -> Sequence[Command]:
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
@@ -395,7 +395,7 @@ class Join(TextStep):
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Join the members. The file has their checksums, so they must have their final form before."""
+        """Join the members; member files must not change later, as the ensemble has their checksums."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
@@ -404,20 +404,20 @@ class Join(TextStep):
 
 
 class Test(TextStep):
-    """Tests the predictor after the stage, on ``valid``, ``test``, and the held-out part of each arrival so far."""
+    """Test the model after the stage on ``valid``, ``test``, and the held-out split of each arrival so far."""
 
     @property
     def splits(self) -> list[str]:
-        """Names of the splits."""
+        """Return the names of the splits to test."""
         return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.last_arrival + 1))]
 
     def commands(self) -> Sequence[Command]:
-        """Return the stock command for each split."""
+        """Return the command of fairseq-eval-lm for each split."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         return [self.evaluation(predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Test all splits in one process; only new members of an ensemble compute, old predictions are kept."""
+        """Test all splits in one process; for an ensemble, reuse stored predictions of earlier members."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[str, ...] = ()
         if self.plan.combine != "single":
@@ -436,7 +436,7 @@ class Test(TextStep):
 
 @once_per_file
 def read_progress(path: Path) -> Progress:
-    """Return the progress of a checkpoint."""
+    """Read the training progress of a checkpoint in the helper process."""
     return call("fairseq_alma.text.stage_checkpoints:read_progress", path)
 
 

@@ -1,6 +1,6 @@
-"""The options of alma-stream after ``--``: checks, and the options that fairseq-eval-lm shares.
+"""Options of alma-stream after ``--``: check them, and select the options for fairseq-eval-lm.
 
-They are read as words, because fairseq's own parser takes seconds to import; fairseq-train checks them itself.
+This module does not use the parser of fairseq, which takes seconds to import; fairseq-train checks all options again.
 """
 
 from copy import copy
@@ -11,7 +11,7 @@ from fairseq_alma.options import GivenOption, group_words, options_of
 from fairseq_alma.training.feature import FEATURES
 
 BALANCING = "alma_switch_cross_entropy"
-"""The criterion that adds the balance loss of Switch layers."""
+"""Name of the criterion that adds the load-balancing loss of Switch layers."""
 _OWNED = {
     "alma-stream sets it": "user-dir task",
     "give it before the --": "wait replay seed",
@@ -30,35 +30,35 @@ _OWNED = {
     "the last weights of a stage are tested, unless --best-checkpoint is given before the --": "keep-best-checkpoints",
     "the next stage, or a resumed one, needs the checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
     "write-checkpoints-asynchronously checkpoint-suffix",
-    "every sequence is trained on in each epoch": "skip-remainder-batch",
+    "each epoch uses all sequences": "skip-remainder-batch",
     "a resumed stage needs the order in which it began": "update-ordered-indices-seed",
-    "it is the default; --validate before the -- enables validation": "disable-validation",
+    "validation is disabled by default; --validate before the -- enables it": "disable-validation",
     "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
-"""Options of fairseq-train that alma-stream sets -> what to do instead."""
+"""Option of fairseq-train that is not allowed after ``--`` -> reason or alternative."""
 EVAL_FLAGS = ("--cpu",)
-# Not --autocast: tests are in fp32, so that the perplexity does not depend on the batch.
+# Without --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
 EVAL_VALUES = ("--tokens-per-sample", "--sample-break-mode", "--num-workers")
 EVAL_BATCH = {
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
-"""Option of the evaluation -> options of the training; the first given one sets it."""
+"""Option of fairseq-eval-lm -> options of fairseq-train that provide the value; the first given option is used."""
 BATCHES_PER_UPDATE = "--update-freq"
 LENGTHS = ("--max-update", "--total-num-update")
-"""Options that count the updates of a complete stage."""
+"""Options with a number of updates that scales with the length of a stage."""
 
 
 class TrainOptions:
-    """Options for fairseq-train, in the order given.
+    """Options after ``--`` for fairseq-train, in the order given.
 
     Args:
-        words: the words after ``--``.
-        owned: options that the learner sets in addition to `OWNED` -> what to do instead.
+        words: words after ``--``.
+        owned: option that the learner sets -> reason or alternative; in addition to `OWNED`.
 
     Raises:
-        ValueError: an option that alma-stream sets, a missing option, or a number out of range.
+        ValueError: an option is not allowed, missing, or out of range.
     """
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
@@ -72,11 +72,11 @@ class TrainOptions:
         self.options = group_words(words)
         for name, _ in self.options:
             for each, instead in self.owned.items():
-                is_short_for = len(name) > 4 and each.startswith(name) and name not in self.owned  # as argparse allows
+                is_short_for = len(name) > 4 and each.startswith(name) and name not in self.owned  # a prefix
                 if name == each or is_short_for:
                     raise ValueError(f"{name} is not allowed after the --: {instead}")
         if self.last("--arch") is None:
-            raise ValueError("no --arch after the --; choose an architecture, for instance --arch alma_switch_lm_tiny")
+            raise ValueError("--arch: not given after the --; give an architecture, such as --arch alma_switch_lm_tiny")
         options = [option for kind in (*MODELS, *FEATURES) for option in options_of(kind).values()]
         declared = {each.flag: each for each in options if "text" in each.kinds and each.type is not bool}
         for name, values in self.options:
@@ -85,9 +85,9 @@ class TrainOptions:
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
-            raise ValueError("neither --max-update nor --max-epoch after the --; give one of them to end a stage")
+            raise ValueError("--max-update: not given after the --; give --max-update or --max-epoch to end a stage")
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
-            raise ValueError(f"--balance-loss-weight after the --: needs --criterion {BALANCING}, which is not given")
+            raise ValueError(f"--balance-loss-weight after the --: requires --criterion {BALANCING}")
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option, or None."""
@@ -95,7 +95,7 @@ class TrainOptions:
         return found[-1] if found else None
 
     def as_dict(self) -> dict[str, str]:
-        """Return the options for run.json: the last value of each, empty for a flag."""
+        """Return option -> last value for run.json; the value of a flag is empty."""
         return {name: " ".join(values) for name, values in self.options}
 
     def for_evaluation(self) -> list[GivenOption]:
@@ -108,7 +108,7 @@ class TrainOptions:
         return chosen
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return the options of a stage with ``times`` as many updates; epochs and warm-up are unchanged."""
+        """Return the options with all numbers of updates multiplied by ``times``, except epochs and warm-up."""
         longer = copy(self)
         longer.options = [
             (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
@@ -118,17 +118,17 @@ class TrainOptions:
         return longer
 
     def shared(self, num_procs: int) -> "TrainOptions":
-        """Return the options of each process; processes share the batches of an update.
+        """Return the options of each process, with the batches of an update divided among the processes.
 
         Raises:
-            ValueError: the batches are no multiple of the processes.
+            ValueError: the number of batches per update is not a multiple of the number of processes.
         """
         (words,) = self.last(BATCHES_PER_UPDATE) or ("1",)
         counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
-                f"--num-procs {num_procs}: the processes share the batches of an update, and {BATCHES_PER_UPDATE} "
-                f"{words} after the -- is no multiple of it; give a multiple, and a smaller --batch-size"
+                f"--num-procs {num_procs}: must divide the number of batches per update, and {BATCHES_PER_UPDATE} "
+                f"after the -- is {words}; give a multiple of {num_procs}, and a smaller --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)
@@ -140,10 +140,10 @@ class TrainOptions:
         if values is None:
             return None
         if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
-            raise ValueError(f"{name} {' '.join(values)} after the --: a positive integer is required")
+            raise ValueError(f"{name} {' '.join(values)} after the --: must be a positive integer")
         return int(values[0])
 
 
 def replace_option(options: Sequence[GivenOption], name: str, value: str) -> list[GivenOption]:
-    """Return options with another value for each occurrence of one of them."""
+    """Return the options, with each occurrence of an option set to a value."""
     return [(each, (value,)) if each == name else (each, values) for each, values in options]

@@ -1,8 +1,8 @@
-"""``alma_transformer_lm``, the default: RMS norms, rotary positions, SwiGLU; dense, or with Switch layers.
+"""``alma_transformer_lm``, the default model: RMS norms, rotary positions, SwiGLU; dense, or with Switch layers.
 
-Modules have the names and compute the functions of transformers' Qwen3 (dense) and Qwen3-MoE, so that exporting renames
-weights only. Initial weights: matrices uniform with variance 1 / inputs, matrices that write to the residual stream
-zero, embeddings standard normal, the output projection almost zero. The first loss is therefore log V.
+Modules have the names and the functions of Qwen3 (dense) and Qwen3-MoE in transformers, so that exporting only renames
+weights. Initial weights are uniform with variance 1 / inputs for matrices, zero for matrices that write to the residual
+stream, standard normal for embeddings, and almost zero for the output projection. The initial loss is therefore log V.
 
 Letters: B sequences, T positions, M model dim, H query heads, K key-value heads, D head dim, V vocabulary size.
 """
@@ -34,26 +34,26 @@ AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", Languag
 
 
 def draw_uniform(weight: Tensor) -> None:
-    """Draw weights (…, inputs) with variance 1 / inputs, in place."""
+    """Initialize weights (…, inputs) in place: uniform with variance 1 / inputs."""
     bound = (3 / weight.size(-1)) ** 0.5
     nn.init.uniform_(weight, -bound, bound)
 
 
 def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
-    """Return a linear map without bias, with weights of `draw_uniform` or zero weights."""
+    """Return a linear layer without bias; the weights are zero or initialized by `draw_uniform`."""
     made = nn.Linear(in_features, out_features, bias=False)
     (nn.init.zeros_ if is_zero else draw_uniform)(made.weight)
     return made
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads (B, T, H, D) by the angles of their positions; pairs are (i, i + D/2), as Qwen3's rotate_half."""
+    """Apply rotary positions to heads (B, T, H, D); pairs of dimensions are (i, i + D/2), as in Qwen3."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class GroupedQueryAttention(CachedAttention):
-    """Attention with K key-value heads; queries and keys are normed, then rotated."""
+    """Grouped-query attention with RMS norms and rotary positions for queries and keys."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class GroupedQueryAttention(CachedAttention):
         self.k_norm = nn.RMSNorm(cfg.head_dim, cfg.norm_eps)
 
     def forward(self, x: Tensor, state: Optional[IncrementalState], cos: Tensor, sin: Tensor) -> Tensor:
-        """Map (B, T, M) to (B, T, M); cosines and sines are (T, 1, D / 2)."""
+        """Map (B, T, M) to (B, T, M); ``cos`` and ``sin`` are (T, 1, D / 2)."""
         heads = (*x.shape[:2], -1, self.head_dim)
         query = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, H, T, D)
         key = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, K, T, D)
@@ -73,7 +73,7 @@ class GroupedQueryAttention(CachedAttention):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU: ``down(silu(gate(x)) * up(x))``, without biases (Shazeer 2020)."""
+    """SwiGLU feed-forward network: ``down(silu(gate(x)) * up(x))`` without biases (Shazeer 2020)."""
 
     def __init__(self, model_dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class GatedFeedForward(nn.Module):
 
 
 class TransformerDecoderLayer(DecoderLayer):
-    """A layer with RMS norms; dense where it has no gate tree."""
+    """A Transformer layer with RMS norms: a Switch layer with a gate tree, else dense."""
 
     def __init__(self, cfg: Any, tree: Optional[GateTree]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class TransformerDecoderLayer(DecoderLayer):
 
 
 class TransformerDecoder(Decoder):
-    """A decoder with rotary positions; input and output embeddings are separate unless the options share them."""
+    """A decoder with rotary positions; options decide whether input and output embeddings are shared."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary, cfg, max_positions)
@@ -120,7 +120,7 @@ class TransformerDecoder(Decoder):
         self.output_projection = nn.Linear(model_dim, len(dictionary), bias=False)
         if cfg.share_decoder_input_output_embed:
             self.output_projection.weight = self.embed_tokens.weight
-            # A token's own logit begins near std * M, as the layers add nothing yet.
+            # The layers initially add zero, so the logit of the input token is near std * M.
             nn.init.normal_(self.embed_tokens.weight, std=min(0.02, 1 / model_dim))
         else:
             nn.init.normal_(self.embed_tokens.weight)
@@ -137,7 +137,7 @@ class TransformerDecoder(Decoder):
         return x, self.rotary_table(start, stop, x.device)
 
     def rotary_table(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, (T, 1, D / 2) fp32 each, of the angles of positions ``start`` to ``stop`` - 1."""
+        """Return (cosines, sines) for positions ``start`` to ``stop`` - 1, (T, 1, D / 2) fp32 each."""
         exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32) / self.head_dim
         positions = torch.arange(start, stop, device=device, dtype=torch.float32)
         angles = torch.outer(positions, self.rope_theta**-exponents).unsqueeze(1)
@@ -149,7 +149,7 @@ class TransformerDecoder(Decoder):
 
 @register_model("alma_transformer_lm", dataclass=AlmaTransformerLMConfig)
 class AlmaTransformerLM(LanguageModel):
-    """A language model of current parts."""
+    """The language model ``alma_transformer_lm``."""
 
     decoder_class, sizes = TransformerDecoder, TRANSFORMER_SIZES
     inherited = tuple(name for each in ALMA_TRANSFORMER for name, option in options_of(each).items() if option.shape)
@@ -160,5 +160,5 @@ class AlmaTransformerLM(LanguageModel):
         complete_sizes(options, arch)
 
 
-for _arch in list(TRANSFORMER_SIZES)[1:]:  # the first is registered with the model
-    register_model_architecture("alma_transformer_lm", _arch)(lambda args: None)  # `complete_sizes` knows the sizes
+for _arch in list(TRANSFORMER_SIZES)[1:]:  # the first architecture is registered with the model
+    register_model_architecture("alma_transformer_lm", _arch)(lambda args: None)  # `complete_sizes` sets the sizes

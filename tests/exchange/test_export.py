@@ -153,7 +153,7 @@ def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kin
     [
         ("ensemble", "has no architecture for an ensemble; export a member, or evaluate the checkpoint with"),
         ("switch", "has no architecture for alma_switch_lm; export a model of alma_transformer_lm, or evaluate"),
-        ("split", "transformers has no architecture for the gate trees of --method split; grow by copy, or evaluate"),
+        ("split", "transformers has no architecture for the gate trees of --method split; grow with --method copy, or"),
         ("dropping", "--eval-capacity-factor 1 drops tokens, transformers does not; train with 0, or evaluate"),
     ],
 )
@@ -178,9 +178,9 @@ def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, 
 @pytest.mark.parametrize(
     ("alter", "said"),
     [
-        (lambda checkpoint: checkpoint["cfg"]["model"].pop("rope_theta"), "its configuration is incomplete"),
+        (lambda checkpoint: checkpoint["cfg"]["model"].pop("rope_theta"), "the configuration is incomplete"),
         (lambda checkpoint: checkpoint["cfg"]["model"].update(head_dim=4), "tensor(s) of another shape"),
-        (lambda checkpoint: checkpoint["model"].pop("decoder.embed_tokens.weight"), "its configuration is incomplete"),
+        (lambda checkpoint: checkpoint["model"].pop("decoder.embed_tokens.weight"), "the configuration is incomplete"),
         (lambda checkpoint: checkpoint["model"].pop("decoder.norm.weight"), "the checkpoint lacks 1 tensor(s)"),
     ],
 )

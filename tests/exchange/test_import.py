@@ -190,7 +190,7 @@ def test_weights_in_several_files_are_the_same_model(tmp_path):
 def test_other_folders_and_streams_are_refused(stream, tmp_path):
     out = ["--out", tmp_path / "a.pt"]
     write_folder(tmp_path / "model")
-    assert "not made with the tokenizer of" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
+    assert "not prepared with the tokenizer of" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
     assert "no such folder" in refused(tmp_path, tmp_path / "none", *out)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"x" * 100)
     assert "model.safetensors: missing or damaged" in refused(tmp_path, tmp_path / "model", *out)

@@ -113,7 +113,7 @@ def test_every_size_gives_a_model_whose_heads_divide_its_width():
         ({"size": 10**11}, [], "--size 100,000,000,000: .* parameters are possible"),
         ({"size": 10}, [], "--size 10: "),
         ({"size": 10**6}, OWN, "--size: not allowed with --arch"),
-        ({"passes": 2}, ["--max-update", "3"], "--passes: --max-update or --max-epoch"),
+        ({"passes": 2}, ["--max-update", "3"], "--passes: not allowed with --max-update or --max-epoch"),
         ({"tokens": None}, [], "--dry-run without a stream"),
     ],
 )

@@ -24,14 +24,14 @@ def test_options_set_by_alma_stream_are_refused_also_when_abbreviated(name):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-update", "5"], "no --arch"),
-        (["--arch", "x"], "neither --max-update nor --max-epoch"),
+        (["--max-update", "5"], "--arch: not given"),
+        (["--arch", "x"], "--max-update: not given"),
         (["--arch", "x", "--max-update", "many"], "--max-update many .*positive integer"),
         (["--arch", "x", "--max-update", "0"], "--max-update 0 .*positive integer"),
         (["--arch", "x", "--max-epoch"], "--max-epoch .*positive integer"),
         ([*BASE, "--num-experts", "0"], "--num-experts 0: a number of at least 1 is needed"),
         ([*BASE, "--autocast", "fp16"], "--autocast fp16: choose from bf16"),
-        ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after the --: needs --criterion alma_switch"),
+        ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after the --: requires --criterion"),
         (["stream", "--arch", "x"], "'stream' after the -- is not an option"),
     ],
 )
@@ -66,8 +66,8 @@ def test_processes_share_the_batches_of_an_update(given, num_procs, each):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "--num-procs 2: .* after the -- is no multiple"),
-        (["--update-freq", "2,1"], "--num-procs 2: .* after the -- is no multiple"),
+        ([], "--num-procs 2: must divide the number of batches per update"),
+        (["--update-freq", "2,1"], "--num-procs 2: must divide the number of batches per update"),
         (["--update-freq", "x"], "--num-procs 2: .* --update-freq x"),
     ],
 )
