@@ -161,14 +161,9 @@ class RecordedRun:
 
 
 def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> RecordedRun:
-    """Read the records of a run.
+    """Read the records of a run. Raises AlmaError if the folder is not a run, or if a record is damaged.
 
-    Args:
-        path: its folder.
-        on_fault: receives the error of each damaged stage.json, whose stage is then not complete; None: raise it.
-
-    Raises:
-        AlmaError: the folder is not a run, or a record is damaged.
+    ``on_fault`` receives the error of each damaged stage.json instead; its stage is then not complete.
     """
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None

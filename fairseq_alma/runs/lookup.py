@@ -32,10 +32,7 @@ def stream_option(help: str = "stream of the model's tokenizer (default: the str
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     """Return the checkpoint of a run after an arrival (from 0; None: the newest); return any other path unchanged.
 
-    ``path`` may also be a folder that contains a run.
-
-    Raises:
-        AlmaError: the run has no such model, or ``arrival`` is given and ``path`` is not a run.
+    ``path`` may also be a folder that contains a run. Raises AlmaError if the run has no such model.
     """
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
@@ -70,8 +67,7 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
 def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
     """Return the stream of a checkpoint's training (of its run, if it is in one), or the stream that the user gave.
 
-    Raises:
-        AlmaError: the stream is missing, of another kind, or has another dictionary.
+    Raises AlmaError if the stream is missing, of another kind, or has another dictionary.
     """
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # imports torch, which takes seconds
 

@@ -150,18 +150,10 @@ def run_stages(
     await_models: Callable[[StagePlan], None] = lambda plan: None,
     keep: Sequence[int] = (),
 ) -> list[int]:
-    """Run the stages that are not complete yet, in order.
+    """Run the stages that are not complete yet, in order; return for each run the number of stages that ran.
 
-    Args:
-        runs: runs of several seeds; a stage is trained for all of them, then the next one.
-        backend: trains and tests.
-        only: run this stage only; None: all.
-        keep_checkpoints: remove nothing.
-        await_models: returns when other processes have trained the models of a stage.
-        keep: arrivals whose models are kept.
-
-    Returns:
-        Number of stages that ran, for each run.
+    A stage runs for all seeds before the next stage starts; ``only`` selects one stage. ``await_models`` returns when
+    other processes have trained the models of a stage. The models of the arrivals ``keep`` are not removed.
     """
     needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
     complete: list[set[int]] = [set() for _ in runs]

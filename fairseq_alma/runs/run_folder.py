@@ -100,11 +100,7 @@ class RunFolder:
         return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json, see `RunRecord`; None if there is none.
-
-        Raises:
-            AlmaError: it is damaged, which ends with ``remedy``, or of another format version.
-        """
+        """Return run.json, see `RunRecord`; None if there is none. Raises AlmaError with ``remedy`` if damaged."""
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
@@ -128,11 +124,7 @@ class RunFolder:
             _write(self.root / RUN_RECORD, record)
 
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a complete stage, see `StageRecord`; None if it is not complete.
-
-        Raises:
-            AlmaError: it is damaged, or of another format version.
-        """
+        """Return the record of a complete stage, see `StageRecord`; None if it is not complete."""
         path = self.stage_folder(stage) / STAGE_RECORD
         if not path.is_file():
             return None

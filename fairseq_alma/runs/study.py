@@ -227,9 +227,7 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
     """Check that a command may resume a run; return notes on versions that differ.
 
     ``before`` is the content of run.json at ``path``, ``now`` is the content that the command would write.
-
-    Raises:
-        AlmaError: names the options that differ, or the stream.
+    Raises AlmaError, which names the options that differ, or the stream.
     """
     found = [(f"--{name}", before[name], now[name]) for name in ("learner", "seed")]
     for part, prefix in (("options", "--"), ("train_options", "")):
