@@ -1,8 +1,8 @@
 """Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running code of the folder.
 
 Token u has row u + 4, as in a stream with the tokenizer of the folder. The special symbols of fairseq replace special
-tokens of the folder; for example ``</s>`` replaces the EOS token, whose old row becomes unused. Unused rows and symbols
-without a token have probability zero (``symbol_ids``, see `data.tokens`).
+tokens of the folder: e.g. ``</s>`` replaces the EOS token, and the old row of EOS becomes unused. Unused rows and
+symbols without a token have probability zero (``symbol_ids``, see `data.tokens`).
 """
 
 import json

@@ -69,7 +69,7 @@ class FusedAdamConfig(FairseqDataclass):
 class FusedAdam(FairseqOptimizer):
     """Fused AdamW with the options of ``--optimizer adam``, on CPU or GPU.
 
-    Updates equal those of fairseq's Adam except for epsilon, which torch adds to the bias-corrected root of the second
+    Updates equal updates of fairseq's Adam except epsilon, which torch adds to the bias-corrected root of the second
     moment, and fairseq to the uncorrected root. The first updates differ if gradients are as small as epsilon.
     """
 

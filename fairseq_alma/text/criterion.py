@@ -46,7 +46,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the loss of a batch summed over tokens in nats, the sample size to divide it by, and the log."""
+        """Return (loss of a batch summed over tokens in nats, sample size to divide the loss by, metrics)."""
         if not reduce:
             raise ValueError("alma_switch_cross_entropy computes sums only; for per-token losses call token_losses")
         if getattr(getattr(model, "decoder", None), "output_projection", None) is None:

@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
-        """Map (B, T, M) to (B, T, M); a Switch layer also returns the routing of B x T tokens and its statistics.
+        """Map (B, T, M) to (B, T, M); a Switch layer also returns the routing of B x T tokens and statistics.
 
         The (B, T) padding is True where a token is padding; ``positions`` is the second result of `Decoder.embed`.
         """
@@ -198,7 +198,7 @@ class LanguageModel(FairseqLanguageModel):
     Attributes:
         decoder_class: class of the decoder.
         sizes: model sizes by name of the architecture.
-        inherited: options whose default is the value in the checkpoint that training starts from.
+        inherited: options with defaults from the checkpoint that training starts from.
         residual_outputs: name suffixes of parameters that write to the residual stream; zero in a new layer.
         balance_loss_weight: weight of the load-balancing loss in the criterion.
         is_compiled: whether the criterion compiles the training step.
@@ -223,7 +223,7 @@ class LanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: FairseqTask) -> "LanguageModel":
-        """Build the model from its options.
+        """Build the model from the options ``cfg``.
 
         Raises:
             AlmaError: options contradict each other, or the checkpoint to start from is not readable.

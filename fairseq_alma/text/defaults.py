@@ -112,7 +112,7 @@ class Context:
         num_experts: number of experts in the first stage; None: not set by the learner.
         continues: whether a stage starts from the weights of the previous stage.
         features: values of the feature options by name; None: option not given.
-        tests_otherwise: whether the user selects which weights of a stage are tested (such as --best-checkpoint).
+        tests_otherwise: whether the user selects the weights to test (such as ``--best-checkpoint``).
         has_beginning: whether the run starts from a checkpoint.
         num_procs: number of processes that share the batches of an update.
     """

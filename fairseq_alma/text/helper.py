@@ -2,7 +2,7 @@
 
 Imports take seconds, a stage of a small model less. The helper starts no thread, runs no tensor operation and never
 calls CUDA, as a fork supports none of these; the display and tokenizers run in alma-stream. A child sends the return
-value of its function and the metrics of a training through a pipe. All processes end with alma-stream.
+value of the function and the metrics of a training through a pipe. All processes end with alma-stream.
 """
 
 import atexit

@@ -65,7 +65,7 @@ class LoadedModel:
     Attributes:
         model: fairseq model on the CPU, in evaluation mode.
         dictionary: dictionary of the stream.
-        tokenizer: tokenizer of the stream; its token u has id u + 4.
+        tokenizer: tokenizer of the stream; token u of the tokenizer has id u + 4.
         first: id of the first token of every sequence, ``</s>`` or ``<s>``.
     """
 
@@ -97,7 +97,7 @@ class LoadedModel:
         top_k: int = -1,
         top_p: float = -1.0,
     ) -> str:
-        """Return a prompt and its continuation.
+        """Return the prompt followed by generated text.
 
         Args:
             prompt: text to continue.

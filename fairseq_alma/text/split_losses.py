@@ -33,7 +33,7 @@ class KeptPredictions:
     """Joint predictions of the members of an ensemble for each test token, kept for the ensemble of the next stage.
 
     A growing ensemble consists of the members of the previous stage and new members. The log of the sum of the member
-    probabilities of the previous stage (8 bytes per token) is kept, so that only new members are tested.
+    probabilities of the previous stage (8 bytes per token) is stored; only new members need a test.
 
     Args:
         text: description of the test text and of the sequence length.

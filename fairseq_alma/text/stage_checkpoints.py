@@ -29,7 +29,7 @@ class Progress:
         num_epochs: number of complete epochs.
         train_tokens: number of training tokens since the beginning of the stage, summed over epochs.
         first_update: number of optimizer updates before the stage.
-        batches: each batch size with its first update; see `carried_optimizer.TokenCount`.
+        batches: batch sizes, each with the first update of this size; see `carried_optimizer.TokenCount`.
     """
 
     num_updates: int

@@ -404,7 +404,7 @@ class Join(TextStep):
 
 
 class Test(TextStep):
-    """Test the model after the stage on ``valid``, ``test``, and the held-out split of each arrival so far."""
+    """Test the model after the stage on ``valid``, ``test``, and the held-out split of each arrival up to the stage."""
 
     @property
     def splits(self) -> list[str]:

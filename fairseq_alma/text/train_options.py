@@ -18,7 +18,7 @@ _OWNED = {
     "give --run before the --": "save-dir",
     "give it, or --init, before the --": "finetune-from-model",
     "alma-stream resumes from the last checkpoint of the stage": "restore-file continue-once",
-    "a stage trains on its mega-batches": "megabatch train-subset",
+    "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
     "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
     "self-target",
     "all tokens of a document are used; --tokens-per-sample cuts documents": "shorten-method",
@@ -27,7 +27,7 @@ _OWNED = {
     "the logs are in RUN/stage-NNN": "log-format log-file no-progress-bar",
     "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
     "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
-    "the last weights of a stage are tested, unless --best-checkpoint is given before the --": "keep-best-checkpoints",
+    "give --best-checkpoint before the --": "keep-best-checkpoints",
     "the next stage, or a resumed one, needs the checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
     "write-checkpoints-asynchronously checkpoint-suffix",
     "each epoch uses all sequences": "skip-remainder-batch",
