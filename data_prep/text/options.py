@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence
 
 from data_prep.text.assignment import Size
 from data_prep.text.documents import PERIODS
+from data_prep.text.source import STANDARD_INPUT
 from data_prep.text.workers import default_workers
 from fairseq_alma.cli.entry import Parser
 from fairseq_alma.data.ngrams import DEFAULT_NGRAM
@@ -185,4 +186,6 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         )
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
         parser.error(f"--one-per-input: {num_inputs} mega-batches, at most {MAX_MEGABATCHES} are possible; give fewer")
+    if args.inputs.count(STANDARD_INPUT) > 1:
+        parser.error("INPUT -: standard input can be read only once; give it once")
     return PrepOptions.read(args, inputs=tuple(args.inputs))
