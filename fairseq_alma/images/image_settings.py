@@ -1,6 +1,6 @@
-"""Settings of a run on images: architecture, training, and the configuration in its checkpoints.
+"""Settings of a run on images: architecture, training settings, and the configuration in checkpoints.
 
-The parser of fairseq reads the options, so that the commands of fairseq train and test the same models.
+fairseq's parser reads the options, so fairseq's commands can train and test the same models.
 """
 
 import argparse
@@ -26,17 +26,23 @@ from fairseq_alma.images.stage_training import TrainingSettings
 
 
 class ImageSettings:
-    """Settings of a run; ``num_joint`` members are trained as one model, on the ``mean`` or ``sum`` of their logits.
+    """Settings of a run on images.
+
+    Args:
+        stream: stream of images.
+        options: options after ``--``.
+        num_joint: number of members of a joint model; 1: a single model.
+        joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
 
     Attributes:
         images: shape and number of classes of the images.
         model_class: class of the architecture.
-        cfg: the parsed options, as fairseq's commands have them.
-        device: the GPU if there is one, unless --cpu is given.
+        cfg: fairseq's configuration, parsed from the options.
+        device: the GPU if one is available and --cpu is not given, else the CPU.
         is_joint: whether several members are trained as one model.
 
     Raises:
-        AlmaError: fairseq refuses the options, or the model does not fit into memory.
+        AlmaError: fairseq rejects an option, or the model does not fit into memory.
     """
 
     def __init__(
@@ -54,33 +60,33 @@ class ImageSettings:
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hydra's warnings about fairseq's use of deprecated parts
+            warnings.simplefilter("ignore")  # fairseq uses deprecated functions of Hydra
             self.cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, words))
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")
         content: Any = OmegaConf.to_container(self.cfg, resolve=True)
         content = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
-        self._plain = json.loads(json.dumps(content, default=str))  # enumeration values become strings
+        self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
         try:
             self._optimizer = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
             raise AlmaError(
-                f"options after the --: --optimizer {self.cfg.optimizer._name} refuses its options ({error}); correct "
-                "them, or omit them"
+                f"options after the --: --optimizer {self.cfg.optimizer._name} rejects its options ({error}); correct "
+                "or remove these options"
             ) from error
-        try:  # before anything is written
+        try:  # fail before any file is written
             self.build(1)
         except RuntimeError as error:
             if not any(word in str(error) for word in ("memory", "overflow")):
                 raise
             raise AlmaError(
-                f"options after the --: {options.arch} {' '.join(self._model_words())} does not fit into memory; give "
-                "smaller sizes"
+                f"options after the --: {options.arch} {' '.join(self._model_words())} does not fit into memory; "
+                "reduce the sizes of the network"
             ) from error
 
     def training(self) -> TrainingSettings:
         """Return the settings of the training loop."""
-        first = self._optimizer  # copied, as fairseq parses the options for each optimizer that it builds
+        first = self._optimizer  # copying it is faster: fairseq parses the options again for each optimizer
         return TrainingSettings(
             **vars(self.options.loop),
             build_optimizer=lambda parameters: type(first)(parameters, **first.defaults),
@@ -93,15 +99,16 @@ class ImageSettings:
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
-        """Return the sizes after growth from options in a checkpoint; see `GrownLayers.options`.
+        """Return the layer sizes after growth from model options in a checkpoint; see `GrownLayers.options`.
 
         Raises:
-            AlmaError: or an error of OmegaConf, if the architecture does not have such options.
+            AlmaError: an option is invalid.
+            OmegaConfBaseException: the architecture does not have one of the options.
         """
         return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
 
     def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
-        """Return the ``cfg`` of a checkpoint."""
+        """Return the fairseq configuration (``cfg``) to store in a checkpoint."""
         model = {**self._plain["model"], **grown.options()}
         if self.is_joint:
             model = {

@@ -1,4 +1,4 @@
-"""``alma_image_classification``: train on a stage of a stream of images, or test, with the commands of fairseq.
+"""Task ``alma_image_classification`` for fairseq's commands: train or test on a stage of a stream of images.
 
     fairseq-train STREAM --user-dir fairseq_alma --task alma_image_classification --megabatch 3 \\
         --criterion alma_image_cross_entropy --arch alma_mlp --optimizer adadelta --lr 1.0 --max-epoch 100 \\
@@ -40,9 +40,9 @@ from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_
 
 
 class ImageDataset(FairseqDataset):
-    """The normalized images of a stream at (n) indices.
+    """Dataset of the normalized images of a stream at (n) indices.
 
-    In training each epoch has its own order and, with ``source.augment``, its own crops and flips, drawn by ``seed``.
+    In training, each epoch has a new random order and, with ``source.augment``, new random crops and flips.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ImageDataset(FairseqDataset):
         return np.ones(len(indices), dtype=np.int64)
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the order of the current epoch; random in training."""
+        """Return the image order of the current epoch; random in training."""
         if not self.is_training:
             return np.arange(len(self))
         with data_utils.numpy_seed(self.seed, self.epoch):
@@ -83,24 +83,24 @@ class ImageDataset(FairseqDataset):
     ) -> list[np.ndarray]:
         """Split an epoch into batches of ``max_tokens`` or ``max_sentences`` images.
 
-        Ignores ``required_batch_size_multiple``: fairseq drops a last batch that is not a multiple of it (8 by
-        default), so its images would not be trained on or tested. Raises AlmaError if the size is below 1.
+        ``required_batch_size_multiple`` (default 8) is ignored, because it would drop the images of a smaller last
+        batch. Raises AlmaError if the batch size is below 1.
         """
         size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
         if size < 1:
-            raise AlmaError(f"--batch-size {size}: a number of images of at least 1 is needed")
+            raise AlmaError(f"--batch-size {size}: at least 1 image is required")
         batches = np.split(indices, range(size, len(indices), size))
-        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs more than one number
+        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs at least two images
             batches[-2:] = [np.concatenate(batches[-2:])]
         return batches
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch: (B, C, H, W) normalized images and (B) labels."""
+        """Return a batch with normalized images (B, C, H, W) and labels (B)."""
         if not samples:
             return {}
         images = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
         if self.is_training and self.source.augment:
-            # Seeded by the batch, so that a worker process that starts within an epoch draws the same crops.
+            # The batch determines the seed, so that worker processes that start within an epoch sample the same crops.
             images = self.source.augmented(images, seeded(self.seed, self.epoch, samples[0]["id"]))
         else:
             images = self.source.normalised(images)
@@ -123,7 +123,7 @@ class ImageDataset(FairseqDataset):
 
 @dataclass
 class ImageTaskConfig(CommandConfig):
-    """The stream, and the options of the command that the task uses."""
+    """Stream folder, and the general fairseq options that the task uses."""
 
     data: str = field(default=MISSING, metadata={"help": "stream folder written by alma-prep-images"})
     seed: int = II("common.seed")
@@ -132,16 +132,16 @@ class ImageTaskConfig(CommandConfig):
 AlmaImageClassificationConfig = fairseq_config(
     "AlmaImageClassificationConfig", ImageTaskConfig, [StageOptions, *FEATURES], "images"
 )
-"""Options of the task and of the training features."""
+"""Configuration of the task, with the options of training features."""
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
 class AlmaImageClassificationTask(StageTask):
-    """Classify the images of a stream.
+    """fairseq task for image classification on a stream.
 
     Attributes:
-        image_shape: (C, H, W).
-        num_classes: K.
+        image_shape: shape of the images, (C, H, W).
+        num_classes: number of classes.
     """
 
     kind, stream_config = "images", ImageTaskConfig
@@ -156,7 +156,7 @@ class AlmaImageClassificationTask(StageTask):
     @classmethod
     @in_one_line()
     def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
-        """Check the ranges of all options, and open the stream."""
+        """Check the ranges of all options and open the stream."""
         check_options(cfg)
         stream = ImageStream.open(cfg.data)
         task = cls(cfg, stream)
@@ -165,10 +165,13 @@ class AlmaImageClassificationTask(StageTask):
 
     @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
-        """Load ``train`` or ``valid`` of the stage, or ``test``; without --megabatch ``valid`` of all mega-batches."""
+        """Load split ``train`` or ``valid`` of the stage, or ``test``.
+
+        Without --megabatch, ``valid`` contains the validation images of all mega-batches.
+        """
         stream, cfg = self.stream, self.cfg
         if split not in ("train", "valid", "test"):
-            raise AlmaError(f"split {split!r}: not in a stream of images; choose from train, valid, test")
+            raise AlmaError(f"split {split!r}: unknown; choose from train, valid, test")
         if split == "test":
             indices = stream.test_indices()
         elif cfg.megabatch is not None:
@@ -184,8 +187,8 @@ class AlmaImageClassificationTask(StageTask):
         self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model; check that it takes images and fits the checkpoint that training starts from."""
-        with in_one_line():  # not as a decorator, because fairseq reads the names of the arguments
+        """Build the model. Check that it is an image model and matches the checkpoint that training starts from."""
+        with in_one_line():  # no decorator here, because fairseq inspects the argument names
             option, arch = "--member-arch", cfg.get("member_arch")
             possible = [ENSEMBLE_ARCH, *image_architectures()]
             if arch is None:
@@ -220,10 +223,10 @@ class AlmaImageClassificationTask(StageTask):
 
 @register_criterion("alma_image_cross_entropy", dataclass=FairseqDataclass)
 class AlmaImageCrossEntropy(FairseqCriterion):
-    """Cross entropy; logs ``loss`` (nats per image) and ``error`` (share of wrong images, 0 to 1)."""
+    """Cross entropy. Logs ``loss`` (nats per image) and ``error`` (share of misclassified images, 0 to 1)."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the loss of one batch in nats, summed or of each image, the number of images, and the log."""
+        """Return (loss in nats, number of images, log); the loss is the sum if ``reduce``, else one value per image."""
         logits, target = model(**sample["net_input"]), sample["target"]
         loss = F.cross_entropy(logits, target, reduction="sum" if reduce else "none")
         num_images = target.size(0)

@@ -1,7 +1,7 @@
-"""The options after ``--`` of alma-stream for images: the options of fairseq-train that the training loop supports.
+"""Options after ``--`` of alma-stream on images: options of fairseq-train that the training loop supports.
 
-Defaults are from the paper (Appendix B.1): a fully connected network and AdaDelta for MNIST and similar data sets, a
-VGG network and SGD for CIFAR.
+Defaults are from the paper (Appendix B.1). MNIST and similar data sets use a fully connected network and AdaDelta;
+CIFAR uses a VGG network and SGD.
 """
 
 from dataclasses import dataclass
@@ -29,29 +29,33 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("--momentum", "--weight-decay"),
     "adam": ("--adam-betas", "--adam-eps", "--weight-decay"),
 }
-"""Optimizers that update each weight independently, so that members do not affect each other; and their options."""
+"""Optimizer -> its options. These optimizers update each weight independently, so members do not affect each other."""
 MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
 
 
 @dataclass(frozen=True)
 class LoopOptions(Options):
-    """Options of the training loop; fairseq-train does not have the last two."""
+    """Options of the training loop; fairseq-train does not have ``--select`` and ``--least-gain``."""
 
-    lr: Optional[float] = opt(None, "learning rate of all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X")
-    max_epoch: int = opt(int(BOTH_STUDIES["--max-epoch"]), "epochs of each stage", range=integer(1), kinds=IMAGES)
+    lr: Optional[float] = opt(
+        None, "learning rate, constant over all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
+    )
+    max_epoch: int = opt(
+        int(BOTH_STUDIES["--max-epoch"]), "maximum epochs of each stage", range=integer(1), kinds=IMAGES
+    )
     batch_size: int = opt(int(BOTH_STUDIES["--batch-size"]), "images per update", range=integer(1), kinds=IMAGES)
     patience: Optional[int] = opt(
         None, "stop a stage after N epochs without improvement (default: never)", range=integer(1), kinds=IMAGES
     )
     select: str = opt(
         "loss",
-        "select the best epoch of a stage by validation loss or accuracy",
+        "validation metric that selects the best epoch of a stage",
         choices=("loss", "accuracy"),
         kinds=IMAGES,
     )
     least_gain: float = opt(
         0.0,
-        "smallest improvement that counts (loss: nats; accuracy: 0 to 1)",
+        "minimum improvement for a new best epoch (loss: nats; accuracy: 0 to 1)",
         range=real(0, 1),
         kinds=IMAGES,
         metavar="X",
@@ -63,14 +67,14 @@ TRAINING_OPTIONS = ("--optimizer", "--cpu", *flags_of(LoopOptions))
 
 
 class ImageTrainOptions:
-    """Options after ``--`` of a run on images; defaults are from the preset, or from the paper.
+    """Options after ``--`` of a run on images. Defaults come from the preset, else from the paper.
 
     Attributes:
-        values: option -> its words.
-        overridden: options of the preset that are given with another value.
+        values: option -> words of the option's value.
+        overridden: options for which the user gave another value than the preset.
 
     Raises:
-        ValueError: an option is unknown or out of range, or the learner cannot use the architecture.
+        ValueError: an option is unknown or out of range, or the learner does not support the architecture.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class ImageTrainOptions:
         for name in given:
             if name not in known:
                 raise ValueError(
-                    f"{name} after the --: not an option of training on images; choose from "
+                    f"{name} after the --: not supported on streams of images; choose from "
                     f"{', '.join(sorted(known))}, or use fairseq-train"
                 )
         study = VGG_STUDY if for_photographs else MLP_STUDY
@@ -90,7 +94,7 @@ class ImageTrainOptions:
         if "--optimizer" in given and given["--optimizer"] != (defaults["--optimizer"],):
             defaults = {name: defaults[name] for name in ("--arch", *BOTH_STUDIES)}
             if "--lr" not in given:
-                raise ValueError(f"--optimizer {' '.join(given['--optimizer'])} after the --: give --lr too")
+                raise ValueError(f"--optimizer {' '.join(given['--optimizer'])} after the --: requires --lr; add it")
         defaults.update(learner.train_defaults)
         self.overridden: tuple[str, ...] = ()
         if preset is not None:
@@ -106,15 +110,17 @@ class ImageTrainOptions:
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
         if len(self.values["--arch"]) != 1:
-            raise ValueError(f"{' '.join(('--arch', *self.values['--arch']))} after the --: one name is needed")
+            raise ValueError(
+                f"{' '.join(('--arch', *self.values['--arch']))} after the --: give exactly one architecture"
+            )
         prefix = learner.arch_prefix
         if prefix is not None and not self.arch.startswith(prefix):
-            raise ValueError(f"--arch {self.arch}: --learner {learner.name} needs an architecture {prefix}_…")
+            raise ValueError(f"--arch {self.arch}: --learner {learner.name} requires an architecture {prefix}_…")
         for name, instead in learner.owned.items():
             if any(self.values.get(name, ())):
                 raise ValueError(f"{name} after the --: {instead}")
         for kind in (LoopOptions, *IMAGE_NETWORKS, VGGVariantOptions):
-            self.values_of(options_of(kind).values())  # checks them
+            self.values_of(options_of(kind).values())  # raises ValueError if a value is out of range
         self.values_of(feature_options().values())
 
     @property
@@ -126,16 +132,20 @@ class ImageTrainOptions:
         return LoopOptions(**self.values_of(options_of(LoopOptions).values()))
 
     def words(self, names: Optional[Iterable[str]] = None) -> list[str]:
-        """Return some options as words of a command line; None: all."""
+        """Return options as words of a command line; ``names``: options to return, None: all options."""
         return [word for name in (self.values if names is None else names) for word in (name, *self.values[name])]
 
     def fairseq_words(self) -> list[str]:
-        """Return the options that the training parser of fairseq has."""
+        """Return the options that fairseq's training parser supports, as words of a command line."""
         others = {*CURVE_OPTIONS, *OWN_OPTIONS, *feature_options()}
         return self.words(name for name in self.values if name not in others)
 
     def values_of(self, options: Iterable[Option]) -> dict[str, Any]:
-        """Return the given values of some options by field name. Raises ValueError if one is out of range."""
+        """Return the values of those ``options`` that are set, by field name.
+
+        Raises:
+            ValueError: a value is out of range.
+        """
         found = ((option, self.values[option.flag]) for option in options if option.flag in self.values)
         return {
             option.name: True if option.type is bool else option.value(" ".join(values)) for option, values in found
@@ -143,7 +153,7 @@ class ImageTrainOptions:
 
 
 def feature_options() -> dict[str, Option]:
-    """Return the options after ``--`` of the features that support images, by flag."""
+    """Return the options after ``--`` of training features that support images, by flag."""
     return {
         option.flag: option
         for kind in FEATURES

@@ -1,13 +1,13 @@
 """Image networks with mixtures of experts, and their growth (paper v5, section 5).
 
 The hidden layers of the fully connected network, or the sixteen convolutions of the VGG network, are mixtures. Such a
-network has one member: the gate trees of members may differ, so members cannot be stacked.
+network has one member, because members with different gate trees cannot be stacked.
 
-A growth step (Appendix A, Algorithm 2) selects the expert with the largest part of the validation loss in each layer.
-``split`` replaces it by two equal experts under a new random choice, and the loss is unchanged; ``copy`` also copies
-its row of a flat gate (v1, section 5.2, ablations), and the loss changes.
+A growth step (Appendix A, Algorithm 2) selects the expert with the largest validation loss in each layer. ``split``
+replaces this expert by two equal experts below a new random gate node; the loss does not change. ``copy`` copies the
+expert and its row of a flat gate (v1, section 5.2, ablations); the loss changes.
 
-Letters: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
+Letters in shapes: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from fairseq_alma.moe.mixture_layer import MixtureLayer
 
 
 class MixtureLinear(MixtureLayer):
-    """Experts are linear layers with ReLU; maps (B, I) to (B, O)."""
+    """Mixture whose experts are linear layers with ReLU; maps (B, I) to (B, O)."""
 
     def __init__(self, in_features: int, out_features: int, tree: GateTree, gate: str) -> None:
         super().__init__(in_features, tree, gate)
@@ -56,7 +56,7 @@ class MixtureLinear(MixtureLayer):
 
 
 class MixtureConv(MixtureLayer):
-    """Experts are convolution, batch norm and ReLU; maps (B, I, H, W) to (B, O, H, W).
+    """Mixture whose experts are convolution, batch norm and ReLU; maps (B, I, H, W) to (B, O, H, W).
 
     The input of the gate is the mean of each channel over the image.
     """
@@ -87,7 +87,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """A fully connected network with mixtures as hidden layers: a gate tree for each, experts of ``width`` neurons."""
+    """Fully connected network whose hidden layers are mixtures, one for each gate tree; ``width`` neurons per expert."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str
@@ -107,15 +107,15 @@ class MixtureMLP(ImageNetwork):
 
 
 def mixture_layers(network: nn.Module) -> list[MixtureLayer]:
-    """Return the mixtures of a network in their order."""
+    """Return the mixture layers of a network, from input to output."""
     return [module for module in network.modules() if isinstance(module, MixtureLayer)]
 
 
 @torch.no_grad()
 def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
-    """Return the summed loss of each expert's images in each layer, in evaluation mode.
+    """Return the loss of each expert in each layer, summed over images; sets the network to evaluation mode.
 
-    With soft gates the loss of an image is divided among the experts by their probabilities.
+    Soft gates divide the loss of an image among experts in proportion to the gate's probabilities.
     """
     network.eval()
     sums = ExpertLosses()
@@ -129,7 +129,7 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
 def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
-    """Split or copy the expert with the largest validation loss of each layer, in place; return these experts."""
+    """Split or copy, in place, the expert with the largest validation loss in each layer. Return these experts."""
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
         layer.grow(expert, generator, method)

@@ -1,4 +1,4 @@
-"""The trained models of a run, in fairseq checkpoints and in memory; and the file of an unfinished training."""
+"""Store of a run's trained models, in fairseq checkpoints and in memory; files of unfinished trainings."""
 
 import contextlib
 import sys
@@ -24,7 +24,7 @@ from fairseq_alma.terminal import print_line
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
-"""Key in ``extra_state`` of a checkpoint: the attributes of `TrainedModel` other than weights."""
+"""Key in ``extra_state`` of a checkpoint, for the attributes of `TrainedModel` other than weights."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
 
@@ -34,12 +34,13 @@ class TrainedModel:
     """One trained model.
 
     Attributes:
-        state: weights, named as in its network.
-        grown: sizes after growth; in the checkpoint they are options of the model.
-        num_updates: updates in its last stage.
-        num_images: images in these updates, counted in each epoch.
-        growth: record of the growth step before its last stage; empty without growth.
-        tested: weights that predict instead, an average or a copy, from their own file.
+        state: state dictionary of the network.
+        grown: layer sizes after growth, which a checkpoint stores as model options.
+        num_updates: number of updates in the model's last stage.
+        num_images: number of training images in these updates; an image counts once per epoch.
+        growth: record of the growth step before the model's last stage; empty without growth.
+        tested: weights to predict with, from the average or the branch (copy of the model whose learning rate decays);
+            None: ``state``.
     """
 
     state: Mapping[str, Tensor]
@@ -51,12 +52,12 @@ class TrainedModel:
 
     @property
     def predicting(self) -> "TrainedModel":
-        """The model with the weights that predict."""
+        """This model with the weights to predict with as its ``state``."""
         return self if self.tested is None else replace(self, state=self.tested, tested=None)
 
 
 def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
-    """Write a checkpoint for fairseq's commands; ``config`` is from `ImageSettings.checkpoint_config`."""
+    """Write a checkpoint that fairseq's commands can load; ``config``: see `ImageSettings.checkpoint_config`."""
     history = {
         "criterion_name": "AlmaImageCrossEntropy",
         "optimizer_name": str(config["optimizer"]["_name"]),
@@ -81,10 +82,10 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
 
 
 def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers]) -> TrainedModel:
-    """Read a checkpoint from `write_model`; ``read_grown`` is `ImageSettings.read_grown`.
+    """Read a checkpoint that `write_model` wrote; ``read_grown``: see `ImageSettings.read_grown`.
 
     Raises:
-        AlmaError: the file is missing, damaged, or from another command.
+        AlmaError: the file is missing or damaged, or another command wrote it.
     """
     remedy = f"remove {path.parent.parent} to train that stage again"
     checkpoint = read_checkpoint(path, mmap=False, remedy=remedy)
@@ -95,7 +96,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
     weights = checkpoint["model"]
     is_valid = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
     if not is_valid or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
-        raise AlmaError(f"{path}: damaged, its content is not that of an alma-stream checkpoint; {remedy}")
+        raise AlmaError(f"{path}: damaged, not the content of an alma-stream checkpoint; {remedy}")
     try:
         grown = read_grown(facts["grown"])
     except (OmegaConfBaseException, AlmaError) as error:
@@ -111,20 +112,23 @@ def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
-    """Return the state of an unfinished training; None if there is no file or it is damaged."""
+    """Return the state of an unfinished training; None if the file is missing or damaged."""
     if not path.is_file():
         return None
     state = None
-    with contextlib.suppress(Exception):  # of many types
+    with contextlib.suppress(Exception):  # a damaged file raises errors of many types
         state = load_archive(path, mmap=False)
     if not isinstance(state, dict):
-        print_line(f"note: {path}: damaged; the stage is trained from its beginning", sys.stderr)
+        print_line(f"note: {path}: damaged; training of the stage restarts", sys.stderr)
         return None
     return state
 
 
 class ModelStore:
-    """Trained models of a run; ``predicts_with``: ``last`` weights, or an average or copy in its own file."""
+    """Mapping from model identifiers to trained models of a run.
+
+    ``predicts_with``: weights to predict with, ``last``, ``average`` or ``branch``.
+    """
 
     def __init__(self, folder: RunFolder, settings: ImageSettings, predicts_with: str = "last") -> None:
         self.folder, self.settings, self.predicts_with = folder, settings, predicts_with
@@ -136,11 +140,11 @@ class ModelStore:
         return self.folder.checkpoint(model).is_file()
 
     def is_complete(self, model: ModelId) -> bool:
-        """Return whether the files of a model are complete: the directory of a zip file is at its end."""
+        """Return whether the files of a model are complete zip archives."""
         return all(zipfile.is_zipfile(path) for path in (self._tested(model), self.folder.checkpoint(model)))
 
     def __getitem__(self, model: ModelId) -> TrainedModel:
-        """Return a model. Raises AlmaError if its file is missing or damaged."""
+        """Return a model. Raises AlmaError if the model's checkpoint is missing or damaged."""
         if model in self.models:
             return self.models[model]
         path = self.folder.checkpoint(model)
@@ -160,13 +164,13 @@ class ModelStore:
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Add a model and write its checkpoints."""
         config = self.settings.checkpoint_config(trained.grown)
-        if trained.tested is not None:  # first: a model exists once its last checkpoint does
+        if trained.tested is not None:  # written first: the other checkpoint marks the model as complete
             write_model(self._tested(model), trained.predicting, config)
         write_model(self.folder.checkpoint(model), trained, config)
         self.models[model] = trained
 
     def remove(self, gone: Sequence[ModelId]) -> None:
-        """Remove the files of models, and their folders if nothing else is in them."""
+        """Remove the files of models, and folders that become empty."""
         for model in gone:
             folder = self.folder.model_folder(model)
             for here, names in ((folder / BRANCH, [LAST_CHECKPOINT]), (folder, [LAST_CHECKPOINT, AVERAGE, UNFINISHED])):
@@ -177,14 +181,14 @@ class ModelStore:
             self.models.pop(model, None)
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Build one network of some models that predicts; the last one built is kept."""
+        """Return one network for prediction with several models; caches the last network."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model].predicting for model in models])
             self.built = ([*models], network)
         return self.built[1]
 
     def flops_of(self, grown: GrownLayers) -> NetworkFlops:
-        """Return the FLOPs of one model with these sizes."""
+        """Return the FLOPs of one model with these layer sizes."""
         if grown not in self.flops:
             network = self.settings.build(self.settings.num_joint, grown)
             for parameter in network.parameters():
@@ -197,7 +201,7 @@ class ModelStore:
 
 
 def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
-    """Build one network of models of the same architecture, or of a joint model, on the device of the run."""
+    """Build a network with the weights of several models of one architecture, or of one joint model, on the device."""
     if settings.is_joint:
         network = settings.build(settings.num_joint, models[0].grown)
         network.load_state_dict(dict(models[0].state))

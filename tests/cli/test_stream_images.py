@@ -222,11 +222,11 @@ def test_the_commands_of_a_dry_run_give_the_results_of_the_run(stream, tmp_path,
 @pytest.mark.parametrize(
     ("options", "words", "said"),
     [
-        (["--learner", "firefly"], ["--arch", "alma_mlp"], "needs an architecture alma_firefly"),
+        (["--learner", "firefly"], ["--arch", "alma_mlp"], "requires an architecture alma_firefly"),
         (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: a number above 0"),
         (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
-        (["--learner", "sm"], ["--optimizer", "sgd"], "give --lr too"),
+        (["--learner", "sm"], ["--optimizer", "sgd"], "requires --lr; add it"),
         (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: on images it is a time"),
         (["--learner", "sm", "--member", "0"], [], "--member is for --learner ens, bagging, gens, not for sm"),
         (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs allows only one --seed"),
