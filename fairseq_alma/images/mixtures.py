@@ -87,7 +87,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network whose hidden layers are mixtures, one for each gate tree; ``width`` neurons per expert."""
+    """Fully connected network. Each hidden layer is a mixture of experts of ``width`` neurons, one layer per gate tree."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str

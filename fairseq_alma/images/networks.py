@@ -1,15 +1,15 @@
-"""The networks of the image study: fully connected, and VGG19 (paper v5, section 5 and Appendices B.1.1 and B.1.2).
+"""Networks of the image study: fully connected, and VGG19 (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
-A network has N members: models with their own weights, computed together in one operation. To rounding, each member
-computes the same as alone. A single model is the case N = 1.
+A network has N members: models with separate weights that run in one batched operation. Except for rounding, the output
+of a member equals that of the same model alone. A single model is the case N = 1.
 
-The paper uses the reduced VGG of Wu et al. 2020 (Firefly) and gives no details. Here: sixteen 3 by 3 convolutions in
-five groups, all of the same number of channels, with batch norm, a max pooling after each of the first four groups,
-global average pooling, one linear layer, and the initial weights of VGG (fan-out, He et al. 2015). The paper's released
-code has a fifth max pooling and the default initial weights of torch.
+The paper uses the reduced VGG of Wu et al. 2020 (Firefly) and gives no details. This network has sixteen 3 x 3
+convolutions in five groups, with batch norm and the same number of channels in every layer. A max pooling follows each
+of the first four groups; global average pooling and one linear layer follow the last group. Initial weights are those
+of VGG (fan-out, He et al. 2015). The paper's released code has a fifth max pooling and torch's initial weights.
 
-Letters: N members, B images, I input and O output features or channels, C channels of an image, H and W height and
-width, K classes.
+Letters in shapes: N members, B images, I input and O output features or channels, C channels of an image, H and W
+height and width, K classes.
 """
 
 import itertools
@@ -25,54 +25,51 @@ from fairseq_alma.moe.gate import draw_as_linear
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
-CHUNK_VALUES = 1 << 21  # pixels times channels of a prediction batch; limits memory
+CHUNK_VALUES = 1 << 21  # maximum pixels times channels in a prediction batch, to limit memory
 
 
 class ImageKind(NamedTuple):
-    """Shape (C, H, W) of the images, and number of classes K."""
+    """Format of the images of a stream: shape (C, H, W), and number of classes."""
 
     shape: Sequence[int]
     num_classes: int
 
 
 class ImageNetwork(nn.Module):
-    """A network of N members; the members are the first dimension of every parameter and buffer."""
+    """Network of N members. The first dimension of every parameter and buffer indexes the members."""
 
     def __init__(self, num_members: int) -> None:
         super().__init__()
         self.num_members = num_members
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Classify images.
+        """Return the logits (N, B, K) of all members.
 
         Args:
-            images: normalized, (N, B, C, H, W), or (B, C, H, W) for all members.
-            generators: on the CPU, one for each member or one for all members; drawn from by hard gates in training.
-                Empty: the global generator of torch.
-
-        Returns:
-            (N, B, K) logits.
+            images: normalized images (N, B, C, H, W), or (B, C, H, W) for all members.
+            generators: random generators on the CPU for hard gates in training, one for each member or one for all.
+                Empty: torch's global generator.
         """
         raise NotImplementedError
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw the initial weights of each member from its own generator."""
+        """Sample the initial weights of each member with the member's generator."""
         reset_children(self, generators)
 
     def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
-        """Return the part of a state dictionary for one member, named as in a network of one member; shares memory."""
+        """Return one member's state dictionary from that of all members; the tensors share memory."""
         if self.num_members == 1:
             return dict(state)
         return {name: tensor[member : member + 1] for name, tensor in state.items()}
 
     def member_states(self) -> list[dict[str, Tensor]]:
-        """Return the state of each member; shares memory with the network."""
+        """Return the state dictionary of each member; the tensors share memory with the network."""
         state = self.state_dict()
         return [self.part_of(state, member) for member in range(self.num_members)]
 
 
 class NetworkList(ImageNetwork):
-    """N networks of one member each, computed one after the other: for architectures that cannot be stacked."""
+    """N networks of one member each, run one after the other, for architectures whose members cannot be stacked."""
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
@@ -93,12 +90,12 @@ class NetworkList(ImageNetwork):
 
 
 def join_logits(logits: Tensor, how: str) -> Tensor:
-    """Return the ``mean`` or ``sum`` over the members of (N, B, K) logits."""
+    """Return the ``mean`` or ``sum`` of logits (N, B, K) over the members."""
     return logits.mean(dim=0) if how == "mean" else logits.sum(dim=0)
 
 
 def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
-    """Draw the initial weights of all submodules that have ``reset_parameters``, in their order."""
+    """Call ``reset_parameters`` of all submodules that have this method, in order."""
     for child in module.children():
         reset: Any = getattr(child, "reset_parameters", None)
         if reset is None:
@@ -108,21 +105,21 @@ def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
 
 
 def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy tensors in place. Raises KeyError or RuntimeError unless names and shapes are the same."""
+    """Copy the tensors of ``state``. Raises KeyError if names differ, RuntimeError if shapes differ."""
     if into.keys() != state.keys():
         raise KeyError(f"missing or unexpected tensors: {', '.join(sorted(set(into) ^ set(state)))}")
     for name, tensor in into.items():
         if tensor.shape != state[name].shape:
-            raise RuntimeError(f"{name}: shape {tuple(state[name].shape)} found, {tuple(tensor.shape)} required")
+            raise RuntimeError(f"{name}: shape {tuple(state[name].shape)} found, but {tuple(tensor.shape)} is required")
         tensor.copy_(state[name])
 
 
 class NetworkFlops(NamedTuple):
-    """FLOPs for one image, over all members.
+    """FLOPs for one image, summed over all members.
 
     Attributes:
-        train: of a forward and a backward pass; with hard gates training computes all experts.
-        test: of a forward pass; with hard gates it computes one expert in each layer.
+        train: FLOPs of a forward and a backward pass; with hard gates, training computes all experts.
+        test: FLOPs of a forward pass in evaluation; with hard gates, it computes one expert in each layer.
     """
 
     train: int
@@ -130,12 +127,12 @@ class NetworkFlops(NamedTuple):
 
 
 def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlops:
-    """Count the FLOPs of one (C, H, W) image by running the network; buffers stay unchanged.
+    """Count the FLOPs for one image of shape (C, H, W) by running the network.
 
-    `metrics` defines which operations count. The network is in evaluation mode afterwards.
+    `metrics` defines which operations count. Sets the network to evaluation mode and restores the buffers.
     """
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
-    # Batch norm cannot train on a single value, so two images run and their FLOPs are halved.
+    # Batch norm cannot train on a single value, so count the FLOPs of two images and divide by 2.
     images = torch.zeros(2, *image_shape, device=next(network.parameters()).device)
     counts = []
     for is_training in (True, False):
@@ -149,13 +146,13 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
 
 
 def in_chunks(images: Tensor) -> Sequence[Tensor]:
-    """Split (B, C, H, W) images into prediction batches."""
+    """Split images (B, C, H, W) into prediction batches."""
     return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
 
 
 @torch.no_grad()
 def member_logits(network: nn.Module, images: Tensor) -> Tensor:
-    """Return the (N, B, K) logits for (B, C, H, W) images, in evaluation mode."""
+    """Return the logits (N, B, K) for images (B, C, H, W); sets the network to evaluation mode."""
     if network.training:
         network.eval()
     logits = [network(chunk) for chunk in in_chunks(images)]
@@ -163,7 +160,7 @@ def member_logits(network: nn.Module, images: Tensor) -> Tensor:
 
 
 class MemberLinear(nn.Module):
-    """A linear layer from I to O features for each member."""
+    """Linear layer from I to O features, one for each member."""
 
     def __init__(self, num_members: int, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -171,7 +168,7 @@ class MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_members, out_features))
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw the initial weights of each member from its own generator, as ``torch.nn.Linear``."""
+        """Sample the initial weights of each member with the member's generator, as ``torch.nn.Linear`` does."""
         for weight, bias, generator in zip(self.weight, self.bias, generators, strict=True):
             draw_as_linear(weight, bias, generator)
 
@@ -187,11 +184,11 @@ class MemberLinear(nn.Module):
 
 
 class MemberConv2d(nn.Module):
-    """A 3 by 3 convolution with padding 1 and no bias for each member; the channels of members are concatenated.
+    """3 x 3 convolution with padding 1 and no bias, one for each member; channels of members are concatenated.
 
     Attributes:
-        initial_weights: ``he``: normal with variance 2 / (9 O), as VGG (He et al. 2015); ``default``: uniform in
-            ±1 / sqrt(9 I), as ``torch.nn.Conv2d``.
+        initial_weights: distribution of initial weights: ``he`` (normal with variance 2 / (9 O), as in VGG, He et al.
+            2015) or ``default`` (uniform in ±1 / sqrt(9 I), as in ``torch.nn.Conv2d``).
     """
 
     initial_weights = "he"
@@ -202,7 +199,7 @@ class MemberConv2d(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Draw the initial weights of each member from its own generator."""
+        """Sample the initial weights of each member with the member's generator."""
         for weight, generator in zip(self.weight, generators, strict=True):
             if self.initial_weights == "he":
                 nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu", generator=generator)
@@ -233,14 +230,14 @@ class MemberBatchNorm2d(nn.Module):
         self.momentum = BATCH_NORM_MOMENTUM
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize (B, N O, H, W)."""
+        """Normalize the channels of (B, N O, H, W)."""
         statistics = self.running_mean.view(-1), self.running_var.view(-1)
         affine = self.weight.view(-1), self.bias.view(-1)
         return F.batch_norm(x, *statistics, *affine, self.training, self.momentum, BATCH_NORM_EPS)
 
 
 class MLP(ImageNetwork):
-    """Fully connected layers: N members, each with ``num_hidden`` hidden layers of ``width`` neurons."""
+    """Fully connected network of N members, each with ``num_hidden`` hidden layers of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, num_hidden: int = 2, num_members: int = 1
@@ -265,7 +262,7 @@ SMALLEST_IMAGE = 2 ** (len(VGG19) - 1)
 
 
 class ConvBlock(nn.Module):
-    """Convolution, batch norm, ReLU."""
+    """Block of convolution, batch norm and ReLU."""
 
     def __init__(self, num_members: int, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -278,17 +275,17 @@ class ConvBlock(nn.Module):
 
 
 class VGG(ImageNetwork):
-    """Convolutional blocks with pooling between the groups, and one linear layer.
+    """VGG network: convolutional blocks with pooling between the groups, and one linear layer.
 
     Args:
-        image_shape: (C, H, W); height and width of at least 16, or 32 with five max poolings.
-        num_classes: K.
-        channels: O of each convolution.
-        num_members: N.
-        last_pool: pooling after the last convolution: ``mean``: global average; ``max``: a fifth max pooling, then
-            global average.
-        initial_weights: of the convolutions; see `MemberConv2d`.
-        make_block: builds a block from its number, I and O; None: a `ConvBlock`.
+        image_shape: shape (C, H, W) of the images; at least 16 x 16 pixels, or 32 x 32 with ``last_pool`` ``max``.
+        num_classes: number of classes.
+        channels: output channels of each convolution.
+        num_members: number of members.
+        last_pool: pooling after the last convolution: ``mean`` (global average) or ``max`` (a fifth max pooling, then
+            global average).
+        initial_weights: distribution of the convolutions' initial weights; see `MemberConv2d`.
+        make_block: function that builds a block from its number, input and output channels; None: `ConvBlock`.
     """
 
     def __init__(
@@ -330,7 +327,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the statistics of each batch norm to their mean over batches of normalized images, (B, C, H, W)."""
+    """Set the statistics of each batch norm to the mean over batches of normalized images (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

@@ -1,8 +1,8 @@
-"""Predictions of the models of a stage: by the mean of their probabilities or logits, or by their vote.
+"""Predictions of one or several models: mean of probabilities, mean of logits, or majority vote.
 
-A growing ensemble has as many models as stages; each of its frozen models predicts the test set once.
+In a growing ensemble, each model predicts the test set once; later stages reuse the sums.
 
-Letters: N models, B images, K classes.
+Letters in shapes: N models, B images, K classes.
 """
 
 from pathlib import Path
@@ -28,21 +28,21 @@ Metrics = dict[str, float]
 class Tally:
     """Combined predictions of several models for the same images.
 
-    Models are added in their order, so that sums after a restart are equal to the last bit.
+    Models must be added in a fixed order, so that sums are bit-identical after a restart.
 
     Args:
-        combine: ``single`` or ``probabilities``: predict the class of the largest mean probability; ``logits``: of the
-            largest mean logit; ``vote``: of most votes, and for equal votes of the largest mean probability.
+        combine: how the class is predicted: ``single`` or ``probabilities`` (largest mean probability), ``logits``
+            (largest mean logit), or ``vote`` (most votes; ties: largest mean probability).
     """
 
     def __init__(self, combine: str) -> None:
         self.combine = combine
         self.num_models = 0
-        self.log_sum: Optional[Tensor] = None  # with ``logits`` their plain sum
+        self.log_sum: Optional[Tensor] = None  # sum of the logits if combine is "logits"
         self.votes: Optional[Tensor] = None
 
     def add(self, logits: Tensor) -> None:
-        """Add the (N, B, K) logits of N more models."""
+        """Add the logits (N, B, K) of N more models."""
         self.num_models += len(logits)
         for each in logits if self.combine == "logits" else F.log_softmax(logits, dim=-1):
             add = torch.add if self.combine == "logits" else torch.logaddexp
@@ -52,13 +52,13 @@ class Tally:
                 self.votes = vote if self.votes is None else self.votes + vote
 
     def result(self, labels: Tensor) -> Metrics:
-        """Return ``loss`` of the mean of probabilities or logits, in nats, and ``error``, 0 to 1, for (B) labels."""
+        """Return ``loss`` (nats) and ``error`` (0 to 1) of the combined predictions for labels (B)."""
         assert self.log_sum is not None  # at least one model was added
         if self.combine == "logits":
             log_probs = F.log_softmax(self.log_sum / self.num_models, dim=-1)
         else:
             log_probs = self.log_sum - torch.log(torch.tensor(float(self.num_models)))
-        # Half of a mean probability is less than one vote, so it only decides between equal votes.
+        # Half of a mean probability is less than one vote, so it only breaks ties.
         scores = log_probs if self.votes is None else self.votes + log_probs.exp() / 2
         wrong = (scores.argmax(dim=-1) != labels).sum().item()
         return {"loss": F.nll_loss(log_probs, labels).item(), "error": wrong / len(labels)}
@@ -68,10 +68,15 @@ class Tally:
 def predict(
     network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None
 ) -> tuple[Tensor, list[list[float]]]:
-    """Predict (B, C, H, W) normalized images; a joint model by the ``mean`` or ``sum`` of logits.
+    """Return predictions for normalized images (B, C, H, W).
+
+    Args:
+        network: network of N members.
+        images: normalized images.
+        joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``; None: no joint model.
 
     Returns:
-        (N, B, K) logits, (1, B, K) of a joint model, and for each mixture the share of the images of each expert.
+        (logits (N, B, K), or (1, B, K) of a joint model; share of the images of each expert, for each mixture layer).
     """
     network.eval()
     layers = mixture_layers(network)
@@ -86,7 +91,7 @@ def predict(
 
 
 def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
-    """Return loss (nats) and error (0 to 1) of a network of one member."""
+    """Return ``loss`` (nats) and ``error`` (0 to 1) of a network of one member."""
     tally = Tally("single")
     tally.add(predict(network, images)[0])
     return tally.result(labels)
@@ -94,9 +99,9 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 @torch.no_grad()
 def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
-    """Write the experts of the first test images to a file for figures; do nothing without mixtures.
+    """Write the selected experts of the first test images for figures. Writes nothing without mixture layers.
 
-    The file has ``features`` (n, d), the input of the first gate, ``labels`` (n) and ``expert`` (layers, n).
+    The file contains ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert`` (layers, n).
     """
     layers = mixture_layers(network)
     if not layers:
@@ -114,7 +119,7 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
 
 
 class Predictions:
-    """Predictions of the models of one run on the ``test`` set and on validation sets."""
+    """Predictions of one run's models on the test set ``test`` and on validation sets."""
 
     def __init__(self, store: ModelStore, test: Examples) -> None:
         self.network_of, self.test = store.network_of, test
@@ -124,7 +129,7 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return loss and error on the test set, and the usage of experts in the last network; see `predict`."""
+        """Return (loss and error on the test set, expert usage in the last network as in `predict`)."""
         can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
@@ -148,7 +153,7 @@ class Predictions:
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Return each frozen model alone, then the models of this stage, which share a network."""
+    """Return groups of models that share a network: each model of an earlier stage alone, then those of this stage."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

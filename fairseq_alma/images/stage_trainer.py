@@ -1,7 +1,7 @@
 """Train and test the models of a stage on images, in this process.
 
-All members of a stage are trained together as one network, also members of runs that differ only by their seeds.
-Trained models stay in memory.
+One network contains all members of a stage, including members of other runs that differ only in the seed. Trained
+models remain in memory.
 """
 
 import time
@@ -48,26 +48,26 @@ from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.feature import Features, Part
 
 SAVE_EVERY_SECONDS = 20.0
-"""Default interval between two saves of an unfinished training."""
+"""Default interval between two saves of an unfinished training, in seconds."""
 SEEDS = "seeds"
-"""Key in the file of an unfinished training: the seeds of the trainings in it."""
+"""Key in the file of an unfinished training, for the seeds of its trainings."""
 GROWTH_FLOPS = "growth_flops"
-"""Key in stage.json: the part of train_flops for Firefly's growth step."""
+"""Key in stage.json, for the part of train_flops used by Firefly's growth step."""
 
 
 class StageTrainer:
-    """Trains and tests the stages of some runs, which differ only by their seeds.
+    """Trains and tests the stages of runs that differ only in the seed.
 
     Args:
-        settings: of all runs.
-        runs: their stages are trained together.
-        shared_folder: folder for the unfinished training of several runs.
-        keep_maps: write the experts of the test images after every stage, not only after the last stage.
-        features: of all trainings.
-        save_every: seconds between two saves of an unfinished training.
+        settings: settings of all runs.
+        runs: runs whose stages are trained together.
+        shared_folder: folder for files of unfinished trainings of several runs.
+        keep_maps: whether to write the experts of test images after every stage (False: after the last stage only).
+        features: training features of all runs.
+        save_every: seconds between two saves of an unfinished training; None: `SAVE_EVERY_SECONDS`.
 
     Attributes:
-        stores: root of each run -> its models.
+        stores: root folder of each run -> models of the run.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class StageTrainer:
         self.predictions = {root: Predictions(store, self._test_examples) for root, store in self.stores.items()}
 
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
-        """Train some models of a stage, or all together with those of the other runs; return the cost.
+        """Train models of a stage, or all models together with those of the other runs. Return the training cost.
 
-        If the file of one model is missing, all are trained again, to the same weights bit for bit.
+        If the file of one model is missing, all models are trained again, with bit-identical results.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]
@@ -98,7 +98,7 @@ class StageTrainer:
         plan = works[0].plan
         if len(works) == 1:
             unfinished = own.folder.model_folder(plan.trainings[0].model) / UNFINISHED
-        else:  # runs with other seeds may share the folder
+        else:  # the folder may contain files of runs with other seeds
             unfinished = self.shared_folder / f"stage-{plan.stage.index:03d}-{works[0].folder.name}-{UNFINISHED}"
         if any(training.model not in store for store, training in group):
             self._train_stage(works[0], group, unfinished)
@@ -119,13 +119,13 @@ class StageTrainer:
         }
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
-        """Test the models that predict after a stage; return the figures for stage.json."""
+        """Test the models that predict after a stage. Return the results for stage.json."""
         plan, store, predictions = work.plan, self.stores[work.folder.root], self.predictions[work.folder.root]
         valid = predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
         test, usage = predictions.on_test(plan)
         models = [store[model] for model in plan.predictors]
         figures: dict[str, Any] = {
-            # parameters, without the statistics of batch norm
+            # batch norm statistics are not parameters
             "num_params": sum(
                 tensor.numel() for model in models for name, tensor in model.state.items() if ".running_" not in name
             ),
@@ -147,9 +147,9 @@ class StageTrainer:
         return figures
 
     def _train_stage(self, work: StageWork, group: Sequence[tuple[ModelStore, Training]], unfinished: Path) -> None:
-        """Train a stage from its beginning or from the file of an ``unfinished`` training.
+        """Train a stage from the beginning, or resume from the file ``unfinished``.
 
-        ``group`` has the trainings in one network, each with the models of its run.
+        ``group`` contains the trainings that share one network, each with the model store of its run.
         """
         stage, how, seeds = work.plan.stage, self.settings.training(), [training.seed for _, training in group]
         rows = self.stream.train_indices(stage.megabatches)
@@ -163,7 +163,7 @@ class StageTrainer:
 
         part, images_of_copy = self._part(data.num_images), 0
         copy: tuple[Any, ...] = ()
-        if self.branch.copies:  # a copy with a decaying learning rate
+        if self.branch.copies:  # train a branch (copy of the model whose learning rate decays)
             total = part.num_updates or 0
             first = total - self.branch.num_updates(total)
             copy = (self.features.for_part(replace(part, is_branch=True)), first)
@@ -190,7 +190,7 @@ class StageTrainer:
         examples: Callable[[], Examples],
         valid: Examples,
     ) -> tuple[ImageNetwork, GrownLayers, Mapping[str, Any]]:
-        """Return the network that a stage starts from, its sizes after growth, and the record of this growth step."""
+        """Return (initial network of a stage, its layer sizes after growth, record of the growth step)."""
         settings, first, model_class = self.settings, group[0][1], self.settings.model_class
         if first.start is None:
             seeds = [training.seed for _, training in group]
@@ -213,14 +213,14 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the part that features see of a training; early stops do not count."""
+        """Return the `Part` for training features; its number of updates ignores early stopping."""
         how = self.settings.training()
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the tested weights of each unit; averages of weights get their own batch norm statistics."""
+        """Return the weights to test of each unit. Measures batch norm statistics for averaged weights."""
         averages = [each for each in training.tested if each is not None]
         is_last = all(  # the average equals the weights
             torch.equal(tensor, state[name])
@@ -235,14 +235,14 @@ class StageTrainer:
         return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
-        """Run all epochs; save the state to resume from at intervals."""
+        """Run all epochs. Save the training state every ``save_every`` seconds."""
         before = read_unfinished(unfinished)
-        if before is not None and before.get(SEEDS) == seeds:  # otherwise the file is from other runs
+        if before is not None and before.get(SEEDS) == seeds:  # other seeds: other runs wrote the file
             try:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise AlmaError(
-                    f"{unfinished}: not of this training ({error}); remove it to train the stage from its beginning"
+                    f"{unfinished}: state of another training ({error}); remove the file to restart the stage"
                 ) from error
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(seeds)
         saved = began = time.monotonic()
@@ -267,7 +267,7 @@ class StageTrainer:
         return self.source.normalised(images), labels
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return images in bytes, and labels."""
+        """Return (uint8 images, labels)."""
         arrays = self.stream.images[rows], self.stream.labels[rows]
         images, labels = (torch.from_numpy(array).to(self.settings.device) for array in arrays)
         return images, labels

@@ -1,10 +1,10 @@
 """Train one network on the images of one stage, and select its best epoch by validation (paper v1, section 5).
 
-Members that are not trained jointly have their own order of the images, best epoch and early stop, and get the same
-weights as if trained alone.
+Members that are not trained jointly have separate image orders, best epochs and early stopping. Each such member gets
+the same weights as in a training of its own. A *unit* has one best epoch: it is one member, or all members of a joint
+model. A *branch* is a copy of the model whose learning rate decays; it is tested instead of the model.
 
-Letters: N members, U units (a unit has its own best epoch: one member, or all members of a joint model), B images of a
-batch, C channels, H and W height and width, K classes.
+Letters in shapes: N members, B images in a batch, C channels, H and W height and width, K classes.
 """
 
 import math
@@ -23,20 +23,20 @@ from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly
 from fairseq_alma.training.feature import Features
 
 COUNTS = ("ntokens", "nsentences", "sample_size")
-"""Counts in the logs of fairseq's criterions: here the images of an update, over all members."""
-ROUNDING = 1e-9  # of a difference between two accuracies
+"""Keys in the logs of fairseq's criterions that count the images of an update, summed over all members."""
+ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuracies
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(LoopOptions):
-    """Settings of the training loop; joint members are trained as one model on the ``mean`` or ``sum`` of logits."""
+    """Settings of the training loop; a joint model is trained on the ``mean`` or ``sum`` of its members' logits."""
 
     build_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     is_joint: bool = False
     joint_logits: str = "mean"
 
     def is_better(self, score: float, best: float) -> bool:
-        """Return whether a score is lower than the best one by the least gain."""
+        """Return whether a score is lower than the best score by at least ``least_gain``."""
         return score < best and score <= best - self.least_gain + ROUNDING
 
 
@@ -44,29 +44,29 @@ class TrainingSettings(LoopOptions):
 class UnitProgress:
     """Progress of one unit."""
 
-    best_loss: float = math.inf  # lowest validation loss, in nats; with selection by accuracy the error, 0 to 1
-    best_epoch: int = 0  # its epoch, from 1
-    stopped_after: Optional[int] = None  # epochs until the early stop; None: still in training
+    best_loss: float = math.inf  # best score: validation loss in nats, or with --select accuracy the error, 0 to 1
+    best_epoch: int = 0  # epoch with the best score, from 1; 0: no epoch yet
+    stopped_after: Optional[int] = None  # number of epochs before early stopping; None: not stopped
 
 
 class StageTraining:
-    """One training; `state_dict` can resume it after any epoch.
+    """Training of one stage, which can be resumed after any epoch from `state_dict`.
 
     Args:
-        network: with its initial weights, on its device.
+        network: network with initial weights, on its device.
         data: training images.
-        valid_images: (B, C, H, W), normalized.
-        valid_labels: (B) int64.
-        settings: of the training loop.
-        generators: of the order and crops of each member, on the CPU; one for a joint model.
-        features: of the training.
-        copy: features of a copy that is tested, while the next stage starts from the weights of the training itself;
-            None: no copy.
-        copy_from: first update of the copy that differs; the copy starts with the epoch of this update.
+        valid_images: normalized validation images (B, C, H, W).
+        valid_labels: int64 labels (B) of the validation images.
+        settings: settings of the training loop.
+        generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
+            model.
+        features: training features; None: no features.
+        copy: training features of the branch; None: no branch. The next stage does not start from the branch.
+        copy_from: first update whose learning rate differs in the branch; the branch starts with this update's epoch.
 
     Attributes:
-        best: weights of the best epoch of each unit.
-        tested: weights to test instead, of each unit; None: those of the best epoch.
+        best: weights of the best epoch, for each unit.
+        tested: weights to test, for each unit; None: weights of the best epoch.
     """
 
     def __init__(
@@ -93,12 +93,14 @@ class StageTraining:
         self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
         self.units = [UnitProgress() for _ in self.states]
         self._fork_epoch = copy_from // self.updates_per_epoch
-        self._fork: Optional[dict[str, Any]] = None  # state at the start of the copy
-        self._trunk: Optional[list[dict[str, Tensor]]] = None  # best weights before the copy, once it is in training
+        self._fork: Optional[dict[str, Any]] = None  # state at the start of the branch
+        self._trunk: Optional[list[dict[str, Tensor]]] = (
+            None  # best weights without the branch; set when the branch starts
+        )
 
     @property
     def is_over(self) -> bool:
-        """Whether all units and the copy are trained."""
+        """Return whether the training of all units and of the branch is complete."""
         return self._is_part_over and (self.copy is None or self._trunk is not None)
 
     @property
@@ -107,18 +109,18 @@ class StageTraining:
 
     @property
     def num_epochs(self) -> tuple[int, int]:
-        """Completed epochs and maximal number of epochs, including the copy."""
+        """Return (completed epochs, maximum epochs), including the branch."""
         of_copy = self.settings.max_epoch - self._fork_epoch if self.copy is not None else 0
         return self.epoch + (0 if self._trunk is None else of_copy), self.settings.max_epoch + of_copy
 
     def epochs_of(self, unit: int) -> int:
-        """Return the number of epochs until the end or early stop of a unit."""
+        """Return the number of epochs that a unit was trained for."""
         stopped = self.units[unit].stopped_after
         return self.epoch if stopped is None else stopped
 
     def run_epoch(self) -> Tensor:
-        """Train for an epoch and keep the weights of the best epoch. Return the mean loss of the last update, nats."""
-        if self._is_part_over:  # return to the state at the start of the copy, and train the copy
+        """Train for one epoch and keep the best weights. Return the mean loss of the last update, in nats."""
+        if self._is_part_over:  # restore the state at the start of the branch, and train the branch
             assert self.copy is not None and self._fork is not None
             self.load_state_dict({**self._fork, "trunk": deepcopy(self.best)})
         if self.copy is not None and self._trunk is None and self.epoch == self._fork_epoch:
@@ -139,14 +141,14 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load the weights of the best epoch of each unit; the next stage starts from them."""
+        """Load each unit's weights of the best epoch, from which the next stage starts."""
         if self._trunk is not None:
             self.tested = [*self.best]
         for state, best in zip(self.states, self._trunk or self.best, strict=True):
             load_exactly(state, best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that changes during the training."""
+        """Return the state to resume from."""
         return {
             "epoch": self.epoch,
             "network": self.network.state_dict(),
@@ -161,7 +163,7 @@ class StageTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`; raises errors of several types if it belongs to another training."""
+        """Resume from a `state_dict`. Raises errors of several types if the state belongs to another training."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for generator, before in zip(self.generators, state["generators"], strict=True):
@@ -176,7 +178,7 @@ class StageTraining:
         self.epoch = state["epoch"]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over the units of their mean cross entropy, so that each unit gets its own gradient."""
+        """Return the sum of the units' mean cross entropies; a sum keeps the gradients of units independent."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
             logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
@@ -185,7 +187,7 @@ class StageTraining:
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
-        """Validate, keep the weights of units with a better score, and stop units without patience left."""
+        """Validate, store the weights of units that improved, and stop units whose patience is exhausted."""
         with self.features.around_forward(self.network):
             scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
         own: Optional[Mapping[str, Tensor]] = None
@@ -213,7 +215,7 @@ class StageTraining:
 
 @torch.no_grad()
 def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
-    """Return the score of each unit that selects its epoch: mean cross entropy in nats, or error from 0 to 1.
+    """Return each unit's validation score: mean cross entropy in nats, or with --select accuracy the error (0 to 1).
 
     The error is NaN if a logit is not finite.
     """

@@ -66,6 +66,6 @@ def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):
     (run / UNFINISHED).parent.mkdir(parents=True)
     torch.save({"seeds": [1], "epoch": 1, "network": {}}, run / UNFINISHED)
     said = refused(stream, run)
-    assert f"{run / UNFINISHED}: not of this training" in said and "remove it to train the stage from" in said
+    assert f"{run / UNFINISHED}: state of another training" in said and "remove the file to restart the stage" in said
     (run / UNFINISHED).unlink()
     resume(stream, run)
