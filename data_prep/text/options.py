@@ -17,6 +17,7 @@ from fairseq_alma.options import Options, flag, integer, opt, options_of, real, 
 DEFAULT_FIELD = "text"
 FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
 FORMS_OF_TEXT = ("text", "lines")  # formats without fields
+MAX_INPUTS = 65_535  # 16 bits number them
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
 """Name of the ``--decontaminate`` option in the history of a stream."""
@@ -186,6 +187,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         )
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
         parser.error(f"--one-per-input: {num_inputs} mega-batches, at most {MAX_MEGABATCHES} are possible; give fewer")
+    if num_inputs > MAX_INPUTS:
+        parser.error(f"INPUT: {num_inputs} given, at most {MAX_INPUTS} are possible; put them into a folder")
     if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give it once")
     return PrepOptions.read(args, inputs=tuple(args.inputs))
