@@ -366,7 +366,7 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
         (["a", "--out", "s", "--by", "date", "--format", "lines"], "--by date: --format lines has no fields"),
         (
             ["a", "--out", "s", "--megabatches", "1", "--append", "--holdout-bytes", "30"],
-            "--holdout-bytes: --append keeps",
+            "--holdout-bytes: --append uses the setting",
         ),
         (["a", "b", "--out", "s", "--megabatches", "3", "--one-per-input"], "--one-per-input makes 2"),
         (["-", "-", "--out", "s", "--megabatches", "3"], "give it once"),
