@@ -87,7 +87,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network. Each hidden layer is a mixture of experts of ``width`` neurons, one layer per gate tree."""
+    """Fully connected network. Each gate tree makes one hidden layer: a mixture of experts of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str
