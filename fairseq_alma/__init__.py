@@ -1,24 +1,23 @@
 """Anytime Learning at Macroscale for fairseq: streams of mega-batches, models that grow, ensembles.
 
-For notebooks: `open_stream`, `load_model` (of a run, at an arrival), `score`, `read_run`; see ``recipes/tour.py``.
+Functions for notebooks: `open_stream`, `load_model`, `score` and `read_run`; see ``recipes/tour.py``.
 
 Packages; each imports only packages above it:
 
-- ``metrics``, ``data``, ``checkpoints``, ``growth``: numbers, files, plain tensors; no fairseq
+- ``metrics``, ``data``, ``checkpoints``, ``growth``: metrics, streams, checkpoint files, growing of weights; no fairseq
 - ``learners``: the schedule of stages and the plan of each stage
-- ``moe``: one mixture of experts, for text and images
-- ``runs``: Algorithm 1: the loop, the run folder and its records
-- ``watch``: the progress of a run
-- ``training``: features of a training, and processes that share it
+- ``moe``: mixture of experts for text and images
+- ``runs``: Algorithm 1 of the paper: training loop over stages, run folder and its records
+- ``watch``: progress display of a run, and its results in TensorBoard and W&B
+- ``training``: optional features of a training, and training in several processes
 - ``text``, ``images``: tasks, data, models, criterions, training and test of each kind of data
-- ``exchange``: export to transformers, and import
+- ``exchange``: export to and import from transformers
 - ``models``, ``optim``, ``criterions``, ``tasks``: modules that fairseq finds under registered names
-- ``report``: tables, figures and one page from the records of runs; no torch, no fairseq
+- ``report``: tables, figures and an HTML page made from the records of runs; no torch, no fairseq
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``front_door``
 
-``import fairseq`` takes seconds and prints warnings, so commands that only read files must not need it. Importing this
-package therefore does not import fairseq. Names are registered at once if fairseq is loaded (as under ``--user-dir``),
-otherwise as soon as it is.
+Importing this package does not import fairseq, because ``import fairseq`` takes seconds and prints warnings. Names are
+registered with fairseq at once if fairseq is loaded (as under ``--user-dir``), else as soon as fairseq is loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import sys
 from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # each command imports this module before it can handle Ctrl-C
+if TYPE_CHECKING:  # Each command imports this module before it can handle Ctrl-C.
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Optional, Sequence
@@ -51,9 +50,9 @@ def register() -> None:
 
 
 class _RegisterAfterFairseq:
-    """Call `register` after fairseq is loaded and no module of this package is half imported."""
+    """Call `register` when fairseq is loaded and no import of a module of this package is in progress."""
 
-    depth = 0  # of imports of this package under way
+    depth = 0  # number of imports of this package in progress
     is_due = False
 
     def find_spec(
@@ -81,7 +80,7 @@ class _RegisterAfterFairseq:
 
 
 def __getattr__(name: str) -> object:
-    """Import the functions for notebooks when they are used."""
+    """Import a function for notebooks on first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fairseq_alma.cli import front_door

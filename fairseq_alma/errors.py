@@ -1,4 +1,4 @@
-"""Errors that a user can correct, in one line each: `AlmaError`, checks of paths, faults of the system."""
+"""One-line error messages for users: `AlmaError`, checks of paths, system errors."""
 
 import contextlib
 import errno
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 GIVEN_CODE: list[str] = []
-"""Files and folders of the user's own code, such as learners; the message of an error in them names the line."""
+"""Files and folders with user code, such as learners; the message of an error in user code names file and line."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters, which file names may contain: ``\x1b`` for an escape."""
+    r"""Escape control characters, which file names may contain."""
     if text.isprintable():
         return text
     return "".join(
@@ -24,10 +24,10 @@ def printable(text: str) -> str:
 
 
 class AlmaError(SystemExit, ValueError):
-    """Report bad input in one line: the file or flag, the value found, the rule, the next step.
+    """Error in the user's input. The message is one line: file or flag, value found, rule, next step.
 
-    Python code catches it as a ``ValueError``. Uncaught, it acts as a ``SystemExit`` with a text: the interpreter
-    prints one line on standard error and exits with status 1, also under the commands of fairseq.
+    The class derives from ``ValueError`` for callers in Python, and from ``SystemExit`` so that the interpreter prints
+    an uncaught error in one line and exits with status 1, also in the commands of fairseq.
     """
 
     def __init__(self, message: str) -> None:
@@ -39,7 +39,7 @@ class AlmaError(SystemExit, ValueError):
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to an ``OSError`` without a file name: if writing fails, Python names no file."""
+    """Add the path to an ``OSError`` without a file name, because Python names no file if writing fails."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Convert the errors that `describe_fault` describes to AlmaError."""
+    """Convert errors for which `describe_fault` has a description to AlmaError."""
     try:
         yield
     except Exception as error:
@@ -61,14 +61,14 @@ def in_one_line() -> Iterator[None]:
 
 
 def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an error and the errors that it was raised from; torch, for example, raises its own after Ctrl-C."""
+    """Yield an error and the chain of its causes; torch, for example, raises an error caused by Ctrl-C."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def describe_fault(error: BaseException) -> Optional[str]:
-    """Describe in one line a fault of the system or of the user's code; return None for a defect of this package."""
+    """Describe a system error or an error in user code in one line; return None for a defect of this package."""
     if isinstance(error, MemoryError) or any(
         type(each).__name__ == "OutOfMemoryError" or any(words in str(each) for words in _NO_MEMORY)
         for each in causes(error)
@@ -91,11 +91,11 @@ def describe_fault(error: BaseException) -> Optional[str]:
 
 
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if an input exists but is not a readable file; the reader reports a missing one.
+    """Raise AlmaError if an input exists but is not a readable file. The function that reads it reports a missing file.
 
     Args:
         path: the file.
-        flag: option or operand, for the message.
+        flag: option or positional argument, for the message.
         advice: next step, for the message.
     """
     if path.exists() and not path.is_file():
@@ -123,7 +123,7 @@ def refuse_unwritable(out: Path, flag: str) -> None:
 
 
 def refuse_irregular(path: Path, flag: str = "") -> None:
-    """Raise AlmaError if there is a folder, a link or a device where a file will be written.
+    """Raise AlmaError if the output path is a folder, a link or a device.
 
     Args:
         path: the file.
@@ -131,4 +131,4 @@ def refuse_irregular(path: Path, flag: str = "") -> None:
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         found = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "not a regular file"
-        raise AlmaError(f"{flag}{path}: {found}, which is not replaced; give the name of a new or a regular file")
+        raise AlmaError(f"{flag}{path}: {found}, a new or a regular file is needed; give another name")

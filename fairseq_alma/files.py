@@ -1,7 +1,7 @@
-"""Files and folders that appear complete or not at all, locks, and JSON records that are checked against a type.
+"""Write files and folders atomically, lock runs, and read JSON records with type checks.
 
-A file is written next to its place as ``.NAME.tmp``, a folder as ``.NAME.building``. The writer holds a lock on it and
-renames it at the end; the next writer replaces the remains of a killed one. No torch here.
+A new file is written as ``.NAME.tmp`` in the same folder, a new folder as ``.NAME.building``. The writer holds a lock
+on it and renames it at the end. The next writer replaces files of a killed writer. This module does not import torch.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from fairseq_alma.errors import AlmaError, causes, refuse_irregular, refuse_unwritable
 
-LOCK_PATIENCE_SECONDS = 15.0  # the child processes of a killed holder end within it
+LOCK_PATIENCE_SECONDS = 15.0  # Child processes of a killed holder exit within this time.
 MAX_MEGABATCHES = 10_000
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -39,9 +39,9 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_EX) -> Iterator[int]:
-    """Open and lock a file or folder that its holder may rename or remove; yield the descriptor of the current one.
+    """Open and lock a file or folder that another holder may rename or remove; yield its file descriptor.
 
-    Raises AlmaError, which begins with `refusal`, if another process still holds it after `LOCK_PATIENCE_SECONDS`.
+    Raises AlmaError, which begins with `refusal`, if another process holds the lock after `LOCK_PATIENCE_SECONDS`.
     """
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
@@ -70,13 +70,13 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
     """Open a new file for writing that replaces `path` when the block ends; remove it if the block raises.
 
     Args:
-        path: the file; its folder is created.
+        path: the file; its folder is created if it does not exist.
         mode: ``wb``, or ``w`` for text in UTF-8.
-        durable: fsync the file and its folder. Without it, a crash of the machine may lose or tear the file.
+        durable: whether to fsync the file and its folder; if False, a system crash may lose or truncate the file.
 
     Raises:
-        AlmaError: there is something other than a regular file at `path`.
-        OSError: the file cannot be written; names `path`, even if torch raised another error.
+        AlmaError: `path` exists and is not a regular file.
+        OSError: the file cannot be written; the error names `path`, also if torch raised an error of another type.
     """
     refuse_irregular(path)
     temporary = path.with_name(f".{path.name}.tmp"[:255])
@@ -94,7 +94,7 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
                 raise
         if durable:
             synchronise(path.parent)
-    except (OSError, RuntimeError) as error:  # torch raises a RuntimeError of its own if a write fails
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a write fails.
         cause = next((each for each in causes(error) if isinstance(each, OSError)), None)
         if cause is None:
             raise
@@ -102,13 +102,13 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files of killed writers; the caller holds the lock of the folder."""
+    """Remove the temporary files of killed writers; the caller must hold the lock of the folder."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def synchronise(*paths: Path) -> None:
-    """Fsync files, or folders without the files in them."""
+    """Fsync files and folders; for a folder, only the directory entry, not the files in the folder."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -135,17 +135,17 @@ def work_folder(out: Path, program: str) -> Iterator[Path]:
     """Yield an empty folder next to `out` that only this process uses; remove it at the end.
 
     Args:
-        out: the folder to build.
+        out: folder that the command creates.
         program: name of the command, for messages.
 
     Raises:
-        AlmaError: another process builds the same folder.
+        AlmaError: another process is creating the same folder.
     """
     refuse_unwritable(out, "--out")
     real = Path(os.path.realpath(out))
     work = real.with_name(f".{real.name}.building")
     with _claimed(work, os.O_RDONLY | os.O_DIRECTORY, f"{out}: another {program}"):
-        for each in work.iterdir():  # remains of a killed command
+        for each in work.iterdir():  # left by a killed command
             shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
         try:
             yield work
@@ -154,10 +154,10 @@ def work_folder(out: Path, program: str) -> Iterator[Path]:
 
 
 def publish(work: Path, out: Path) -> None:
-    """Fsync a complete folder and rename it to `out`, where at most an empty folder may be.
+    """Fsync a complete folder and rename it to `out`, which must not exist or be an empty folder.
 
     Raises:
-        AlmaError: something else is there.
+        AlmaError: `out` is a file, or a folder that is not empty.
     """
     synchronise_tree(work)
     real = Path(os.path.realpath(out))
@@ -170,19 +170,19 @@ def publish(work: Path, out: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream") -> Iterator[int]:
-    """Hold the lock of a run, or of a part of it.
+    """Hold the lock of a run or of a part of a run.
 
     Args:
-        path: the lock file; its folder is created, and the holder writes its process number and host into it.
+        path: lock file; created with its folder. The holder writes its process id and host name into the file.
         what: name of the locked part, for messages.
-        shared: whether other processes may hold a shared lock too.
+        shared: whether to take a shared lock, which several processes can hold.
         who: name of the command, for messages.
 
     Yields:
-        A file descriptor. A child process that inherits it keeps the lock as long as it lives.
+        File descriptor of the lock. A child process that inherits the descriptor keeps the lock until it exits.
 
     Raises:
-        AlmaError: another process still holds the lock after `LOCK_PATIENCE_SECONDS`.
+        AlmaError: another process holds the lock after `LOCK_PATIENCE_SECONDS`.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation) as descriptor:
@@ -192,13 +192,13 @@ def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream"
 
 
 def write_json_atomically(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
-    """Write a JSON file, see `open_atomically`."""
+    """Write a JSON file atomically; `durable` as in `open_atomically`."""
     with open_atomically(path, "w", durable) as file:
         file.write(json.dumps(content, indent=2) + "\n")
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a JSON object, which may contain the ``NaN`` and ``Infinity`` of a model that diverged.
+    """Read a JSON object; accept ``NaN`` and ``Infinity``, which diverged models produce.
 
     Raises:
         AlmaError: the file is not a JSON object; the message ends with `remedy`.
@@ -213,7 +213,7 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def require_version(version: Any, known: int, path: Path, remedy: str) -> None:
-    """Raise AlmaError if the format version of a record is not the known one."""
+    """Raise AlmaError unless the format version of a record is ``known``."""
     if version != known:
         raise AlmaError(
             f"{path}: format version {version!s:.60} found, this version of fairseq_alma reads {known}; {remedy}"
@@ -225,12 +225,12 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
 
     Args:
         content: the JSON object.
-        kind: the type.
-        path: the file, for messages.
+        kind: type of the record.
+        path: file of the record, for messages.
         remedy: next step, for messages.
 
     Raises:
-        AlmaError: a key is missing, or a value has another type or range; the message gives the place.
+        AlmaError: a key is missing, or a value has a wrong type or range; the message names the key.
     """
     try:
         return msgspec.convert(content, kind)
@@ -240,7 +240,7 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
 
 
 def file_identity(path: Path) -> Optional[FileIdentity]:
-    """Return device, inode, size and times of a file, which change with its content; None if there is no file."""
+    """Return (device, inode, size, times) of a file to detect changes; None if the file does not exist."""
     try:
         file = path.stat()
     except OSError:
@@ -249,6 +249,6 @@ def file_identity(path: Path) -> Optional[FileIdentity]:
 
 
 def once_per_file(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
-    """Cache the result of a function that reads a file until the file changes (decorator)."""
+    """Decorate a function that reads a file: cache its result until the file changes."""
     cached = functools.lru_cache(maxsize=10_000)(lambda path, identity: read(path))
     return functools.wraps(read)(lambda path: cached(path, file_identity(path)))

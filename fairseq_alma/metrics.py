@@ -1,4 +1,4 @@
-"""Number of parameters of an ``alma_transformer_lm``, and bits per byte."""
+"""Compute the number of parameters of an ``alma_transformer_lm``, and bits per byte."""
 
 from typing import Optional, Sequence
 
@@ -10,12 +10,12 @@ def transformer_params(
     """Return the number of parameters of an ``alma_transformer_lm`` with untied embeddings.
 
     Args:
-        model_dim: M.
-        ffn_dim: F.
+        model_dim: embedding dimension.
+        ffn_dim: hidden dimension of the feed-forward layers.
         num_layers: number of dense and Switch layers.
-        heads: query heads, key-value heads, and the dimension of a head.
-        vocab_size: V, with fairseq's four symbols.
-        num_experts: experts of each Switch layer, under a flat gate.
+        heads: (number of query heads, number of key-value heads, dimension of a head).
+        vocab_size: vocabulary size, including the four special symbols of fairseq.
+        num_experts: number of experts of each Switch layer with a flat gate.
     """
     query_heads, kv_heads, head_dim = heads
     attention = model_dim * head_dim * 2 * (query_heads + kv_heads)
@@ -26,14 +26,14 @@ def transformer_params(
 
 
 def bits_per_byte(loss: float, num_tokens: int, num_bytes: int) -> Optional[float]:
-    """Convert a mean loss in bits per token to bits per byte, which do not depend on the tokenizer.
+    """Convert a mean loss in bits per token to bits per byte, a unit that does not depend on the tokenizer.
 
     Args:
-        loss: bits per token.
-        num_tokens: tokens of the text.
-        num_bytes: bytes of the text in UTF-8.
+        loss: mean loss in bits per token.
+        num_tokens: number of tokens of the text.
+        num_bytes: number of UTF-8 bytes of the text.
 
     Returns:
-        Bits per byte; None for an empty text.
+        Loss in bits per byte; None for an empty text.
     """
     return loss * num_tokens / num_bytes if num_bytes else None

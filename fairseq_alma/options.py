@@ -1,8 +1,8 @@
-"""Options: each is declared once, as a field of a dataclass made by `opt`.
+"""Declare each option once, as a dataclass field made by `opt`.
 
-The declaration has flag, help, range, choices and kinds of data, whether run.json records the option, whether a resumed
-run may change it, and whether it shapes the network. Parsers, fairseq's configurations and the types of records are
-made from it. No torch, no fairseq.
+Argument parsers, fairseq configurations and the types of JSON records are generated from the declarations. A
+declaration also says whether run.json records the option, whether a resumed run may change the option, and whether the
+option shapes the network. This module imports neither torch nor fairseq.
 """
 
 import argparse
@@ -18,31 +18,31 @@ from typing import Annotated, Any, Callable, Literal, Mapping, Optional, Sequenc
 from msgspec import Meta, Struct, defstruct
 
 KINDS = ("text", "images")
-"""Kinds of data."""
+"""Kind of data of a stream."""
 PLAN, TRAINING = "plan", "training"
-"""Commands of an option: alma-stream, or fairseq-train, which may have its own default (`Option.defaults`)."""
+"""Command that accepts an option: alma-stream (`PLAN`) or fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Value of an option with choices that is not given, for fairseq's parser and in the configuration of a checkpoint."""
+"""Value of an option with choices if the user does not give it, in fairseq's parser and checkpoint configurations."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
-"""An option of a command line, and its values."""
+"""An option of a command line with its values."""
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
-"""Other names of fairseq's options."""
+"""Aliases of options of fairseq."""
 LARGEST_COUNT = 2**31 - 1
 LONGEST_TEXT = 2**26
-"""Characters of a value in a file."""
+"""Maximum number of characters of a value in a file."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from ``least`` to ``most``, without NaN; as an argparse ``type``, it converts a word to a number.
+    """A range of numbers without NaN; an instance is a ``type`` for argparse, which converts a word to a number.
 
     Attributes:
-        least: smallest number.
-        most: largest number.
-        is_integer: whether it contains only whole numbers.
-        above: whether ``least`` itself is excluded.
-        below: whether ``most`` itself is excluded.
+        least: lower limit.
+        most: upper limit.
+        is_integer: whether the range contains only integers.
+        above: whether the lower limit is excluded.
+        below: whether the upper limit is excluded.
     """
 
     least: Number
@@ -52,7 +52,7 @@ class Range:
     below: bool = False
 
     def read(self, text: str) -> Number:
-        """Convert a text to a number. Raises ValueError with the rule if it is not in the range."""
+        """Convert a text to a number. Raises ValueError with the rule if the number is not in the range."""
         try:
             value = int(text) if self.is_integer else float(text)
         except ValueError as error:
@@ -81,7 +81,7 @@ class Range:
 
 
 def integer(least: int = 1, most: int = LARGEST_COUNT) -> Range:
-    """Return a range of whole numbers."""
+    """Return a range of integers."""
     return Range(least, most)
 
 
@@ -100,19 +100,19 @@ class Option:
     """The declaration of an option, made by `opt` and returned by `options_of`.
 
     Attributes:
-        help: meaning and unit.
-        range: range of its number, or of each of its numbers.
-        choices: permitted values; empty: any.
-        kinds: kinds of data with this option.
-        parse: converts the word to the value; raises ValueError with the rule.
-        free: whether a run may be resumed with another value.
-        recorded: whether run.json contains it.
-        shape: whether it shapes the network; a checkpoint to start from must have the same value.
-        side: its command, `PLAN` or `TRAINING`; None: both.
+        help: help text with the unit.
+        range: range of the value, or of each value of a list.
+        choices: permitted values; empty if all values are permitted.
+        kinds: kinds of data that support the option.
+        parse: function that converts the word to the value; raises ValueError with the rule.
+        free: whether a resumed run may have another value.
+        recorded: whether run.json contains the option.
+        shape: whether the option shapes the network; an initial checkpoint must have the same value.
+        side: command that accepts the option, `PLAN` or `TRAINING`; None for both commands.
         quiet: whether run.json has null instead of the default.
-        trait: attribute of the learners with this option; ``{learners}`` in the help is replaced by their names.
-        metavar: name of its value in ``--help``.
-        defaults: kind of data -> default that differs from the default of the field.
+        trait: attribute of the learners with this option; ``{learners}`` in the help is replaced by learner names.
+        metavar: name of the value in ``--help``.
+        defaults: kind of data -> default for this kind, if it differs from the default of the field.
         name: name of the field.
         flag: flag on the command line.
         default: default of the field; ``MISSING``: the option is required.
@@ -142,7 +142,7 @@ class Option:
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Convert a word to a value, or check a value. Raises ValueError, which begins with the flag."""
+        """Convert a word to a value, or check a value. Raises ValueError with a message that begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):
@@ -162,11 +162,11 @@ class Option:
             raise ValueError(f"{self.flag} {given}: {error}") from error
 
     def add_to(self, group: Any, kind: Optional[str] = None) -> None:
-        """Add the option to a group of a parser; its value is None if it is not given.
+        """Add the option to a group of a parser; its value is None if the user does not give the option.
 
         Args:
             group: group of the parser.
-            kind: kind of data of the group; None: the help names it.
+            kind: kind of data of the group; None to name the kind of data in the help.
         """
         about = f"{self.kinds[0]}: " if len(self.kinds) == 1 and kind is None else ""
         shown = f"{about}{self.help}{self.shown_default(kind)}".replace("%", "%%")
@@ -181,14 +181,14 @@ class Option:
         group.add_argument(self.flag, action=_Read, option=self, **words)
 
     def shown_default(self, kind: Optional[str] = None) -> str:
-        """Return `` (default: X)``; empty if there is no default or the help contains it."""
+        """Return `` (default: X)``; an empty text if there is no default or the help contains the default."""
         default = self.default_on(kind)
         is_none = default is None or default is False or default is MISSING
         return "" if is_none or "default:" in self.help else f" (default: {default})"
 
 
 class _Read(argparse.Action):
-    """Store the value of an option's words."""
+    """Action of argparse that stores the value of an option."""
 
     def __init__(self, *arguments: Any, option: Option, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -205,25 +205,25 @@ class _Read(argparse.Action):
 
 
 def opt(default: Any, help: str, *, flag: Optional[str] = None, choices: Sequence[str] = (), **further: Any) -> Any:
-    """Declare an option as a field of a dataclass; field ``grow_every`` is ``--grow-every``.
+    """Declare an option as a dataclass field; the flag of the field ``grow_every`` is ``--grow-every``.
 
     Args:
-        default: value if the user gives none; ``MISSING``: the option is required.
-        help: meaning and unit; the default is appended.
-        flag: flag, if the field has another name.
+        default: default value; ``MISSING`` for a required option.
+        help: help text with the unit; the default is appended.
+        flag: flag, if it differs from the field name.
         choices: permitted values.
-        further: see `Option`; a real number needs a ``range``.
+        further: other attributes of `Option`; a real number needs a ``range``.
     """
     declared = Option(help, choices=tuple(choices), flag=flag or "", **further)
     return field(default=default, metadata={"help": help, "option": declared})
 
 
 of_this_call = functools.partial(opt, recorded=False)
-"""Declare an option that run.json does not contain, so that each call may set it."""
+"""Declare an option that run.json does not record, so that each call may set another value."""
 
 
 def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
-    """Declare a positional argument as a field of a dataclass, with the arguments of ``add_argument``."""
+    """Declare a positional argument as a dataclass field, with the arguments of ``add_argument``."""
     return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
 
 
@@ -244,21 +244,21 @@ def _options_of(declaring: Any) -> Mapping[str, Option]:
 
 
 options_of: Callable[[Any], Mapping[str, Option]] = functools.cache(_options_of)
-"""Return the options of a dataclass in order, by field name."""
+"""Return the options of a dataclass in order (field name -> option)."""
 
 
 def flags_of(*declaring: type) -> tuple[str, ...]:
-    """Return the flags of the options of some dataclasses, each once, in order."""
+    """Return the distinct flags of the options of some dataclasses, in order."""
     return tuple(dict.fromkeys(option.flag for each in declaring for option in options_of(each).values()))
 
 
 def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()) -> Any:
-    """Return the msgspec type of the options in a file.
+    """Return the msgspec type for the options of a dataclass in a JSON file.
 
     Args:
-        declaring: dataclass of the options.
+        declaring: dataclass that declares the options.
         base: base class of the type.
-        required: options without a default in the file.
+        required: names of options that the file must contain.
     """
     fields: list[Any] = []
     for name, option in options_of(declaring).items():
@@ -275,7 +275,7 @@ def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()
 
 
 def utf8_word(text: str) -> str:
-    """Return a text for a record. Raises ArgumentTypeError if it is not UTF-8."""
+    """Return the text unchanged. Raises ArgumentTypeError if it is not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -284,7 +284,7 @@ def utf8_word(text: str) -> str:
 
 
 def utf8_path(text: str) -> Path:
-    """Return a path for a record or for fairseq. Raises ArgumentTypeError if it is not UTF-8."""
+    """Convert a text to a path. Raises ArgumentTypeError if the text is not valid UTF-8."""
     return Path(utf8_word(text))
 
 
@@ -292,30 +292,30 @@ Own = TypeVar("Own", bound="Options")
 
 
 class Options:
-    """Base class of dataclasses of options."""
+    """Base class of dataclasses that declare options."""
 
     @classmethod
     def add_to(cls, group: Any, kind: Optional[str] = None) -> None:
-        """Add the options for a kind of data (None: all) to a group of a parser."""
+        """Add the options for a kind of data (None for all kinds) to a group of a parser."""
         for option in options_of(cls).values():
             if option.side != TRAINING and (kind is None or kind in option.kinds):
                 option.add_to(group, kind)
 
     @classmethod
     def operands(cls) -> dict[str, dict[str, Any]]:
-        """Return the arguments of `operand` by field name."""
+        """Return the positional arguments (field name -> arguments of ``add_argument``)."""
         every: Any = cls
         return {each.name: each.metadata["operand"] for each in dataclasses.fields(every) if "operand" in each.metadata}
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
-        """Return an instance with parsed arguments, defaults, and ``further`` fields that are not options."""
+        """Return an instance with the parsed arguments, defaults, and ``further`` fields that are not options."""
         names = [name for name, option in options_of(cls).items() if option.side != TRAINING] + [*cls.operands()]
         found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options for run.json on a kind of data (None: any), including those that are None."""
+        """Return the options that run.json records for a kind of data (None for any kind), including null values."""
         found = {}
         for name, option in options_of(type(self)).items():
             if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):
@@ -326,11 +326,11 @@ class Options:
         return found
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options for run.json on a kind of data (None: any) that are not None."""
+        """Return the options that run.json records for a kind of data (None for any kind), without null values."""
         return {name: value for name, value in self.recorded(kind).items() if value is not None}
 
     def words(self) -> list[str]:
-        """Return the options that differ from their defaults as words for fairseq-train."""
+        """Return the options that differ from their defaults, as command-line words for fairseq-train."""
         words: list[str] = []
         for name, option in options_of(type(self)).items():
             value = getattr(self, name)
@@ -340,7 +340,7 @@ class Options:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word is an option and not a value, such as a negative number."""
+    """Return whether a word is an option; a negative number is a value."""
     return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
 
 
@@ -354,7 +354,7 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
         elif options:
             options[-1] = (options[-1][0], (*options[-1][1], word))
         else:
-            raise ValueError(f"{word!r} after the -- is not an option; give options of fairseq-train")
+            raise ValueError(f"{word!r} after -- is not an option; give options of fairseq-train")
     return options
 
 
@@ -363,7 +363,7 @@ def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list
 
     Args:
         words: the command line.
-        left_out: names of the options, and the number of words after each; None: all up to the next option.
+        left_out: option name -> number of value words; None for all words up to the next option.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

@@ -1,4 +1,4 @@
-"""Output of a command: one progress line on a terminal, a line every 15 seconds elsewhere."""
+"""Print the progress and output of a command: one live line on a terminal, else a line every 15 seconds."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LiveLine:
-    """Progress of a command on standard error.
+    """Progress line of a command on standard error.
 
     Args:
         every: seconds between two updates (default: 0.1 on a terminal, else 15).
@@ -29,7 +29,7 @@ class LiveLine:
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text if an update is due; on a terminal, replace the last one and cut the text at the line's end."""
+        """Print a text if an update is due; on a terminal, replace the previous text and truncate to the width."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every
@@ -45,7 +45,7 @@ class LiveLine:
 
 
 def track(items: Iterable[T], total: int, title: str, unit: str) -> Iterator[T]:
-    """Yield each item and show the progress: ``title: 3/10 batches``."""
+    """Yield each item and show the progress, such as ``title: 3/10 batches``."""
     line = LiveLine()
     try:
         for number, item in enumerate(items):
@@ -66,7 +66,7 @@ def print_line(line: str, stream: Optional[TextIO]) -> None:
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write and flush; discard the text if the reader has gone (``| head``), or if standard error cannot be written."""
+    """Write and flush a text; discard it if the reader has exited (``| head``) or standard error is not writable."""
     if stream is None:
         return
     try:
@@ -79,19 +79,19 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null; otherwise its buffer fails again when the interpreter ends."""
+    """Redirect a stream to /dev/null, because flushing its buffer would fail again at interpreter exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text that is not blank; empty if there is none."""
+    """Return the last non-blank line of a text, or an empty text."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration: ``1:02:05`` for an hour, two minutes and five seconds."""
+    """Format a duration in seconds as hours, minutes and seconds, such as ``1:02:05``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

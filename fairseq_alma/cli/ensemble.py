@@ -13,7 +13,8 @@ from fairseq_alma.training.average import write_average
 
 EPILOG = """\
 The ensemble's probability of a token, or of an image's class, is the weighted mean of its members' probabilities.
-Without --embed, FILE refers to the members' files by path (relative to FILE) and checksum: do not move or change them.
+Without --embed, FILE refers to the members' files by path (relative to FILE) and checksum: do not move or change the
+members' files.
 
   alma-ensemble RUN/stage-003/member-*/checkpoint_last.pt --out E.pt
   fairseq-eval-lm STREAM --user-dir fairseq_alma --task alma_lm --path E.pt --gen-subset test --tokens-per-sample 128
@@ -24,15 +25,18 @@ Without --embed, FILE refers to the members' files by path (relative to FILE) an
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleOptions(Options):
-    """Members of the ensemble, and how they are joined."""
+    """Options of ``alma-ensemble``."""
 
     members: Sequence[Path] = operand("checkpoint of a member, or the run that trained it", "CKPT", nargs="+")
     out: Path = opt(MISSING, "checkpoint to write", metavar="FILE")
     weights: Optional[tuple[float, ...]] = opt(
-        None, "weight of each member, at least 0; divided by their sum (default: equal)", range=real(0), metavar="X"
+        None,
+        "weight of each member, at least 0; normalised to sum 1 (default: equal weights)",
+        range=real(0),
+        metavar="X",
     )
     embed: bool = opt(False, "copy the members' weights into FILE (default: refer to their files)")
-    average: bool = opt(False, "write the averaged weights (--ema-half-life) of one CKPT as a checkpoint")
+    average: bool = opt(False, "write the averaged weights (--ema-half-life) of a single CKPT as a checkpoint")
     force: bool = opt(False, "replace FILE if it exists")
 
 
@@ -56,11 +60,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if len(weights) != len(members):
         parser.error(f"{shown}: {len(weights)} weights for {len(members)} members; give one for each member")
     if sum(weights) == 0:
-        parser.error(f"{shown}: at least one must be greater than 0")
+        parser.error(f"{shown}: at least one weight must be greater than 0")
     for member in members:
         refuse_no_file(member, "CKPT", "give runs, or checkpoints of fairseq-train")
     refuse_existing(out, options.force)
-    # These import torch, which takes seconds; --help and usage errors do not need it.
+    # These modules import torch, which takes seconds and is not needed for --help and usage errors.
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 

@@ -1,4 +1,4 @@
-"""The frame of every command: its parser, its exit status, and one line for each fault of the system."""
+"""Common code of all commands: parser, exit status, and one-line messages for system errors."""
 
 import argparse
 import functools
@@ -16,7 +16,7 @@ from fairseq_alma.options import Options
 from fairseq_alma.terminal import discard, print_line
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
-_LONGEST_MESSAGE = 2000  # characters; a message repeats words of the command line
+_LONGEST_MESSAGE = 2000  # characters, because a message repeats words of the command line
 
 
 class _Terminated(SystemExit):
@@ -24,14 +24,15 @@ class _Terminated(SystemExit):
 
 
 def command(main: Main) -> Main:
-    """Wrap a ``main(argv)`` so that a fault of the system or a signal ends it in one line.
+    """Wrap a ``main(argv)`` so that a system error or a signal ends the command with a one-line message.
 
     Args:
-        main: parses ``argv`` (default: the command line) and runs; returns an exit status, or None for 0.
+        main: function that parses ``argv`` (default: the command line), runs the command and returns an exit status,
+            or None for 0.
 
     Returns:
-        The same function. A full disk, a missing permission and similar faults raise `AlmaError` (status 1). Ctrl-C
-        returns 130 and SIGTERM 143, after cleanup; a closed pipe (``| head``) ends the command silently.
+        The wrapped function. A full disk, a missing permission and similar errors raise `AlmaError` (status 1). Ctrl-C
+        returns 130 and SIGTERM 143, after cleanup. A closed pipe (``| head``) ends the command silently.
     """
 
     def terminate(number: int, frame: Optional[FrameType]) -> None:
@@ -47,10 +48,10 @@ def command(main: Main) -> Main:
         try:
             with in_one_line():
                 status = main(argv)
-                print(end="", flush=True)  # here: a fault at the interpreter's exit would print a traceback
+                print(end="", flush=True)  # Flush here, because an error at interpreter exit would print a traceback.
                 return status
         except (Exception, KeyboardInterrupt, _Terminated) as error:
-            for each in causes(error):  # torch raises another error when a signal interrupts it while it saves a file
+            for each in causes(error):  # torch raises an error of another type if a signal interrupts saving a file.
                 if isinstance(each, (KeyboardInterrupt, _Terminated)):
                     is_sigint = isinstance(each, KeyboardInterrupt)
                     what = "interrupted" if is_sigint else "ended by SIGTERM"
@@ -71,9 +72,9 @@ def command(main: Main) -> Main:
 
 
 def _quiet_libraries() -> None:
-    """Hide what libraries log for their developers; warnings and errors of fairseq are still shown.
+    """Hide debug and info logs of libraries; keep warnings and errors of fairseq.
 
-    fairseq sets up logging, including hydra's debug lines, when it is imported, unless the root logger has a handler.
+    When imported, fairseq configures logging with hydra's debug lines, unless the root logger has a handler.
     """
     root = logging.getLogger()
     if not root.handlers:
@@ -85,14 +86,14 @@ def _quiet_libraries() -> None:
 
 
 def _is_stdout_closed() -> bool:
-    """Return whether the reader of standard output is gone; a pipe to a worker process can break too."""
+    """Return whether the reader of standard output has exited; a BrokenPipeError can also come from a worker's pipe."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 class OneLineHelp(argparse.RawDescriptionHelpFormatter):
-    """Print one line of at most 120 columns for each option; wide choices follow the help text."""
+    """Format each option in one line of at most 120 columns; long lists of choices follow the help text."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=120)
@@ -121,7 +122,7 @@ class Parser(argparse.ArgumentParser):
 
     @classmethod
     def of(cls, prog: str, description: str, epilog: Optional[str], *declaring: type[Options], **how: Any) -> "Parser":
-        """Build the parser of a command from the dataclasses that declare its arguments; ``how`` is argparse's."""
+        """Build a parser from the dataclasses that declare its arguments; ``how`` are arguments of ArgumentParser."""
         parser = cls(prog=prog, description=description, epilog=epilog, **how)
         for each in declaring:
             for name, words in each.operands().items():

@@ -1,4 +1,4 @@
-"""``alma-export``: write a checkpoint as a folder of a stock architecture of transformers."""
+"""``alma-export``: convert a checkpoint to a model folder of Hugging Face transformers."""
 
 import importlib.util
 import sys
@@ -14,13 +14,13 @@ from fairseq_alma.terminal import print_line
 
 DESCRIPTION = "Export a language model to Hugging Face transformers, with its tokenizer and a model card."
 EPILOG = """\
-The folder is a Qwen3ForCausalLM, or with experts a Qwen3MoeForCausalLM, of transformers 5 or newer, without code:
+DIR contains a Qwen3ForCausalLM, or with experts a Qwen3MoeForCausalLM, for transformers 5 or newer without custom code:
 
   alma-export RUN --out DIR
   python -c "from transformers import pipeline; print(pipeline('text-generation', model='DIR')('The'))"
 
-Ensembles, alma_switch_lm and experts of --method split have no such architecture and are refused; evaluate them with
-recipes/lm_eval/evaluate.py, or in a notebook with load_model.
+Ensembles, alma_switch_lm and models grown with --method split cannot be exported. Evaluate these models with
+recipes/lm_eval/evaluate.py, or with load_model in a notebook.
 """
 
 
@@ -49,7 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     refuse_unwritable(args.out, "--out")
     if importlib.util.find_spec("safetensors") is None:
         raise AlmaError("safetensors is not installed; run pip install 'fairseq-alma[export]'")
-    from fairseq_alma.exchange.export import export_model  # imports fairseq, which takes seconds
+    from fairseq_alma.exchange.export import export_model  # This import loads fairseq, which takes seconds.
 
     print_line(export_model(path, args.out, args.stream), sys.stdout)
     return 0

@@ -1,6 +1,6 @@
-"""Functions for a notebook; each imports its dependencies (torch, fairseq, pandas) when it is called.
+"""Functions for notebooks; each function imports its dependencies (torch, fairseq, pandas) on its first call.
 
-The examples run as tests, in the folder that ``recipes/tour.py`` writes.
+Tests run the examples in the folder that ``recipes/tour.py`` writes.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ AnyPath = Union[str, Path]
 
 
 def open_stream(path: AnyPath) -> "Stream":
-    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``. Raises AlmaError if it is missing or damaged.
+    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``. Raises AlmaError if it does not exist or is damaged.
 
     >>> import fairseq_alma
     >>> stream = fairseq_alma.open_stream("stream")
@@ -29,7 +29,7 @@ def open_stream(path: AnyPath) -> "Stream":
 
 
 def read_run(path: AnyPath) -> "DataFrame":
-    """Read a run of ``alma-stream``, complete or not. Raises AlmaError if it is missing or damaged.
+    """Read a complete or incomplete run of ``alma-stream``. Raises AlmaError if the run is missing or damaged.
 
     >>> import fairseq_alma
     >>> arrivals = fairseq_alma.read_run("run")
@@ -39,8 +39,8 @@ def read_run(path: AnyPath) -> "DataFrame":
     True
 
     Returns:
-        One row for each arrival, with the columns of `report.read_run.RecordedRun.arrivals`; ``value`` is the test
-        perplexity, or the test error (from 0 to 1) of images.
+        DataFrame with a row for each arrival and the columns of `report.read_run.RecordedRun.arrivals`; ``value`` is
+        the test perplexity (text) or the test error from 0 to 1 (images).
     """
     from fairseq_alma.report import read_run as reader
 
@@ -58,9 +58,9 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
     True
 
     Args:
-        path: run, folder of ``alma-update``, or checkpoint.
-        arrival: load the model of a run after the arrival of this mega-batch, from 0; None: the newest.
-        stream: stream whose tokenizer the model uses; None: the stream of its training.
+        path: run directory, directory of ``alma-update``, or checkpoint file.
+        arrival: index (from 0) of the arrival after which the model was current; None for the newest model.
+        stream: stream whose tokenizer the model uses; None for the stream of the training.
     """
     from fairseq_alma.runs.lookup import find_model
     from fairseq_alma.text.loaded_model import load_model
@@ -69,7 +69,7 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
 
 
 def score(model: "LoadedModel", texts: Union[str, Sequence[str]]) -> "DataFrame":
-    """Compute the loss of each document, in bits; a ``str`` is one document.
+    """Compute the loss of each document in bits; a ``str`` is one document.
 
     >>> import fairseq_alma
     >>> model = fairseq_alma.load_model("run")
@@ -78,8 +78,8 @@ def score(model: "LoadedModel", texts: Union[str, Sequence[str]]) -> "DataFrame"
     True
 
     Args:
-        model: returned by `load_model`.
-        texts: documents.
+        model: model returned by `load_model`.
+        texts: one document or several documents.
     """
     from pandas import DataFrame
 

@@ -1,4 +1,4 @@
-"""``alma-grow``: add experts or layers to a checkpoint of a language model."""
+"""``alma-grow``: add experts or layers to a language model checkpoint."""
 
 import sys
 from dataclasses import replace
@@ -28,9 +28,9 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     if args.experts is None and args.layers is None:
         parser.error("give --experts K, --layers N, or both")
     if args.experts is None and args.method is not None:
-        parser.error(f"--method {args.method} is for --experts; give --experts K too")
+        parser.error(f"--method {args.method} is for --experts; also give --experts K")
     if args.experts is not None and args.method is None:
-        parser.error(f"--experts {args.experts}: give --method too, one of {', '.join(EXPERT_METHODS)}")
+        parser.error(f"--experts {args.experts}: also give --method, one of {', '.join(EXPERT_METHODS)}")
     if args.noise > 0 and args.method != "copy":
         parser.error(f"--noise {args.noise} is for --method copy only")
     if args.optimizer == "share" and args.method != "split":
@@ -39,7 +39,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         parser.error(f"--select {args.select} is not for --method scratch, which copies no expert")
     refuse_no_file(Path(args.path), "--path", "give a run, or a checkpoint of fairseq-train or alma-grow")
     refuse_existing(Path(args.out), args.force)
-    from fairseq_alma.text.grow import grow  # imports fairseq, which takes seconds
+    from fairseq_alma.text.grow import grow  # This import loads fairseq, which takes seconds.
 
     for line in grow(args).split("\n"):
         print_line(line, sys.stdout)

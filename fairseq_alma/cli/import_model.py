@@ -1,4 +1,4 @@
-"""``alma-import``: convert a folder of transformers to a checkpoint for training, growth and export."""
+"""``alma-import``: convert a model folder of transformers to a checkpoint of fairseq."""
 
 import importlib.util
 import sys
@@ -15,15 +15,15 @@ from fairseq_alma.terminal import print_line
 
 DESCRIPTION = "Import a Qwen3 or Qwen3-MoE model of Hugging Face transformers as a checkpoint of alma_transformer_lm."
 EPILOG = """\
-Train a public model on a stream of text in its own tokens, and export it again:
+To train a public model on a stream of text with the tokenizer of the model, and export the result:
 
   alma-prep-text TEXT --out STREAM --megabatches 4 --tokenizer DIR
   alma-import DIR --out CKPT --stream STREAM
   alma-stream --stream STREAM --run RUN --finetune-from-model CKPT
   alma-export RUN --out NEW_DIR
 
-No code of the folder is run. Models with several experts per token, scaled rotary positions, sliding windows, biases
-or activations other than SiLU are refused.
+alma-import runs no code from DIR. Not supported: several experts per token, scaled rotary positions, sliding windows,
+biases, and activations other than SiLU.
 """
 
 
@@ -31,7 +31,9 @@ or activations other than SiLU are refused.
 class ImportOptions(Options):
     """Options of ``alma-import``."""
 
-    folder: Path = operand("directory with config.json, tokenizer.json, and model.safetensors or its parts", "DIR")
+    folder: Path = operand(
+        "directory with config.json, tokenizer.json, and model.safetensors (one file or shards)", "DIR"
+    )
     out: Path = opt(MISSING, "checkpoint to write", metavar="CKPT")
     stream: Optional[Path] = opt(
         None,
@@ -52,14 +54,14 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-import``."""
     args = ImportOptions.read(build_parser().parse_args(argv))
     if not args.folder.is_dir():
-        raise AlmaError(f"{args.folder}: no such folder; give one that transformers' save_pretrained wrote")
+        raise AlmaError(f"{args.folder}: no such folder; give a folder written by save_pretrained of transformers")
     refuse_existing(args.out, args.force)
     stream = None if args.stream is None else Stream.open(args.stream)
     if stream is not None and stream.kind != "text":
         raise AlmaError(f"--stream {args.stream}: a stream of {stream.kind}; give a stream of text")
     if importlib.util.find_spec("transformers") is None:
         raise AlmaError("transformers is not installed; run pip install 'fairseq-alma[export]'")
-    # These import fairseq, which takes seconds.
+    # These imports load fairseq, which takes seconds.
     from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
     from fairseq_alma.exchange.import_folder import import_folder
 

@@ -1,4 +1,4 @@
-"""``alma-report``: tables, figures and one page about any number of runs."""
+"""``alma-report``: make tables, figures and an HTML page of runs."""
 
 import sys
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from fairseq_alma.options import Options, operand, opt
 from fairseq_alma.terminal import print_line
 
 DESCRIPTION = """\
-Print for each run test perplexity (text) or error (images) after each mega-batch, its mean over the stream, cost and
-growth, with means over seeds. With --out, also write tables, figures and one page."""
+Print tables with the results of each run: test perplexity (text) or error (images) after each mega-batch and over the
+stream, cost and growth. Runs that differ only in seeds are averaged. --out also writes files and an HTML page."""
 
 
 @dataclass(frozen=True)
 class ReportOptions(Options):
-    """Runs of the report, and its output."""
+    """Options of ``alma-report``."""
 
     runs: Sequence[Path] = operand("run directory of alma-stream (--run)", "RUN", nargs="+")
     out: Optional[Path] = opt(
         None, "directory for index.html, tables (.md, .csv, .tex) and figures (.png, .pdf)", metavar="DIR"
     )
-    mix: bool = opt(False, "allow runs on different streams in one table; bits per byte are comparable")
+    mix: bool = opt(False, "allow runs on different streams in one table; compare only their bits per byte")
 
 
 def build_parser() -> Parser:
@@ -34,15 +34,17 @@ def build_parser() -> Parser:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-report``."""
-    arguments = ReportOptions.read(build_parser().parse_intermixed_args(argv))  # RUN --mix RUN
+    arguments = ReportOptions.read(
+        build_parser().parse_intermixed_args(argv)
+    )  # Accept options between operands: RUN --mix RUN.
     if arguments.out is not None:
         refuse_no_folder(arguments.out, "--out")
-    from fairseq_alma.report.read_run import load_run  # imports pandas, which --help does not need
+    from fairseq_alma.report.read_run import load_run  # This import loads pandas, which --help does not need.
     from fairseq_alma.report.write_report import Report, require_comparable
 
     errors: list[AlmaError] = []
     runs = []
-    given: dict[Path, Path] = {}  # each run once
+    given: dict[Path, Path] = {}  # Drop repeated runs.
     for path in arguments.runs:
         given.setdefault(path.resolve(), path)
     for path in given.values():

@@ -1,4 +1,4 @@
-"""Entry points of the installed commands; each imports its command inside a handler for Ctrl-C.
+"""Entry points of the installed commands; each entry point imports its command inside a handler for Ctrl-C.
 
 Importing a command takes a quarter of a second, during which `entry.command` cannot handle a signal yet.
 """
@@ -9,7 +9,7 @@ import importlib
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # this module imports nothing slow
+if TYPE_CHECKING:  # The imports of this module must be fast.
     from typing import Callable, Optional, Sequence
 
 COMMANDS = {
@@ -23,7 +23,7 @@ COMMANDS = {
     "import_model": "fairseq_alma.cli.import_model",
     "update": "fairseq_alma.cli.update",
 }
-"""Name of an entry point of the installation -> module with the command's ``main``."""
+"""Entry point name -> module with the ``main`` of the command."""
 
 
 def __getattr__(name: str) -> Callable[..., Optional[int]]:

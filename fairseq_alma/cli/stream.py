@@ -1,4 +1,4 @@
-"""``alma-stream``: run a stream of mega-batches, resume it, or run one stage of it."""
+"""``alma-stream``: train on a stream of mega-batches, resume a run, or run one stage."""
 
 import argparse
 import contextlib
@@ -35,10 +35,10 @@ from fairseq_alma.watch.arrivals import ArrivalCurves
 from fairseq_alma.watch.run_display import RunDisplay
 
 Job = Union[TextJob, ImageJob]
-DESCRIPTION = "Train on one mega-batch after the other and test after each update (Algorithm 1 of the paper)."
+DESCRIPTION = "Train on mega-batches one after the other and test after each update (Algorithm 1 of the paper)."
 EPILOG = """\
 Options after -- are passed to fairseq-train (text) or to the training of image models, and take precedence over the
-defaults. No options are required there: alma-stream --stream STREAM --run RUN
+defaults. No options after -- are required: alma-stream --stream STREAM --run RUN
 
 In COMMAND, {{checkpoint}}, {{stage}}, {{arrival}}, {{run}} and {{stream}} are replaced.
 Learners: {learners}
@@ -52,16 +52,16 @@ def read_arguments(
     """Read the command line.
 
     Returns:
-        The parser, for further usage errors; the parsed options before ``--``; their words; the words after ``--``.
+        (parser for later usage errors, parsed options before ``--``, words before ``--``, words after ``--``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     own_words = words[:cut]
-    # Code of the user may declare options, so it is imported before the parser is built.
+    # User code may declare options, so import it before building the parser.
     reader = Parser(add_help=False, exit_on_error=False)
     for name in ("learners_from", "features_from"):
         reader.add_argument(flag(name))
-    with contextlib.suppress(argparse.ArgumentError):  # the complete parser reports it
+    with contextlib.suppress(argparse.ArgumentError):  # The complete parser reports the error.
         for name, found in vars(reader.parse_known_args(own_words)[0]).items():
             if found is not None and not Path(found).exists():
                 reader.error(f"{flag(name)} {found}: no such file or directory")
@@ -81,7 +81,7 @@ def build_parser() -> Parser:
         _add(parser, option)
     group = parser.add_argument_group("learner")
     how: dict[str, Any] = {"choices": learners, "default": "sm", "metavar": "NAME"}
-    group.add_argument("--learner", help="learner, see below (default: sm)", **how)
+    group.add_argument("--learner", help="learner (default: sm; see Learners below)", **how)
     declared: dict[str, dict[tuple[str, str], Option]] = {}
     for kind in LEARNERS:
         for name, learner in LEARNERS[kind].items():
@@ -91,7 +91,7 @@ def build_parser() -> Parser:
     for field, found in declared.items():
         options, names = [*found.values()], dict.fromkeys(name for _, name in found)
         about = "" if len(names) == len(learners) else f"{', '.join(names)}: "
-        # The chosen learner reads the word: its type and range may depend on the learner.
+        # The chosen learner parses the word, because type and range may depend on the learner.
         help = about + options[0].help + options[0].shown_default()
         words: dict[str, Any] = {"dest": field, "help": help.replace("%", "%%")}
         choices = [*dict.fromkeys(word for option in options for word in option.choices)]
@@ -122,7 +122,7 @@ def _add(group: Any, option: Option) -> None:
 def learner_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, kind: str
 ) -> tuple[type[Learner], dict[str, Any]]:
-    """Return the learner and its given options; report options that do not apply to it on this kind of data."""
+    """Return (learner, given options of the learner); report options that do not apply to the learner or the data."""
     learners = LEARNERS[kind]
     if arguments.learner not in learners:
         parser.error(f"--learner {arguments.learner}: not for {kind}; choose from {', '.join(learners)}")
@@ -183,7 +183,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if (start := request.finetune_from_model) is not None:
         refuse_no_file(start, "--finetune-from-model", "give a checkpoint of alma-import or fairseq-train")
         if not start.is_file():
-            raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give another one")
+            raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give the path of a checkpoint")
     for line in () if recipe is None else recipe.lines:
         print(f"# {line}" if arguments.dry_run else line)
     if arguments.dry_run:
@@ -224,7 +224,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def complete_options(
     request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
 ) -> Recipe:
-    """Choose the options of a run on text that are not given, after ``--`` and of features (in ``arguments``)."""
+    """Choose options that the user did not give for a run on text; set options of features in ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name} is for images; on text, give --preset paper or none")
     learner = request.build_learner("text", request.seeds[0])
@@ -264,9 +264,11 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) 
     with folder.lock_run():
         before = folder.read_run()
         if before is None or (before != record and not folder.has_begun()):
-            folder.write_run(record)  # a wrong option of a run that has not begun is forgotten
+            folder.write_run(
+                record
+            )  # Replace the record of a run without any training, so that the user can correct an option.
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
                 print_line(note, sys.stderr)
-            if record.get("recipe") != before.get("recipe"):  # another number of passes
+            if record.get("recipe") != before.get("recipe"):  # The number of passes differs.
                 folder.write_run({**before, "recipe": record["recipe"]})

@@ -1,8 +1,8 @@
-"""``alma-update``: the monthly job. One folder holds stream, run, report and exported model; each call adds a month.
+"""``alma-update``: train a language model on monthly text. MODEL/ has stream, run, report and exported model.
 
-It calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alma-export``. ``update.json`` has the options of
-the first call and, for each month, the decision (`next_step`) and the tests after it. It is written before a month is
-trained, after its training and at its end, so that the next call finishes a month that was killed.
+The command calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alma-export``. ``update.json`` has the
+options of the first call and, for each month, the decision of `next_step` and the test results. Each step of a month
+updates ``update.json``, so that the next call resumes a killed call.
 """
 
 import contextlib
@@ -40,30 +40,31 @@ from fairseq_alma.text.helper import call
 RECORD, VERSION = "update.json", 2
 STREAM, RUN, REPORT, EXPORT, LOG = "stream", "run", "report", "export", "update.log"
 NEXT = "run.next"
-"""The run that is trained next to the run that it will replace."""
+"""Folder of a new run until it replaces the current run."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
-"""Held-out shares of the first month; the last one holds for each month."""
+"""Held-out shares of the first month; --holdout-bytes applies to every month."""
 BUDGET = 3.0
 LEAST_PASSES = 1.0
-"""Minimum number of passes through the new text, also where ``--size`` or ``--redo`` has spent the budget before."""
+"""Minimum number of passes through the new text, even if ``--size`` or ``--redo`` has used up the budget."""
 LEAST_RESTART = 1.5
-"""Minimum number of passes through all text with which a larger model catches up with the model that it replaces."""
+"""Minimum number of passes through all text that a larger model needs to reach the loss of the current model."""
 TOKENS_PER_PARAMETER = 8
-"""With more tokens for each parameter, a model is too small for its text."""
+"""Maximum number of training tokens per parameter; above it, a model is too small for its text."""
 AHEAD = 6
-"""A new model is sized for this many times the text so far, because more text will follow (how-to/monthly.md)."""
+"""Factor on the tokens so far when sizing a new model, because more text will follow (how-to/monthly.md)."""
 LEAST_TOKENS = 2_600_000
-"""A new model is at least of the size for a run of this many tokens (width 128), as more text follows a small month:
-mean bits per byte after six months of novels were 1.960 with 1.15 million parameters and batch 2, 2.004 with 522
-thousand and batch 4, 2.065 with the 320 thousand parameters and batch 8 that the first month alone gave."""
+"""Minimum number of tokens when sizing a new model (width 128), because more text follows a small first month.
+
+Mean bits per byte after six months of novels: 1.960 (1.15M parameters, batch 2), 2.004 (522k, batch 4), 2.065 (320k,
+batch 8; size chosen by the first month alone)."""
 WORSE = 1.01
-"""Ratio of bits per byte above which a warning reports that old text is predicted worse than before."""
+"""Ratio of bits per byte on old text (after / before the month) above which the command prints a warning."""
 LEAST_OF_USUAL = 0.7
-"""Minimum bytes per token of a month, as a share of those of the first month."""
+"""Minimum ratio of the bytes per token of a month to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
 EPILOG = """\
-The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends its text, trains on draws
-from all text so far, tests the model, and writes report and export again. The same command resumes a killed call.
+The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on
+samples of all text so far, tests the model, and updates report and export. The same command resumes a killed call.
 Options after -- are passed to fairseq-train; give them with the first call.
 
   alma-update model 2026-01.txt.xz
@@ -73,18 +74,18 @@ Options after -- are passed to fairseq-train; give them with the first call.
 
 
 def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: float = BUDGET) -> tuple[str, float]:
-    """Decide whether the model continues, or a larger one begins.
+    """Decide whether to train the current model further or to train a new, larger model.
 
     Args:
-        parameters: size of the model; 0 if there is none.
-        tokens: tokens of each month so far, the new one last.
-        spent: tokens that all months before were trained on, each pass counted.
-        budget: passes; all months together cost at most this number of passes through all text so far, unless
-            ``--size`` or ``--redo`` asked for more.
+        parameters: number of parameters of the current model; 0 if there is no model.
+        tokens: number of tokens of each month so far, including the new month.
+        spent: number of tokens of all earlier trainings, counting each pass.
+        budget: maximum training tokens of all months, in passes through all text so far; ``--size`` and ``--redo``
+            may exceed it.
 
     Returns:
-        ``begin`` or ``restart`` with passes of a new model through all text, or ``continue`` with passes through the
-        new text.
+        (``begin`` or ``restart``, passes of a new model through all text) or (``continue``, passes through the new
+        text).
     """
     total = sum(tokens)
     affordable = (budget * total - spent) / total
@@ -96,26 +97,26 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
 
 
 def new_size(tokens: float, vocab_size: int) -> int:
-    """Return the number of parameters of a new model whose first training reads that many tokens, each pass counted."""
+    """Return the number of parameters for a new model whose first training reads ``tokens``, counting each pass."""
     row = row_of(max(LEAST_TOKENS, AHEAD * tokens))
     return num_params(row.width, row.layers, vocab_size)
 
 
 @dataclass(frozen=True)
 class UpdateOptions(Options):
-    """Options of a call; those that describe the text hold for all months."""
+    """Options of ``alma-update``; the options that describe the text apply to all months."""
 
-    model: Path = operand("folder of the model; a new one is created", "MODEL", parse=utf8_path)
+    model: Path = operand("model folder; created if it does not exist", "MODEL", parse=utf8_path)
     inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "maximum passes through the new text, and of all months through all text",
+        "maximum passes through the new text, and of all trainings through all text",
         range=real(0, 1000, above=True),
         metavar="R",
     )
-    redo: bool = opt(False, "train the newest month again, for example with another --budget; takes no NEW_TEXT")
+    redo: bool = opt(False, "train the newest month again, for example with another --budget; without NEW_TEXT")
     size: Optional[int] = opt(
-        None, "parameters, such as 800k; a later month then trains a new model (default: by the text)", parse=read_size
+        None, "number of parameters of a new model, such as 800k (default: chosen by the text)", parse=read_size
     )
     format: Optional[str] = opt(None, "format of the text of all months (default: auto)", choices=FORMATS)
     field: Optional[str] = opt(
@@ -125,36 +126,36 @@ class UpdateOptions(Options):
 
 
 class Month(Struct, omit_defaults=True):
-    """A month in ``update.json``. Its figures are bits per byte; None where nothing is held out."""
+    """A month in ``update.json``. Test results are bits per byte, or None without held-out text."""
 
     step: tuple[str, float]  # see `next_step`
-    first: int  # first month, from 0, of the run that has this month
-    size: Optional[int] = None  # parameters of a new model; None: alma-stream decides
-    replaces: bool = False  # a new run is trained, which then replaces the run
-    before: Optional[float] = None  # on this month's held-out part, before its training
-    months: list[Optional[float]] = []  # on the held-out part of each month so far, after its training
-    test: Optional[float] = None  # on the first month's test set, after its training
-    params: int = 0  # 0 until the month is trained
-    train_tokens: int = 0  # includes trainings of this month that --redo replaced
-    is_done: bool = False  # report and export are written
+    first: int  # index (from 0) of the first month of this month's run
+    size: Optional[int] = None  # number of parameters of a new model; None: chosen by alma-stream
+    replaces: bool = False  # whether this month trains a new run, which then replaces the current run
+    before: Optional[float] = None  # result on the held-out part of this month, before training on it
+    months: list[Optional[float]] = []  # result on the held-out part of each month so far, after training
+    test: Optional[float] = None  # result on the test set of the first month, after training
+    params: int = 0  # 0 before the training
+    train_tokens: int = 0  # including trainings that --redo replaced
+    is_done: bool = False  # whether report and export are written
 
 
 class UpdateRecord(Struct):
     """``update.json``."""
 
     version: int
-    text: list[str]  # options of the first call for alma-prep-text
-    words: list[str]  # options of the first call for fairseq-train
+    text: list[str]  # options for alma-prep-text, from the first call
+    words: list[str]  # options for fairseq-train, from the first call
     months: list[Month]
-    redo: Optional[Month] = None  # the newest month, while it is trained again
+    redo: Optional[Month] = None  # record of the newest month while --redo trains the month again
 
     def save(self, root: Path) -> None:
-        """Write it to the folder of the model."""
+        """Write the record to the model folder."""
         write_json_atomically(root / RECORD, msgspec.to_builtins(self))
 
 
 def read_record(root: Path) -> UpdateRecord:
-    """Read ``update.json``; return a record without months if the model is new. Raises AlmaError for other folders."""
+    """Read ``update.json``; return an empty record for a new model. Raises AlmaError if the folder has no record."""
     path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
     if path.exists():
         content = read_json_object(path, remedy)
@@ -162,7 +163,9 @@ def read_record(root: Path) -> UpdateRecord:
         return as_record(content, UpdateRecord, path, remedy)
     others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
     if root.is_file() or others - {STREAM, LOG}:
-        raise AlmaError(f"{root}: no {RECORD} found, so it is no folder of alma-update; give a new folder as MODEL")
+        raise AlmaError(
+            f"{root}: no {RECORD} found, so this is not a folder of alma-update; give a new folder as MODEL"
+        )
     return UpdateRecord(VERSION, [], [], [])
 
 
@@ -185,9 +188,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = build_parser()
     options = UpdateOptions.read(parser.parse_intermixed_args(words[:cut]))  # alma-update MODEL --size 1M NEW_TEXT
     if options.redo == bool(options.inputs):
-        parser.error("--redo: trains the newest month again; give no NEW_TEXT" if options.redo else "NEW_TEXT: missing")
+        parser.error("--redo trains the newest month again; remove NEW_TEXT" if options.redo else "NEW_TEXT: missing")
     root, is_new = options.model, not options.model.exists()
-    read_record(root)  # a folder of another kind is refused before a lock is written into it
+    read_record(root)  # Refuse a folder of another kind before writing a lock into it.
     try:
         with locked(root / ".lock", f"{root}", who="alma-update"):
             record = read_record(root)
@@ -202,14 +205,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
-    """Add a month, or finish the newest one if it has this text."""
+    """Add a month, or complete the newest month if it has this text."""
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
         refuse_model("after the --: --arch", dict(itertools.pairwise(words)).get("--arch", ARCHITECTURE))
         record.text, record.words = text, words
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, "--", *record.words])
-        raise AlmaError(f"{root / RECORD}: the first call had the options {first}; give these or none, or a new MODEL")
+        raise AlmaError(
+            f"{root / RECORD}: the first call had the options {first}; give the same options or none, or a new MODEL"
+        )
     how = dict(itertools.pairwise(record.text))
     form = None if how.get("--format") == "auto" else how.get("--format")
     sources = find_sources(options.inputs, form, how.get("--field", "text"), folder=None, out=root)
@@ -236,9 +241,9 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
 
 
 def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
-    """Train the newest month again in a new run, which then replaces the run."""
+    """Train the newest month again in a new run, which then replaces the current run."""
     if not record.months:
-        raise AlmaError(f"{root}: no month to redo; give NEW_TEXT for the first one")
+        raise AlmaError(f"{root}: no month to redo; give NEW_TEXT for the first month")
     was_unfinished = record.redo is None and _finish(root, record)
     last = record.months[-1]
     action = last.step[0] if options.size is None else "restart"
@@ -246,7 +251,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
     redo = Month((action, options.budget), first, options.size or last.size, True, last.before)
     redo.train_tokens = last.train_tokens
     if was_unfinished and (last.step, last.size) == (redo.step, redo.size):
-        return  # the call that was killed had the same options
+        return  # The killed call had the same options.
     if record.redo is None or (record.redo.step, record.redo.size) != (redo.step, redo.size):
         shutil.rmtree(root / NEXT, ignore_errors=True)
         record.redo = redo
@@ -255,7 +260,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
 
 
 def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Optional[int] = None) -> bool:
-    """Train the newest month, write report and export, and print its tests; return whether it was unfinished."""
+    """Train the newest month, write report and export, and print the test results; return whether it was incomplete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
     if len(months) == index:
@@ -279,7 +284,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
         _train(root, record, month, index)
         months[index], record.redo = month, None
         record.save(root)
-    if month.replaces and (root / NEXT).exists():  # update.json has the figures of the new run from here on
+    if month.replaces and (root / NEXT).exists():  # From here on, update.json has the results of the new run.
         shutil.rmtree(root / RUN, ignore_errors=True)
         (root / NEXT).rename(root / RUN)
         synchronise(root)
@@ -290,7 +295,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the bits per byte of the old model on the held-out part of the month with which a new model begins."""
+    """Return the bits per byte of the current model on the newest month's held-out part, for comparison."""
     split, run = stream.split(holdout_name(len(record.months) - 1)), RunFolder(root / RUN)
     if not split.num_tokens:
         return None
@@ -302,18 +307,20 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
 
 
 def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
-    """Train a month and set its figures."""
+    """Train a month and record its test results."""
     run = RunFolder(root / (NEXT if month.replaces else RUN))
-    if month.first < index and not run.root.exists():  # the new run has the stages before this one
+    if month.first < index and not run.root.exists():  # The new run gets the stages before this stage.
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
-        shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)  # files are never changed
+        shutil.copytree(
+            root / RUN, copy, ignore=left_out, copy_function=os.link
+        )  # Hard links are safe, because no command changes these files.
         copy.rename(run.root)
     argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--passes-of-new"]
     argv += ["--first-wait", str(month.first + 1), "--passes", f"{month.step[1]:.6g}"]
     argv += ["--size", str(month.size)] if month.size is not None else []
-    argv += ["--keep", str(index - 1)] if index > month.first else []  # for a redo
+    argv += ["--keep", str(index - 1)] if index > month.first else []  # for a later --redo
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         if status := stream_main([*argv, "--", *record.words]):
             raise SystemExit(status)
@@ -328,7 +335,7 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
 
 
 def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
-    """Write report and export, and print the tests of the newest month."""
+    """Write report and export, and print the test results of the newest month."""
     run, new = RunFolder(root / RUN), root / f".{EXPORT}.new"
     checkpoint = stage_predictor(run, run.read_stage(len(months) - 1 - months[-1].first) or {})
     shutil.rmtree(new, ignore_errors=True)
@@ -345,7 +352,7 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
 
 
 def describe(months: Sequence[Month]) -> Iterator[str]:
-    """Yield the lines about the newest month: bits per byte before and after it, and its training."""
+    """Yield lines about the newest month: bits per byte before and after its training, and cost of the training."""
     month, last = months[-1], months[-2] if len(months) > 1 else Month(("", 0), 0)
     rows = {
         "everything so far": ([*last.months, month.before], month.months),
@@ -359,18 +366,18 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
             change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
             yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
             if what == "old text" and after > WORSE * before:
-                yield f"warning: old text is predicted {change} than before; --redo --budget R trains with R passes"
+                yield f"warning: the loss on old text is {change} than before; --redo --budget R trains with R passes"
         elif after is not None:
             yield f"{what}: {after:.3f} bits per byte"
     action, passes = month.step
-    how = {"begin": "a new model", "restart": "a new, larger model", "continue": "the model continues"}
+    how = {"begin": "a new model", "restart": "a new, larger model", "continue": "the model is trained further"}
     text = "the new text" if action == "continue" else "all text so far"
-    yield f"training: {how[action]}, {passes:.2g} passes through {text} (drawn from all months)"
+    yield f"training: {how[action]}, {passes:.2g} passes through {text} (sampled from all months)"
     yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} tokens trained on"
 
 
 def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
-    """Raise AlmaError if the tokenizer needs many more tokens for a month's text than for that of the first month."""
+    """Raise AlmaError if the text of a month needs many more tokens per byte than the text of the first month."""
     blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 1)]
     texts = [text for block in blocks for text in documents_of(block)[:SAMPLED_DOCUMENTS]]
     num_tokens = sum(map(len, StreamTokenizer.open(stream.root).encode_batch(texts))) + len(texts)

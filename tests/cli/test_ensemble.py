@@ -69,7 +69,7 @@ def test_joining_changes_no_member_and_force_replaces_the_destination(members, t
     [
         (["1"], "1 weights for 2 members"),
         (["1", "-1"], "--weights -1: a number of at least 0"),
-        (["0", "0"], "at least one must be greater than 0"),
+        (["0", "0"], "at least one weight must be greater than 0"),
         (["1", "x"], "--weights x: a number is needed"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_larger_model_is_trained_in_a_new_run_that_replaces_the_run(model, tmp
     assert not (model / "run/stage-001").exists() and not (model / "run.next").exists()
     assert len(json.loads((model / "run/stage-000/stage.json").read_text())["holdouts"]) == 2
     output = call(capsys, model, write_month(tmp_path, 2))
-    assert "the model continues, 1 passes" in output and (model / "run/stage-001/stage.json").is_file()
+    assert "the model is trained further, 1 passes" in output and (model / "run/stage-001/stage.json").is_file()
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_24_small_months_cost_at_most_three_passes_and_one_test_and_export_each(
 
 def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
     months = [Month(("begin", 3.0), 0, months=[2.0]), Month(("continue", 3.0), 0, before=2.5, months=[2.03, 2.1])]
-    assert any(line.startswith("warning: old text is predicted 1.5 % worse") for line in describe(months))
+    assert any(line.startswith("warning: the loss on old text is 1.5 % worse") for line in describe(months))
     months[1].months[0] = 2.01
     assert not any(line.startswith("warning") for line in describe(months))
 

@@ -149,7 +149,7 @@ def test_a_completed_run_does_nothing_again_and_its_work_is_of_no_use_to_other_c
 
 def test_documents_of_a_step_before_are_refused_rather_than_lost(texts, tmp_path):
     stage = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "work"))[0]
-    with pytest.raises(AlmaError, match="end the one before with a writer"):
+    with pytest.raises(AlmaError, match="end the earlier pipeline with a writer"):
         stage.run(iter([Document("a text", "0")]))
 
 
