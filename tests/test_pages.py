@@ -80,7 +80,7 @@ def lines_of(page):
             yield language, block
         else:
             lines = block.replace("\\\n", " ").splitlines()
-            yield from ((language, line) for line in lines if line and not line.startswith(tuple(NOT_TYPED)))
+            yield from ((language, line) for line in lines if line and not line.startswith(("#", *NOT_TYPED)))
 
 
 def type_line(language, line, folder):
