@@ -1,1 +1,1 @@
-"""Reports: tables, figures and one page from the records of runs. No torch, no fairseq."""
+"""Make reports of runs: tables, figures and an HTML page. Imports neither torch nor fairseq."""

@@ -16,14 +16,14 @@ LEARNER_COLOURS = {
 }  # fmt: skip
 """Colours of Okabe and Ito (2008), in the order in which tables list the learners."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
-"""Options that the label and the number of experts already show."""
-# 97.5 % points of Student's t distribution with 1, 2, ... degrees of freedom.
+"""Options that are already part of the label or of the number of experts."""
+# 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
 T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over seeds; ``deviation`` is the sample standard deviation, NaN for one seed."""
+    """A metric over seeds: mean and sample standard deviation (NaN for one seed)."""
 
     mean: float
     deviation: float
@@ -31,7 +31,7 @@ class Spread:
 
     @staticmethod
     def of(by_seed: Mapping[Any, float]) -> Optional["Spread"]:
-        """Return mean and deviation over the seeds with a value; None without values."""
+        """Return the `Spread` over the seeds with a value, or None if no seed has a value."""
         found = {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
         values = list(found.values())
         deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
@@ -46,7 +46,7 @@ class Spread:
         return point * self.deviation / math.sqrt(freedom + 1)
 
     def minus(self, other: "Spread") -> Optional["Spread"]:
-        """Return the difference over the common seeds; None without common seeds."""
+        """Return the spread of the difference over the common seeds, or None if there are no common seeds."""
         return Spread.of(
             {seed: value - other.by_seed[seed] for seed, value in self.by_seed.items() if seed in other.by_seed}
         )
@@ -82,26 +82,26 @@ class Experiment:
 
     @property
     def colour(self) -> str:
-        """The colour of its learner; grey for a learner outside of the paper."""
+        """Colour of the learner; grey for a learner that is not in the paper."""
         return LEARNER_COLOURS.get(self.first.record["learner"], "#666666")
 
     @property
     def is_complete(self) -> bool:
-        """Whether a run learned from the full stream; False for an i.i.d. control."""
+        """Return whether a run is complete and used the full stream; False for i.i.d. controls."""
         return not self.first.options.get("iid") and any(run.is_complete for run in self.runs)
 
     def spread(self, figure: Callable[[RecordedRun], float]) -> Optional[Spread]:
-        """Return a figure over the seeds of complete runs."""
+        """Return the spread of a metric over the seeds of complete runs."""
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return a figure of the update at an arrival, times ``scale``, over seeds; None without an update."""
+        """Return the spread over seeds of a column at an arrival, times ``scale``; None without an update."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 
     @cached_property
     def course(self) -> DataFrame:
-        """Means over the runs with the most updates, a row for each arrival; ``deviation`` belongs to ``curve``."""
+        """Means over the runs with the most updates, a row per arrival; ``deviation`` is the deviation of ``curve``."""
         longest = [run for run in self.runs if len(run.done) == len(self.first.done)]
         rows = concat([run.arrivals for run in longest]).groupby(level=0)
         course = rows[["curve", "average", "tflops", "params", "experts"]].mean()
@@ -110,9 +110,9 @@ class Experiment:
 
 
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
-    """Group runs into experiments, ordered by size of the backbone, learner and waiting time.
+    """Group runs into experiments, sorted by size of the backbone, learner and waiting time.
 
-    Of two runs with the same options and seeds, the run with more updates counts.
+    Of two runs with the same options and seeds, keep the run with more updates.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):
@@ -141,7 +141,7 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
 
 
 def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
-    """Return each i.i.d. control, the learner with the same options and ``--wait 1``, and the mega-batches k."""
+    """Return (i.i.d. control, sequential experiment with the same options and ``--wait 1``, mega-batches k)."""
 
     def key(each: Experiment) -> tuple[Any, ...]:
         settings = sorted(each.first.settings.items())
@@ -153,7 +153,7 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
 
 
 def _named(groups: Sequence[Experiment]) -> list[Experiment]:
-    """Name each experiment by its label and, if needed, by experts, size and differing options."""
+    """Set the name of each experiment: the label and, if needed, experts, size and differing options."""
 
     def candidates(each: Experiment) -> list[str]:
         experts = each.first.experts + ("" if each.first.experts.endswith("models") else " experts")

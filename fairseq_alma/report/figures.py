@@ -1,6 +1,6 @@
-"""The figures of a report: the curve over arrivals (Figure 3), the trade-off with cost (Figures 2, 5, 7), growth.
+"""Draw the figures of a report: curve over arrivals (Figure 3), trade-off with cost (Figures 2, 5, 7), growth.
 
-A colour stands for a learner. Columns of panels are sizes of the backbone.
+The colour of a line shows the learner. Each column of panels shows one size of the backbone.
 """
 
 import math
@@ -22,7 +22,7 @@ from fairseq_alma.report.table import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 FAR = 2.0
-"""An untrained model is not drawn if it is worse than all other values by this factor."""
+"""Factor to all other values above which the value of the untrained model is not drawn."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -37,7 +37,7 @@ LEFT_OUT = {"png": "Software", "pdf": "CreationDate"}
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with the name of its files, title and caption."""
+    """A figure with file name, title and caption."""
 
     name: str
     title: str
@@ -46,14 +46,14 @@ class Drawing:
 
 
 def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
-    """Draw the figures of runs on one kind of data, the curve first."""
+    """Draw all figures of runs on one kind of data; the curve is the first figure."""
     with matplotlib.rc_context(STYLE):
         drawings = [draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)]
     return [drawing for drawing in drawings if drawing is not None]
 
 
 def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
-    """Write a figure as PNG and PDF and return the paths by their endings."""
+    """Write a figure as PNG and PDF; return the paths (file name extension -> path)."""
     paths = {ending: folder / f"{drawing.name}.{ending}" for ending in LEFT_OUT}
     with matplotlib.rc_context(STYLE):
         for ending, path in paths.items():
@@ -63,7 +63,7 @@ def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
 
 
 def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """Return the style of each experiment: the colour of its learner, with different markers and dashes."""
+    """Return the line style of each experiment: colour of the learner, with distinct markers and dashes."""
     colours = [each.colour for each in groups]
     ranks = [colours[:index].count(colour) for index, colour in enumerate(colours)]
     return [
@@ -73,7 +73,7 @@ def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
 
 
 def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw the test value of the current model at each arrival, with one standard deviation over seeds."""
+    """Draw the test metric of the current model at each arrival; bands are one standard deviation over seeds."""
     begun = [each for each in groups if len(each.first.done)]
     if not begun:
         return None
@@ -97,18 +97,18 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if top is not None:
         panels[0].set_ylim(0.95 * min(trained), top)
     if is_text or min(trained, default=1) * 8 < max(trained, default=1):
-        _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # the panels share it
+        _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # The panels share the axis.
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
     _legend(figure)
     caption = "The value of the current model at each arrival; bands are one standard deviation over seeds."
     if top is not None:
-        caption += f" Before the first update the untrained model counts ({untrained:,.4g}, not shown)."
+        caption += f" Before the first update, the current model is the untrained model ({untrained:,.4g}, not shown)."
     title = f"Test {'perplexity' if is_text else 'error'} after each mega-batch"
     return Drawing("curve", title, caption, figure)
 
 
 def _draw_staircase(axes: Axes, each: Experiment, look: dict[str, Any]) -> None:
-    """Draw each value from its arrival until the next update; an i.i.d. control is one marker."""
+    """Draw each value as a horizontal line from its arrival to the next update; an i.i.d. control as one marker."""
     course = each.course[each.course.curve.notna()]
     updates = course[course.done]
     if each.first.options.get("iid"):
@@ -126,7 +126,7 @@ def _draw_staircase(axes: Axes, each: Experiment, look: dict[str, Any]) -> None:
 def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
     """Draw the result of complete runs over the stream against training compute and parameters.
 
-    Text: a line through the arrivals, as in Figure 5. Images: a point for the full stream, as in Figures 2 and 7.
+    On text, draw a line through the arrivals (Figure 5); on images, a point for the full stream (Figures 2 and 7).
     """
     complete = [each for each in groups if each.is_complete]
     if not complete:
@@ -156,16 +156,16 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
         _logarithmic(axes.yaxis, "{:,.6g}".format)
     panels[0].set_ylabel("average test perplexity" if is_text else "CER (% points)")
     _legend(figure)
-    caption = "Lower and further left is better. " + (
+    caption = "Lower and farther left is better. " + (
         "Each line leads from the first update of a learner to the last arrival, the large marker."
         if is_text
-        else "A marker is the result over the full stream; bars are one standard deviation over seeds."
+        else "Markers show results over the full stream; error bars are one standard deviation over seeds."
     )
     return Drawing("trade-off", "Result against cost", caption, figure)
 
 
 def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw the validation value before and after each growth step, and after the next training."""
+    """Draw the validation metric before and after each growth step, and after the next training."""
     grown = [each for each in groups if each.first.done.after_growth.notna().any()]
     if not grown:
         return None
@@ -183,7 +183,7 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("validation perplexity" if scale == 1 else "validation error (%)")
     _legend(figure)
-    caption = "Three points for each growth step: before it, after it, and after the next training."
+    caption = "Three points for each growth step: before the step, after the step, and after the next training."
     return Drawing("growth", "Growth steps", caption, figure)
 
 
@@ -198,12 +198,12 @@ def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
 
 
 def _figure(width: float, groups: Sequence[Experiment]) -> Figure:
-    """Return a figure that is high enough for its legend; ``width`` in inches."""
+    """Create a figure of ``width`` inches with enough height for the legend."""
     return Figure(figsize=(width, max(3.1, 0.165 * len(groups))), layout="constrained")
 
 
 def _legend(figure: Figure) -> None:
-    """Put one legend next to the panels, with each experiment once."""
+    """Add one legend next to the panels that lists each experiment once."""
     pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     handles = {label: handle for handle, label in pairs}
     figure.legend(list(handles.values()), list(handles), loc="outside right upper")

@@ -1,7 +1,7 @@
-"""Read the records of a run into a DataFrame with a row for each arrival.
+"""Read the records of a run into a DataFrame with one row for each arrival.
 
-While a learner waits, the model of its last update counts; before the first update, an untrained model. Source: section
-3.1 of the paper, equations 1 and 2 (CER, Mem, Comp).
+An arrival without an update has the results of the previous update, or of the untrained model before the first update
+(section 3.1 of the paper, equations 1 and 2 for CER, Mem and Comp).
 """
 
 import itertools
@@ -21,7 +21,7 @@ from fairseq_alma.options import flag
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
 
-REMEDY = "remove this folder from the command, or run it again"
+REMEDY = "remove this run from the command, or repeat the training"
 RESULT = {"text": "ppl", "images": "error"}
 TEST_FLOPS = {"text": "test_flops_per_token", "images": "test_flops_per_image"}
 COUNTS = ("num_params", "num_experts", "num_members", "num_updates", "train_flops", "wall_seconds")
@@ -40,16 +40,16 @@ SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """A run, complete or not.
+    """The records of a complete or incomplete run.
 
     Attributes:
-        path: its folder.
+        path: run directory.
         record: content of run.json.
-        arrivals: a row for each arrival (index 0 to B-1). ``planned``: an update belongs there; ``done``: the update is
-            complete. From stage.json, else NaN: ``value``, the test perplexity or error (0 to 1); ``loss``; ``valid``,
-            ``before_growth``, ``after_growth``, the same on the validation set; counts. For each known arrival:
-            ``curve``, the value of the current model (errors in percent); ``average``, the mean so far; ``params`` and
-            ``experts`` (per layer) of all predicting models; ``tflops`` spent so far.
+        arrivals: one row for each arrival (index 0 to B-1). Columns: ``planned`` and ``done`` (whether the arrival has
+            a planned or complete update); from stage.json, or NaN: ``value`` (test perplexity, or error from 0 to 1),
+            ``loss``, the validation metrics ``valid``, ``before_growth`` and ``after_growth``, and counts; for each
+            known arrival: ``curve`` (value of the current model, errors in percent), ``average`` (mean so far),
+            ``params`` and ``experts`` per layer of all predicting models, and ``tflops`` (training cost so far).
     """
 
     path: Path
@@ -70,7 +70,7 @@ class RecordedRun:
 
     @property
     def seeds(self) -> tuple[int, Optional[int]]:
-        """Seed of the run and of its stream."""
+        """(seed of the run, seed of its stream)."""
         return self.record["seed"], self.stream.get("seed")
 
     @cached_property
@@ -83,7 +83,7 @@ class RecordedRun:
 
     @property
     def learner(self) -> str:
-        """The name of the learner in the paper, else its own name."""
+        """Name of the learner in the paper, or its ``--learner`` name if it is not in the paper."""
         known = LEARNERS[self.stream["kind"]].get(self.record["learner"])
         return (known.label if known else "") or self.record["learner"]
 
@@ -96,14 +96,14 @@ class RecordedRun:
 
     @property
     def size(self) -> str:
-        """Size of the backbone, ``mlp, width 64``; empty without options of size."""
+        """Size of the backbone, such as ``mlp, width 64``; empty if no option sets the size."""
         options = self.record["train_options"]
         words = [word for word in str(options.get("--arch", "")).split("_") if word in SIZE_WORDS]
         return ", ".join([*words, *(text.format(options[name]) for name, text in SIZES.items() if options.get(name))])
 
     @property
     def experts(self) -> str:
-        """Experts in a layer ``@`` models as in Table 2: ``4``, ``4@2``, ``4, 6, 8``; ``5 models`` without experts."""
+        """Experts per layer ``@`` models (Table 2), such as ``4``, ``4@2``, ``4, 6, 8``; ``5 models`` without experts."""
         pairs = list(zip(self.done.num_experts.astype(int), self.done.num_members.astype(int), strict=True))
         several = any(members > 1 for _, members in pairs)
         are_models = several and all(experts == 1 for experts, _ in pairs)
@@ -114,7 +114,7 @@ class RecordedRun:
 
     @property
     def final(self) -> float:
-        """Test perplexity or error (percent) after the newest update."""
+        """Test perplexity, or test error in percent, after the newest update."""
         return float(self.done.curve.iloc[-1]) if len(self.done) else math.nan
 
     @property
@@ -126,7 +126,7 @@ class RecordedRun:
 
     @property
     def memory(self) -> float:
-        """Mem: parameters summed over all arrivals; before the first update, its parameters count."""
+        """Mem: parameters summed over all arrivals; arrivals before the first update count its parameters."""
         return float(self.arrivals.params.bfill().sum()) if self.is_complete else math.nan
 
     @property
@@ -136,7 +136,7 @@ class RecordedRun:
 
     @cached_property
     def stream_key(self) -> str:
-        """A key that streams with comparable results share: the same text, or the same images in any order."""
+        """Key that is equal for streams with comparable results: the same text, or the same images in any order."""
         stream = self.stream
         if not self.is_text and stream.get("source"):
             return json.dumps([stream["source"], stream.get("dataset"), stream["num_megabatches"]])
@@ -144,7 +144,7 @@ class RecordedRun:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """The options that change the result, by flag."""
+        """Options that change the result (flag -> value)."""
         ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *PLACE_AND_PACE}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
@@ -155,7 +155,7 @@ class RecordedRun:
 
     @cached_property
     def experiment(self) -> str:
-        """A key that runs share if they differ only in their seeds."""
+        """Key that is equal for runs that differ only in their seeds."""
         parts = [self.record["learner"], self.settings, self.stream_key, len(self.arrivals)]
         return json.dumps(parts, sort_keys=True)
 
@@ -185,7 +185,7 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
         return RecordedRun(path, record, _arrivals(record, [stage for stage in stages if stage is not None]))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         what = f"{error} missing" if isinstance(error, KeyError) else str(error)
-        raise AlmaError(f"{path / RUN_RECORD}: damaged, or one of its stages ({what}); {REMEDY}") from error
+        raise AlmaError(f"{path / RUN_RECORD}: this record or a stage.json is damaged ({what}); {REMEDY}") from error
 
 
 def read_run(path: Path) -> DataFrame:
@@ -211,12 +211,12 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
     frame = frame.reindex(Index(range(num_arrivals), name="arrival"))
     frame.insert(0, "planned", [arrival in planned for arrival in frame.index])
     frame.insert(1, "done", [arrival in rows for arrival in frame.index])
-    # Text has one validation set, so the value before growth is the final value of the stage before.
+    # Text has one validation set, so the value before growth is the final value of the previous stage.
     is_unknown = frame.after_growth.notna() & frame.before_growth.isna()
     frame.loc[is_unknown, "before_growth"] = frame.valid.ffill().shift()[is_unknown]
     known = min((arrival for arrival in planned if arrival not in rows), default=num_arrivals)
     untrained = float(stream["vocab_size"]) if kind == "text" else 1 - 1 / stream["num_classes"]
-    # The perplexity of a diverged model, NaN or infinity, counts until the next update.
+    # The perplexity of a diverged model (NaN or infinity) is kept until the next update.
     value = frame.value.where(~(frame.done & frame.value.isna()), math.inf)
     frame["curve"] = value.ffill().fillna(untrained).where(frame.index < known) * (1 if kind == "text" else 100)
     frame["average"] = frame.curve.cumsum() / (frame.index + 1)

@@ -1,4 +1,4 @@
-"""Sentences of a report: the best learner; for a single run on text, its newest model."""
+"""Write the sentences of a report: the best learner, or for a single run on text its newest model."""
 
 import math
 import re
@@ -11,13 +11,13 @@ from fairseq_alma.report.tables import measure
 from fairseq_alma.runs.run_folder import RunFolder
 
 SAMPLE = "sample.txt"
-"""Optional file in the folder of a run with text of its newest model."""
+"""Optional file in a run directory with text that the newest model generated."""
 
 
 def sentences(groups: Sequence[Experiment]) -> list[str]:
-    """Return the best learner at the end and on average, its margin, and the number of seeds.
+    """Return sentences about the best learner at the end and on average, its margin, and the number of seeds.
 
-    Only complete runs on streams of the same length count; fewer than two experiments give an empty list.
+    Compare only complete runs on streams of the same length; return an empty list for fewer than two experiments.
     """
     longest = max(len(each.first.arrivals) for each in groups)
     complete = [each for each in groups if each.is_complete and len(each.first.arrivals) == longest]
@@ -36,9 +36,9 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         gap, seeds = best.minus(second), len(best.by_seed)
         doubt = ""
         if gap is None or len(gap.by_seed) < 2:
-            doubt = " Fewer than two seeds in common: another seed may change the order."
+            doubt = " Fewer than two common seeds: another seed may change the order."
         elif abs(gap.mean) <= gap.half_interval():
-            doubt = " Over these seeds the difference could be chance (95 % interval)."
+            doubt = " The difference is not significant over these seeds (95 % interval)."
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
         shown = f"{best.show(digits)}{unit if name != over_stream else ''}"
         over = f"over {seeds} {'seed' if seeds == 1 else 'seeds'}"
@@ -48,7 +48,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
 
 
 def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Yield titles and sentences about a run on text: newest model, gain of the last arrival, training loss."""
+    """Yield (title, sentence) pairs about a run on text: newest model, gain of the last arrival, training loss."""
     done = run.done
     if not run.is_text or done.empty:
         return
@@ -64,11 +64,11 @@ def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
     log = RunFolder(run.path).stage_folder(int(last.stage)) / "train-member-0.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
-        train = 2 ** float(losses[-1])  # fairseq logs bits per token
+        train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
         yield "Training and test", f"perplexity {train:.2f} in the last epoch of training, {last.value:.2f} on test"
 
 
 def sample(run: RecordedRun) -> Optional[str]:
-    """Return at most 2,000 characters of the file `SAMPLE` of a run; None if there is none."""
+    """Return at most 2,000 characters of the file `SAMPLE` of a run, or None if the file does not exist."""
     path = run.path / SAMPLE
     return path.read_text(encoding="utf-8", errors="replace")[:2000].strip() if path.is_file() else None

@@ -1,4 +1,4 @@
-"""A table of texts and numbers, as Markdown, CSV and LaTeX."""
+"""Format a table of texts and numbers as Markdown, CSV and LaTeX."""
 
 import math
 import re
@@ -14,7 +14,7 @@ WAITING, NOT_YET = "*", "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: text, number, and standard deviation over seeds; None for a name or a missing value."""
+    """A cell: text, number and standard deviation over seeds; both are None for a name or a missing value."""
 
     text: str
     number: Optional[float] = None
@@ -26,17 +26,17 @@ NOTHING = Cell(NOT_YET)
 
 
 def number(value: float, digits: int) -> Cell:
-    """Return a cell with a number of decimals; a dash for NaN."""
+    """Return a cell with a number, rounded to ``digits`` decimals; a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(f"{value:,.{digits}f}", value)
 
 
 def count(value: float) -> Cell:
-    """Return a cell with a large count in three digits: ``65.4M``; a dash for NaN."""
+    """Return a cell with a large count in three digits, such as ``65.4M``; a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(show_count(value), value)
 
 
 def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell:
-    """Return a cell with mean and standard deviation over seeds; ``missing`` without a value."""
+    """Return a cell with mean and standard deviation over seeds, or with the text ``missing`` for None."""
     if value is None:
         return Cell(missing)
     return Cell(value.show(digits), value.mean, None if math.isnan(value.deviation) else value.deviation)
@@ -59,9 +59,9 @@ class Table:
         name: name of its files.
         title: title.
         notes: meaning of the columns, in one paragraph.
-        rows: cells by the titles of the columns, which are the same in all rows.
-        best: titles of the columns with the smallest number in bold.
-        hidden: titles of the columns that are only in the CSV file.
+        rows: rows (column title -> cell) with the same columns in all rows.
+        best: titles of the columns whose smallest number is bold.
+        hidden: titles of the columns that only the CSV file contains.
         unranked: indices of rows that are never bold.
     """
 
@@ -75,11 +75,11 @@ class Table:
 
     @property
     def header(self) -> list[str]:
-        """Titles of the columns outside of the CSV file."""
+        """Titles of the columns that are not hidden."""
         return [title for title in self.rows[0] if title not in self.hidden]
 
     def body(self) -> list[list[tuple[str, bool]]]:
-        """Return the text of each cell and whether it is the best of its column, if there are two to compare."""
+        """Return (text, whether bold) of each visible cell; bold needs at least two numbers in the column."""
         lowest = {}
         for title in self.best:
             ranked = [_cell(row[title]).number for index, row in enumerate(self.rows) if index not in self.unranked]
@@ -104,7 +104,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", head, f"|{'|'.join(rule)}|", *rest, "", self.notes, ""])
 
     def csv(self) -> str:
-        """Return the numbers with all digits; a column of deviations follows its column of means."""
+        """Return the table as CSV with all digits; a column of standard deviations follows each column of means."""
         columns = {}
         for title in self.rows[0]:
             cells = [row[title] for row in self.rows]
@@ -132,6 +132,6 @@ def _latex(text: str) -> str:
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
-    """Give all rows the same columns, in the order in which they first appear."""
+    """Return the rows with the same columns in each row, in order of first appearance."""
     titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
     return [{title: row.get(title, NOTHING) for title in titles} for row in rows]

@@ -1,4 +1,4 @@
-"""The tables of a report: results by arrival, cost, growth, i.i.d. controls, held-out parts, evaluations, runs."""
+"""Make the tables of a report: results by arrival, cost, growth, i.i.d. controls, held-out parts, evaluations, runs."""
 
 import math
 from typing import Optional, Sequence
@@ -11,25 +11,25 @@ MAX_COLUMNS, FEW_COLUMNS = 20, 10
 
 
 def all_tables(groups: Sequence[Experiment]) -> list[Table]:
-    """Return the tables of runs on one kind of data that are not empty."""
+    """Return the non-empty tables of runs that use one kind of data."""
     made = (result_table, cost_table, growth_table, iid_table, holdout_table, evaluation_table, run_table)
     return [table for table in (make(groups) for make in made) if table.rows]
 
 
 def measure(run: RecordedRun) -> tuple[str, str, str]:
-    """Return the names of the test value, of the final value, and of its mean or sum over the stream."""
+    """Return the names of (test metric, its final value, its mean or sum over the stream)."""
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
-    """Return the arrivals outside of CSV files: all up to 20, else the last of each tenth."""
+    """Return the arrivals that a table shows: all of up to 20 arrivals, else the last arrival of each tenth."""
     if num_arrivals <= MAX_COLUMNS:
         return list(range(num_arrivals))
     return [round(num_arrivals * part / FEW_COLUMNS) - 1 for part in range(1, FEW_COLUMNS + 1)]
 
 
 def result_table(groups: Sequence[Experiment]) -> Table:
-    """Return the test value of each experiment after each arrival (Table 2) and over the stream."""
+    """Return the table of test metrics of each experiment after each arrival (Table 2) and over the stream."""
     first = groups[0].first
     value, final, over_stream = measure(first)
     num_arrivals = max(len(each.first.arrivals) for each in groups)
@@ -65,7 +65,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
 
 
 def cost_table(groups: Sequence[Experiment]) -> Table:
-    """Return the cost of each experiment over the stream: Mem and Comp of section 3.1, and hours."""
+    """Return the table of costs of each experiment over the stream: Mem and Comp (section 3.1), and hours."""
     rows: list[Row] = []
     for each in groups:
         per = "token" if each.first.is_text else "image"
@@ -86,7 +86,7 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
 
 
 def growth_table(groups: Sequence[Experiment]) -> Table:
-    """Return the validation value before and after each growth step, and after the next training."""
+    """Return the table of validation metrics before and after each growth step, and after the next training."""
     rows: list[Row] = []
     scale, (value, *_) = 1.0 if groups[0].first.is_text else 100.0, measure(groups[0].first)
     for each in groups:
@@ -100,12 +100,12 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"
-    notes = f"Validation {value}{unit} before and after the weights grow, and of the predicting model after training."
+    notes = f"Validation {value}{unit} before and after each growth step, and of the model after training."
     return Table("growth", "Growth steps", notes, rows)
 
 
 def iid_table(groups: Sequence[Experiment]) -> Table:
-    """Return sequential learning next to i.i.d. training on the same k mega-batches (Table 1)."""
+    """Return the table that compares sequential and i.i.d. training on the same k mega-batches (Table 1)."""
     rows: list[Row] = []
     for control, sequential, k in iid_pairs(groups):
         iid, other = control.at(k - 1), sequential.at(k - 1)
@@ -114,14 +114,12 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
             gap = other.mean / iid.mean - 1
             row |= {"k": Cell(str(k), k), "i.i.d.": spread(iid, 2), "sequential": spread(other, 2)}
             rows.append(row | {"gap": Cell(f"{gap:+.1%}", gap)})
-    notes = (
-        "k: number of mega-batches. Both train on the same data for the same number of updates, at once or in sequence."
-    )
-    return Table("iid", "Sequential learning next to i.i.d. training", notes, rows)
+    notes = "k: number of mega-batches. Both trainings use the same data and the same number of updates."
+    return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 
 def holdout_table(groups: Sequence[Experiment]) -> Table:
-    """Return the loss on the held-out part of each mega-batch after each arrival, of one run of each experiment."""
+    """Return the table of losses on each mega-batch's held-out part after each arrival, one run per experiment."""
     rows: list[Row] = []
     for each in groups:
         for arrival, holdouts in each.first.done.holdouts.dropna().items():
@@ -132,14 +130,14 @@ def holdout_table(groups: Sequence[Experiment]) -> Table:
                 row[f"m{part['megabatch']}"] = number(part.get("bits_per_byte") or math.nan, 3)
             rows.append(row)
     notes = (
-        "Bits per byte on the held-out part of each mega-batch, m0 is the first. newest, before: on the held-out part "
-        "of the newest mega-batch before training on it."
+        "Bits per byte on the held-out part of each mega-batch, m0 is the first. newest, before: loss on the held-out "
+        "part of the newest mega-batch before training on this mega-batch."
     )
     return Table("holdouts", "Held-out parts of the mega-batches", notes, filled(rows))
 
 
 def evaluation_table(groups: Sequence[Experiment]) -> Table:
-    """Return the figures of ``--then-evaluate`` after each arrival, a row for each figure of a run."""
+    """Return the table of ``--then-evaluate`` metrics after each arrival, one row for each metric of a run."""
     rows: list[Row] = []
     for each in groups:
         for run in each.runs:
@@ -149,12 +147,15 @@ def evaluation_table(groups: Sequence[Experiment]) -> Table:
                 values = {arrival: figures.get(figure, math.nan) for arrival, figures in found.items()}
                 rows.append(row | {f"t{a}": Cell(f"{v:.5g}", v) for a, v in values.items() if not math.isnan(v)})
     return Table(
-        "evaluation", "Evaluations after each mega-batch", "Figures of the command of --then-evaluate.", filled(rows)
+        "evaluation",
+        "Evaluations after each mega-batch",
+        "Metrics that the --then-evaluate command printed.",
+        filled(rows),
     )
 
 
 def run_table(groups: Sequence[Experiment]) -> Table:
-    """Return the runs; the CSV file also has the test value after each arrival."""
+    """Return the table of runs; the CSV file also has the test metric after each arrival."""
     rows: list[Row] = []
     _, final, over_stream = measure(groups[0].first)
     for each in groups:
@@ -166,11 +167,11 @@ def run_table(groups: Sequence[Experiment]) -> Table:
             rows.append(row | {f"t{arrival}": number(value, 2) for arrival, value in run.done.curve.items()})
     rows = filled(rows)
     hidden = {title for title in rows[0] if title[1:].isdecimal()}
-    return Table("runs", "Runs", "Folders, complete stages and results.", rows, hidden=hidden)
+    return Table("runs", "Runs", "Run directory, complete stages and results of each run.", rows, hidden=hidden)
 
 
 def _size(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:
-    """Return the columns that distinguish experiments with the same label: size of the backbone, and options."""
+    """Return the columns that distinguish experiments with the same label: size of the backbone and options."""
     columns = {"size": each.first.size} if len({other.first.size for other in groups}) > 1 else {}
     keys = [(other.label, other.first.experts, other.first.size) for other in groups]
     if len(set(keys)) < len(keys):

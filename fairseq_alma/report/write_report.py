@@ -1,4 +1,4 @@
-"""Write a report: tables and figures of runs as files, and one HTML page that contains all of them."""
+"""Write a report: tables and figures of runs as files, and an HTML page with all tables and figures."""
 
 import base64
 import importlib.util
@@ -28,7 +28,7 @@ DRAWINGS = ("curve", "trade-off", "growth")
 
 
 class Report:
-    """The report on at least one run, complete or not; all on one kind of data."""
+    """A report on one or more runs that use one kind of data; runs may be incomplete."""
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
         self.runs = runs
@@ -40,15 +40,15 @@ class Report:
         self.own += [(f"Sample of text, {name}", text) for name, text in samples if text]
 
     def text(self) -> str:
-        """Return the text for a terminal: results, sentences, then the other tables except the list of runs."""
+        """Return the report for a terminal: results, sentences, and the other tables except the table of runs."""
         result, *others = (table.markdown() for table in self.tables if table.name != "runs")
         lines = [*self.sentences, *(f"{title}: {sentence}" for title, sentence in self.own)]
         return "\n".join([result, *([*lines, ""] if lines else []), *others])
 
     def write(self, out: Path) -> Path:
-        """Write tables, figures and page into a folder and return the path of the page.
+        """Write tables, figures and the HTML page into a folder; return the path of the page.
 
-        Other tables and figures of an earlier report are removed. Without matplotlib there are no figures.
+        Remove other tables and figures of an earlier report. Without matplotlib, write no figures.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
         drawings: list[Any] = []
@@ -60,7 +60,7 @@ class Report:
             drawings = figures.draw_all(self.groups)
         known = {f"{name}.{end}" for name in TABLES for end in TEXTS}
         known |= {f"{FIGURES}/{name}.{end}" for name in DRAWINGS for end in ("png", "pdf")}
-        for name in (PAGE, *texts):  # before the first file is written
+        for name in (PAGE, *texts):  # Draw before writing the first file.
             refuse_irregular(out / name)
         for name in known - set(texts):
             (out / name).unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class Report:
 
 
 def command_of(run: RecordedRun) -> str:
-    """Return the alma-stream command of a run.json."""
+    """Return the alma-stream command that run.json records."""
     words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.record["learner"]]
     words += ["--run", str(run.path), "--seed", str(run.record["seed"])]
     for name, value in run.options.items():
@@ -110,7 +110,7 @@ def command_of(run: RecordedRun) -> str:
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return the runs that compare with the first one, and an error for each other run.
+    """Return (runs with results comparable to the first run, an error for each other run).
 
     ``mix`` accepts other streams of the same kind of data.
     """

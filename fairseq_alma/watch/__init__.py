@@ -1,1 +1,1 @@
-"""What a user watches: the progress of a run on the terminal, its curves over arrivals in TensorBoard and W&B."""
+"""Show the progress of a run on the terminal, and write its results to TensorBoard and W&B."""

@@ -1,5 +1,4 @@
-"""Write the results of each arrival to TensorBoard and Weights & Biases, if fairseq's options for them are given.
-
+"""Write the results of each arrival to TensorBoard and Weights & Biases, if the options of fairseq request it.
 ``--tensorboard-logdir DIR``: ``DIR/RUN/arrivals``, next to fairseq-train's logs in ``DIR/RUN/stage-NNN/member-M``.
 ``--wandb-project NAME``: one W&B run for the arrivals and one for each training, in one group.
 """
@@ -23,9 +22,9 @@ COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_sec
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str, float]]:
-    """Return the results of each arrival of the complete stages, from the first update on.
+    """Return the results of each arrival from the first update to the last complete stage.
 
-    While a learner waits, the results of its last update count (paper, section 3.1), at no cost.
+    An arrival without an update has the results of the previous update (paper, section 3.1) and no cost.
     """
     points: list[dict[str, float]] = []
     for plan in plans:
@@ -39,7 +38,7 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str,
 
 
 def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, float]:
-    """Return the numbers of a record: ``test/loss``, ``stage/num_params``, …"""
+    """Return the numbers of a record by name, such as ``test/loss`` and ``stage/num_params``."""
     figures: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -55,14 +54,14 @@ def curves_folder(logdir: str, run: RunFolder, model: ModelId) -> Path:
 
 
 def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[str, str]:
-    """Return the environment variables that name the W&B run of a training, or of the arrivals (None)."""
+    """Return the environment variables that name the W&B run of a training, or of the arrivals if ``model`` is None."""
     name = run.name if model is None else f"{run.name}/{run.model_folder(model).relative_to(run.root)}"
     identity = hashlib.sha256(f"{run.root.resolve()} {model}".encode()).hexdigest()[:16]
     return {"WANDB_NAME": name, "WANDB_RUN_GROUP": run.name, "WANDB_RUN_ID": identity, "WANDB_RESUME": "allow"}
 
 
 class ArrivalCurves:
-    """Writes the results of a run's arrivals while it runs; each launch writes all of them again."""
+    """Writer of the arrival results of a run; each launch writes the results of all arrivals again."""
 
     def __init__(self, run: RunFolder, plans: Sequence[StagePlan], options: Mapping[str, str]) -> None:
         self.run, self.plans = run, plans
@@ -71,14 +70,14 @@ class ArrivalCurves:
         self.writer: Any = None
 
     def begin(self) -> None:
-        """Raise AlmaError unless the packages are installed."""
+        """Raise AlmaError unless the packages for the options are installed."""
         for option, value in self.wanted.items():
             found = importlib.util.find_spec(PACKAGES[option])
-            if found is None or found.origin is None:  # W&B's output folder ``wandb`` can be imported too
+            if found is None or found.origin is None:  # a ``wandb`` output folder has no origin
                 raise AlmaError(f"{option} {value}: {PACKAGES[option]} is missing; pip install {PACKAGES[option]}")
 
     def catch_up(self, at_end: bool = False) -> None:
-        """Write the new complete stages, to W&B at the end; a failure prints a note, and training continues."""
+        """Write the newly completed stages to TensorBoard, and to W&B if ``at_end``; on failure, only print a note."""
         try:
             points = arrival_points(self.run, self.plans) if self.wanted else []
             if TENSORBOARD in self.wanted:
@@ -102,7 +101,9 @@ class ArrivalCurves:
                 how |= {"name": os.environ.get("WANDB_NAME", self.run.name), "config": self.run.read_run()}
                 with wandb.init(project=self.wanted[WANDB], job_type="arrivals", **how) as shown:
                     for point in points:
-                        if point["arrival"] >= shown.step:  # online, earlier launches wrote the arrivals before
+                        if (
+                            point["arrival"] >= shown.step
+                        ):  # W&B online already has the arrivals that earlier launches wrote.
                             shown.log(dict(point), step=int(point["arrival"]))
         except Exception as error:
             print_line(f"note: no curves of {self.run.root} ({' '.join(str(error).split())})", sys.stderr)

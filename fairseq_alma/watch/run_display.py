@@ -1,7 +1,7 @@
-"""Show a run: the training in progress with its remaining time, and one line for each complete stage.
+"""Show the progress of a run: the current training with its remaining time, and one line for each complete stage.
 
-On a terminal `rich.progress` shows the training; elsewhere a line is printed every 15 seconds. Stages, arrivals and
-mega-batches are counted from 1 here, and from 0 in files and options.
+On a terminal, `rich.progress` shows the training; otherwise the display prints a line every 15 seconds. Displayed
+numbers of stages, arrivals and mega-batches start at 1; numbers in files and options start at 0.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
-    """Return ``stage 1/2, arrival 3 (mega-batches 1-3)``."""
+    """Return a description of a stage, such as ``stage 1/2, arrival 3 (mega-batches 1-3)``."""
     first, last = plan.stage.megabatches[0] + 1, plan.stage.megabatches[-1] + 1
     span = f"mega-batch {first}" if first == last else f"mega-batches {first}-{last}"
     return f"stage {plan.stage.index + 1}/{num_stages}, arrival {plan.stage.last_arrival + 1} ({span})"
 
 
 class TrainingProgress:
-    """One training while it runs.
+    """Progress of the current training.
 
     Args:
-        show: called with updates, their final number or None, and a text.
+        show: function called with (number of updates, final number of updates or None, text).
         unit: ``token`` or ``image``.
-        max_update: final number of updates; None: not known yet (the attribute may be set later).
-        done: updates of earlier launches.
+        max_update: final number of updates; None if not known yet (set the attribute later).
+        done: number of updates of earlier launches.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TrainingProgress:
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
     ) -> None:
-        """Show the training after an update; loss in bits per token or nats per image, tokens or images per second."""
+        """Show the training after an update: loss in bits per token or nats per image, rate per second."""
         self.num_updates, now = num_updates, time.monotonic()
         self.first = self.first or (num_updates, now)
         text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
@@ -62,7 +62,7 @@ class TrainingProgress:
 
 
 class RunDisplay:
-    """Shows a run, in units of ``token`` or ``image``; ``name`` is the prefix of every line. A context manager."""
+    """Display of a run (context manager); ``unit`` is ``token`` or ``image``, ``name`` is a prefix of every line."""
 
     def __init__(
         self, plans: Sequence[StagePlan], unit: str, curves: Optional[ArrivalCurves] = None, name: str = ""
@@ -85,7 +85,7 @@ class RunDisplay:
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show a training, None: of all models in one network; see `TrainingProgress`."""
+        """Show a training (None for the joint training of all models); see `TrainingProgress`."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update, done)
         self._show(title, done, max_update, "")
@@ -103,11 +103,11 @@ class RunDisplay:
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        print_line(f"{self._title(plan)}: complete already, {_result(record)}", sys.stdout)
+        print_line(f"{self._title(plan)}: already complete, {_result(record)}", sys.stdout)
 
     def trained(self, plan: StagePlan, training: Training) -> None:
-        """Show that one member of a stage is trained, and that the stage is not complete."""
-        print_line(f"{self._title(plan, training)}: trained; a call without --member completes the stage", sys.stdout)
+        """Print that the training of one member is complete but the stage is not."""
+        print_line(f"{self._title(plan, training)}: trained; run without --member to complete the stage", sys.stdout)
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
         counts = f"{record['num_updates']:,} updates, {record['num_params']:,} parameters"
