@@ -215,8 +215,9 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
 def require_version(version: Any, known: int, path: Path, remedy: str) -> None:
     """Raise AlmaError unless the format version of a record is ``known``."""
     if version != known:
+        old = " of fairseq_alma 0.2.0 or older" if version in (None, 1) else ""
         raise AlmaError(
-            f"{path}: format version {version!s:.60} found, this version of fairseq_alma reads {known}; {remedy}"
+            f"{path}: format version {version!s:.60}{old} found, this version of fairseq_alma reads {known}; {remedy}"
         )
 
 

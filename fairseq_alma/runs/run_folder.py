@@ -232,12 +232,7 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
 def _read(path: Path, remedy: str) -> dict[str, Any]:
     content = read_json_object(path, remedy)
     version = content.pop(VERSION_KEY, FORMAT_VERSION)
-    if version == 1:
-        raise AlmaError(
-            f"{path}: written by fairseq_alma 0.2.0, which this version does not read; give another --run, or install "
-            "fairseq_alma 0.2.0"
-        )
-    require_version(version, FORMAT_VERSION, path, "install the version that wrote it")
+    require_version(version, FORMAT_VERSION, path, "give another --run, or install the version that wrote it")
     return content
 
 

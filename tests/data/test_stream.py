@@ -89,6 +89,7 @@ def test_a_missing_split_is_refused_with_the_existing_ones(tmp_path, ask, messag
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"format_version": 1}, "format version 1 of fairseq_alma 0.2.0 or older found, .* prepare the stream again"),
         ({"format_version": 7}, "format version 7 found, this version of fairseq_alma reads 2"),
         ({"kind": "sound"}, r"\$\.kind"),
         ({"num_megabatches": 3}, "damaged, 3 mega-batches announced, 2 listed"),

@@ -25,7 +25,10 @@ def test_a_run_of_version_0_2_0_and_one_of_a_later_version_are_refused_in_one_li
     assert folder.read_run() == RUN
     for record, read in (("run.json", folder.read_run), ("stage-000/stage.json", lambda: folder.read_stage(0))):
         (tmp_path / record).parent.mkdir(exist_ok=True)
-        for version, message in ((1, "written by fairseq_alma 0.2.0"), (3, "format version 3 found, this .* reads 2")):
+        for version, message in (
+            (1, "format version 1 of fairseq_alma 0.2.0 or older found"),
+            (3, "format version 3 found, this .* reads 2"),
+        ):
             (tmp_path / record).write_text(json.dumps({"format_version": version}))
             with pytest.raises(AlmaError, match=f"{record}: {message}"):
                 read()
