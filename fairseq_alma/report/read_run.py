@@ -103,7 +103,7 @@ class RecordedRun:
 
     @property
     def experts(self) -> str:
-        """Experts per layer ``@`` models (Table 2), such as ``4``, ``4@2``, ``4, 6, 8``; ``5 models`` without experts."""
+        """Experts per layer ``@`` models (Table 2): ``4``, ``4@2``, ``4, 6, 8``; ``5 models`` without experts."""
         pairs = list(zip(self.done.num_experts.astype(int), self.done.num_members.astype(int), strict=True))
         several = any(members > 1 for _, members in pairs)
         are_models = several and all(experts == 1 for experts, _ in pairs)
