@@ -1,6 +1,6 @@
-"""Training features, one file each, and the integration of training and tests with fairseq's commands.
+"""Training features (one module each), and the integration of training and evaluation with fairseq's commands.
 
-The features for both kinds of data are registered here, in the order of their hooks.
+This module registers the features for both kinds of data, in the order in which their hooks are called.
 """
 
 from fairseq_alma.training.autocast import Autocast

@@ -1,7 +1,7 @@
-"""Matrix products in bf16 with fp32 weights (torch's autocast), and rejection of fairseq's half precision.
+"""``--autocast``: compute matrix products in bf16 with fp32 weights, and reject fairseq's half precision.
 
-fairseq's fp16 and bf16 optimizers do not save their fp32 weights, and ``--amp`` does not save the loss scale, so that a
-resumed training differs. Its parser also turns ``--bf16`` into ``--tpu``.
+fairseq's fp16 and bf16 optimizers do not save their fp32 weights, and ``--amp`` does not save the loss scale. A resumed
+training would therefore differ. fairseq's parser also expands ``--bf16`` to ``--tpu``.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class _RejectedPrecision(argparse.Action):
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Make the parser of a stock command reject fairseq's half precision; tests may use ``--fp16``."""
+    """Make the parser of a stock command reject fairseq's half precision; evaluation commands accept ``--fp16``."""
     group = parser.add_argument_group("rejected options", conflict_handler="resolve")  # replaces fairseq's options
     for option in _FOR_TPUS if evaluates else (*_FOR_TPUS, *_INEXACT):
         group.add_argument(option, action=_RejectedPrecision, nargs=0, default=False, help="see --autocast")
@@ -34,11 +34,11 @@ def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -
 
 @dataclass
 class Autocast(Feature):
-    """Run forward passes in autocast to bf16."""
+    """Run forward passes under torch's autocast to bf16."""
 
     autocast: Optional[str] = opt(
         None,
-        "matrix products in bf16; weights in model, optimizer and checkpoint stay fp32",
+        "data type of matrix products; model weights, optimizer state and checkpoints are fp32",
         choices=("bf16",),
         side=TRAINING,
         defaults={TRAINING: NONE},

@@ -1,9 +1,9 @@
-"""A moving average of the weights with a half-life relative to the training length.
+"""``--ema-half-life``: a moving average of the weights whose half-life is relative to the training length.
 
-After update t the average keeps the share 2^(-1 / (f t)) of itself. The half-life is f times the number of updates so
-far, so that the average is useful at every arrival while the learning rate stays constant. The weight of an update is a
-power of its number, as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion Models",
-section 3.1). fairseq's ``--store-ema`` has a constant decay.
+The decay factor at update t is 2^(-1 / (f t)): the half-life is f times the number of updates so far. The average is
+therefore useful at every arrival while the learning rate is constant. The weight of an update is a power of its number,
+as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion Models", section 3.1). fairseq's
+``--store-ema`` has a constant decay factor.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def average_decay(update: int, half_life: Fraction) -> float:
-    """Return the share of itself that the average keeps after an update, counted from 1."""
+    """Return the decay factor of the average at an update, counted from 1."""
     return 2.0 ** float(-1 / (half_life * update))
 
 
 @dataclass
 class WeightAverage(Feature):
-    """Average the weights after each update.
+    """Update the average of the weights after each update.
 
     Attributes:
         average: averaged parameters by name, fp32; None before the first update.
@@ -39,7 +39,7 @@ class WeightAverage(Feature):
 
     ema_half_life: Optional[str] = opt(
         None,
-        "test averaged weights; half-life as a share of all updates so far",
+        "evaluate averaged weights; half-life as a fraction of the updates so far",
         choices=("1/32", "1/16", "1/8"),
         defaults={TRAINING: NONE},
     )
@@ -75,7 +75,7 @@ class WeightAverage(Feature):
 
 
 def write_average(path: Path, out: Path) -> None:
-    """Write the averaged weights of a checkpoint as a new checkpoint; errors as in `averaged_model`."""
+    """Write the averaged weights of a checkpoint to a new checkpoint; raises the errors of `averaged_model`."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 
     write_checkpoint(averaged_model(read_checkpoint(path), path), out)
@@ -85,7 +85,7 @@ def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
     """Return the checkpoint loaded from ``path`` with its averaged weights and without optimizer state.
 
     Raises:
-        AlmaError: the checkpoint has no average, or the average has other shapes than the model.
+        AlmaError: the checkpoint has no averaged weights, or their shapes differ from the shapes of the model.
     """
     from fairseq_alma.checkpoints.checkpoint_file import find_average, with_shared_names
 

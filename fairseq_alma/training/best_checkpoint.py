@@ -1,4 +1,4 @@
-"""``--best-checkpoint``: select the checkpoint of a stage by its loss on ``valid``."""
+"""``--best-checkpoint``: select the checkpoint with the lowest loss on ``valid`` in each stage."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Optional
@@ -15,7 +15,7 @@ class BestCheckpoint(Feature):
 
     best_checkpoint: Optional[bool] = opt(
         None,
-        "test the checkpoint with the lowest loss on valid, and start the next stage from it",
+        "evaluate the checkpoint with the lowest loss on valid, and start the next stage from it",
         kinds=("text",),
         side=PLAN,
     )

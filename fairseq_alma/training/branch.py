@@ -1,6 +1,7 @@
-"""Test a copy whose learning rate decays to zero, while the training continues without decay.
+"""``--branch-share``: evaluate a branch (copy of the model whose learning rate decays to zero).
 
-Sources: warmup-stable-decay (Hu et al. 2024, MiniCPM); the shape 1 - sqrt (Hägele et al. 2024).
+The training itself continues without decay. The schedule is warmup-stable-decay (Hu et al. 2024, MiniCPM); the decay
+has the shape 1 - sqrt (Hägele et al. 2024).
 """
 
 from dataclasses import dataclass
@@ -26,13 +27,17 @@ class LRBranch(Feature):
 
     branch_share: Optional[float] = opt(
         None,
-        "test a copy whose rate decays to 0 over the last share S of all updates",
+        "evaluate a copy of the model whose learning rate decays to 0 over the last fraction S of all updates",
         range=real(0, 1, above=True, below=True),
         side=PLAN,
         metavar="S",
     )
-    branch_from: Optional[int] = opt(None, "update after which the rate decays", range=integer(0), side=TRAINING)
-    branch_until: Optional[int] = opt(None, "update at which the rate reaches zero", range=integer(1), side=TRAINING)
+    branch_from: Optional[int] = opt(
+        None, "update after which the learning rate decays", range=integer(0), side=TRAINING
+    )
+    branch_until: Optional[int] = opt(
+        None, "update at which the learning rate reaches zero", range=integer(1), side=TRAINING
+    )
 
     def __post_init__(self) -> None:
         self._groups: Sequence[dict[str, Any]] = ()
@@ -40,7 +45,7 @@ class LRBranch(Feature):
 
     @property
     def copies(self) -> bool:
-        """Return whether a decaying copy is tested and then deleted."""
+        """Return whether a branch is trained, evaluated and then deleted."""
         return self.branch_share is not None
 
     @property
@@ -54,8 +59,8 @@ class LRBranch(Feature):
     def num_updates(self, of_stage: int, before: int = 0) -> int:
         """Return the number of updates with a decaying learning rate in a stage.
 
-        It is at least one and less than all, because the copy starts from a checkpoint within the stage. ``before`` is
-        the number of updates of the optimizer before the stage.
+        The number is at least one and less than all updates of the stage, because the branch starts from a checkpoint
+        within the stage. ``before`` is the number of updates of the optimizer before the stage.
         """
         assert self.branch_share is not None
         return max(1, round(min(self.branch_share * (before + of_stage), of_stage - 1)))
@@ -78,5 +83,7 @@ class LRBranch(Feature):
                 group["lr"] *= branch_factor(update, self.branch_from, self.branch_until)
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        for group, rate in zip(self._groups, self._rates, strict=True):  # without a schedule nothing else resets it
+        for group, rate in zip(
+            self._groups, self._rates, strict=True
+        ):  # without a schedule, only this line resets the rate
             group["lr"] = rate

@@ -1,8 +1,9 @@
 """Carry the optimizer from stage to stage, and count the updates and tokens of each stage.
 
-fairseq starts a training with weights alone, or resumes it. ``--continue-once`` resumes from another checkpoint:
-weights, optimizer, number of updates, schedule, and position in the data. A stage with a carried optimizer takes all of
-these except the position, a branch takes all. Later launches resume from the last checkpoint of the stage.
+fairseq loads only the weights of a checkpoint, or resumes its training. ``--continue-once`` resumes from a checkpoint
+of another training: weights, optimizer, number of updates, schedule, and position in the data. A stage with a carried
+optimizer loads all of these values except the position. A branch (copy of the model whose learning rate decays) loads
+all of them. Later launches resume from the last checkpoint of the stage.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from fairseq_alma.training.feature import ENDLESS, Feature, PlannedRun, Setting
 
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
-"""Optimizers whose state can grow with a model."""
+"""Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
 """Key of the task state: a list of records with from_update, batch_size, max_tokens, update_freq and num_procs."""
 
@@ -25,7 +26,7 @@ BATCHES = "batches"
 class TokenCount(Feature):
     """Count the training tokens of a stage, and record changes of the batch size.
 
-    fairseq resets its meters if a training resumes at the start of an epoch.
+    fairseq's own token count is reset when a training resumes at the start of an epoch.
     """
 
     is_on: ClassVar[bool] = True
@@ -58,7 +59,7 @@ class TokenCount(Feature):
 
 @dataclass
 class CarriedOptimizer(Feature):
-    """Start a stage, or a branch, with the optimizer, number of updates and schedule of a checkpoint."""
+    """Start a stage or a branch with the optimizer, number of updates and schedule of a checkpoint."""
 
     owned: ClassVar[Mapping[str, str]] = {"--continue-as": "give --carry-optimizer before the --"}
 
@@ -70,7 +71,7 @@ class CarriedOptimizer(Feature):
     )
     continue_as: Optional[str] = opt(
         None,
-        "meaning of --continue-once: resume (fairseq's), stage (new data) or branch (next data)",
+        "use of --continue-once: resume the training, start a stage on new data, or start a branch on the next data",
         choices=(RESUME, STAGE, BRANCH),
         side=TRAINING,
         defaults={TRAINING: RESUME},
@@ -107,7 +108,7 @@ class CarriedOptimizer(Feature):
             raise AlmaError(f"--continue-as {self.continue_as}: needs a checkpoint to continue; give --continue-once")
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Reset the counts of the stage, and for a new stage the position in the data."""
+        """Reset the counts of the stage. For a new stage, also reset the position in the data."""
         found = checkpoint["optimizer_history"][-1]["optimizer_name"]
         if setting.optimizer not in (None, found):
             raise AlmaError(

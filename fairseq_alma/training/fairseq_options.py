@@ -1,4 +1,4 @@
-"""fairseq configuration classes built from this package's declared options, and checks of their ranges."""
+"""Build fairseq's configuration classes from the options of this package, and check the ranges of options."""
 
 import dataclasses
 import sys
@@ -12,7 +12,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import NONE, PLAN, TRAINING, Option, options_of
 
 DECLARED: dict[str, Option] = {}
-"""Options with a range in all configurations, by field name."""
+"""All registered options that have a range, by field name."""
 Config = TypeVar("Config", bound=type)
 
 
@@ -29,9 +29,9 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
 
     Args:
         name: name of the class.
-        base: fairseq's dataclass, or a subclass with further fields; options replace its fields of the same name.
-        parts: dataclasses with options.
-        kind: kind of data; options for other kinds are omitted. None: all options.
+        base: fairseq's dataclass, or a subclass with further fields; options replace base fields of the same name.
+        parts: dataclasses that declare options.
+        kind: ``text`` or ``images``: omit the options for other data. None: use all options.
     """
     options = [each for part in parts for each in options_of(declared(part)).values()]
     fields: dict[str, tuple[str, Any, Any]] = {}

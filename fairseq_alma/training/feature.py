@@ -1,18 +1,18 @@
 """Training features: callbacks with options, one file each.
 
-A feature has two sides. `PlannedRun` is its plan side, in ``alma-stream`` before any training. Its training side is
-called by the task in fairseq's commands (`training.stage_task`) and by ``alma-stream`` on images
-(`images.stage_training`). Only features with a given option are called. The hooks of one update are, in order::
+Before training, ``alma-stream`` checks each feature on a `PlannedRun`. During training, fairseq's task
+(`training.stage_task`) or ``alma-stream`` on images (`images.stage_training`) calls the hooks of the features whose
+options the user gave. The hooks of one update are, in order::
 
-    with feature.around_forward(model):    each forward pass, in training and tests
+    with feature.around_forward(model):    each forward pass, in training and evaluation
         loss = …
     feature.before_step(optimizer, u)      gradients are clipped; u is the number of earlier updates
     optimizer.step()
     feature.after_step(model, u)           the weights have changed
-    feature.count(logs)                    logs of the criterion
+    feature.count(logs)                    log outputs of the criterion
 
-`state_dict` saves the state of a feature in checkpoints, so that a killed training resumes with it. A dry run imports
-neither torch nor fairseq. The design follows the callbacks with state of OLMo-core.
+`state_dict` saves the state of a feature in checkpoints, so that a resumed training restores the state. A dry run
+imports neither torch nor fairseq. The design follows the stateful callbacks of OLMo-core.
 """
 
 import argparse
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ENDLESS = ("fixed", "inverse_sqrt")
-"""Learning-rate schedules without a given last update; ``fixed`` is a warm-up, then constant."""
+"""Learning-rate schedules that do not depend on the last update; ``fixed`` is constant after a warm-up."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,23 @@ class PlannedRun:
 
     kind: str  # kind of data, ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
-    replay: bool  # whether each stage trains on all mega-batches so far
-    # returns the values of the last occurrence of an option after ``--``; None: not given
+    replay: bool  # whether each stage trains on all mega-batches up to its own
+    # function that returns the values of an option after ``--`` (last occurrence), or None if the option is not given
     last: Callable[[str], Optional[tuple[str, ...]]]
     features: "Features"  # all features of the run
 
     @property
     def schedule(self) -> str:
-        """Name of the learning-rate schedule."""
+        """Return the name of the learning-rate schedule."""
         return " ".join(self.last("--lr-scheduler") or ("fixed",))
 
     def number(self, name: str) -> Optional[float]:
-        """Return the value of a numeric option after ``--``; None: not given."""
+        """Return the value of a numeric option after ``--``, or None if the option is not given."""
         values = self.last(name)
         return None if values is None else float(" ".join(values))
 
     def require_updates(self, flag: str) -> None:
-        """Check that a number of updates ends each stage of text, and no early stop ends a stage of images."""
+        """Check that each stage has a fixed length: ``--max-update`` for text, no ``--patience`` for images."""
         if self.kind == "images" and self.last("--patience") is not None:
             raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience, which ends it early")
         if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
@@ -83,11 +83,11 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Setting:
-    """The command in which a feature runs."""
+    """Properties of the command in which a feature runs."""
 
     device: str = "cpu"  # ``cpu`` or ``cuda``
     optimizer: Optional[str] = None  # class name of the optimizer, as in checkpoints; None: the command does not train
-    start: Optional[str] = None  # checkpoint of ``--continue-once``, whose optimizer is carried on; None: not given
+    start: Optional[str] = None  # checkpoint of ``--continue-once``; None: the option is not given
     saving: Any = None  # fairseq's checkpoint options, read at the end of each update; None: the command has none
     # batch_size, max_tokens, update_freq and num_procs of the training; None: the command does not train
     batches: Optional[Mapping[str, Any]] = None
@@ -95,20 +95,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the training of a stage."""
+    """A contiguous part of the updates of a stage, of the main training or of its branch."""
 
     first_update: int = 0  # number of updates of the optimizer before the stage
-    num_updates: Optional[int] = None  # number of updates in the stage; None: epochs end it
-    is_branch: bool = False  # whether it is the copy with decaying learning rate
+    num_updates: Optional[int] = None  # number of updates in the stage; None: the stage ends after its epochs
+    is_branch: bool = False  # whether a branch (copy of the model whose learning rate decays) is trained
 
 
 @dataclass
 class Feature(Options):
-    """A dataclass whose fields are options (see `options.opt`). A feature overrides the hooks that it needs."""
+    """Base class of training features. Fields are options (see `options.opt`); a subclass overrides hooks."""
 
-    # options of fairseq-train that alma-stream sets for the feature -> advice for the user
+    # options of fairseq-train that alma-stream sets for the feature, each with the advice to a user who gives it
     owned: ClassVar[Mapping[str, str]] = {}
-    # checkpoint to test: ``average``, ``best`` or ``branch``; None: the last one
+    # checkpoint to evaluate: ``average``, ``best`` or ``branch``; None: the last checkpoint
     predicts_with: ClassVar[Optional[str]] = None
 
     @property
@@ -120,7 +120,7 @@ class Feature(Options):
         """Raise ValueError, beginning with an option, if the feature does not fit a run."""
 
     def for_part(self: "Own", part: Part) -> "Own":
-        """Return a new feature, without state, for a part of a stage."""
+        """Return a new feature without state for a `Part` of a stage."""
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
@@ -138,16 +138,16 @@ class Feature(Options):
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Act before a step of fairseq's or torch's optimizer; both have ``param_groups``."""
+        """Run before each step of fairseq's or torch's optimizer; both have ``param_groups``."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        """Act after a step of the optimizer."""
+        """Run after each step of the optimizer."""
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        """Process the criterion's logs of an update, one per batch and process."""
+        """Process the log outputs of the criterion for an update, one per batch and process."""
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return indices of earlier sequences of text to train on; None: no earlier ones.
+        """Return indices of training sequences sampled from earlier stages of text; None: no earlier sequences.
 
         Args:
             sizes: for each stage up to the current one, the number of sequences in each mega-batch.
@@ -156,15 +156,15 @@ class Feature(Options):
         return None
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return weights to test instead of the model's, by name; None: no change. Only called on images."""
+        """Return weights to evaluate in place of the model weights, by name; None: no change. Images only."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints; no two features may have a key in common."""
+        """Return the state for checkpoints; keys must be unique among all features."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the feature's part of the common state of all features; keys may be missing."""
+        """Load the state of the feature from the merged state of all features; keys may be missing."""
 
 
 FEATURES: list[type[Feature]] = []
@@ -191,7 +191,7 @@ class Features:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
-        """Return the features with a given option in a fairseq configuration."""
+        """Return the features that have a non-default option in a fairseq configuration."""
         each = []
         for kind in FEATURES:
             given = {}
@@ -204,26 +204,26 @@ class Features:
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
-        """Return the features with a given option among parsed arguments of alma-stream."""
+        """Return the features that have an option in the parsed arguments of alma-stream."""
         return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
 
     def __getitem__(self, kind: type[Own]) -> Own:
-        """Return the feature of a class; one with default values if the feature is off."""
+        """Return the feature of a class, or a new feature with default options if the class is not active."""
         return next((each for each in self.each if isinstance(each, kind)), None) or kind()
 
     def with_options(self, values: Mapping[str, Any]) -> "Features":
-        """Return the features with further values of options, by field name."""
+        """Return the features with additional option values, by field name."""
         given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
         changed = [replace(self[kind], **own) for kind, own in given.items()]
         return Features([feature for feature in changed if feature.is_on], self.setting)
 
     @property
     def predicts_with(self) -> str:
-        """Checkpoint to test: ``last`` unless a feature has another one."""
+        """Return the checkpoint to evaluate: the choice of a feature, else ``last``."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError, beginning with an option, if features do not fit each other or the run."""
+        """Raise ValueError, beginning with an option, if two features conflict or a feature does not fit the run."""
         testing = [each.record().items() for each in self.each if each.predicts_with is not None]
         if len(testing) > 1:
             given = [
@@ -238,11 +238,11 @@ class Features:
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
-        """Return the options of fairseq-train for a part of a stage, one group per feature."""
+        """Return the options of fairseq-train for a `Part` of a stage, one group of words per feature."""
         return [words for each in self.each if (words := tuple(each.for_part(part).words()))]
 
     def for_part(self, part: Part) -> "Features":
-        """Return new features, without state, for a part of a stage."""
+        """Return new features without state for a `Part` of a stage."""
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
@@ -258,24 +258,24 @@ class Features:
             yield
 
     def around(self, function: Callable[..., Any], model: "nn.Module") -> Callable[..., Any]:
-        """Return a function that runs its forward passes in `around_forward`.
+        """Return ``function``, wrapped in the `around_forward` contexts of all features.
 
-        It wraps the criterion, because fairseq's training step disables autocast in the functions that it calls.
+        The wrapped function is the criterion, because fairseq's training step disables autocast around the criterion.
         """
         return self.around_forward(model)(function)
 
     @property
     def draws_earlier(self) -> bool:
-        """Return whether a feature may draw from earlier stages."""
+        """Return whether any feature can sample training sequences of earlier stages."""
         return any(type(each).draw_earlier is not Feature.draw_earlier for each in self.each)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return the indices of the first feature that draws any; None: no earlier ones."""
+        """Return the first result of `Feature.draw_earlier` that is not None, else None."""
         drawn = (each.draw_earlier(sizes, seed) for each in self.each)
         return next((indices for indices in drawn if indices is not None), None)
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the weights of the first feature that has any to test; None: no change."""
+        """Return the first result of `Feature.to_test` that is not None, else None."""
         return next((own for each in self.each if (own := each.to_test(model)) is not None), None)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Import of a user's features and learners (``--features-from``, ``--learners-from``)."""
+"""Import the training features and learners of users (``--features-from``, ``--learners-from``)."""
 
 import hashlib
 import importlib.util
@@ -11,7 +11,7 @@ from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
 
 
 def import_from(path: Path) -> ModuleType:
-    """Import a Python file or package folder once, independent of its name; it may import modules in its folder."""
+    """Import a Python file or package folder once, under any name; the code may import modules from its folder."""
     root = path.resolve()
     file = root / "__init__.py" if root.is_dir() else root
     if not file.is_file() or file.suffix != ".py":
@@ -21,7 +21,7 @@ def import_from(path: Path) -> ModuleType:
         GIVEN_CODE.append(str(root))
         sys.path.append(str(root.parent))
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None  # true for each .py file
+        assert spec is not None and spec.loader is not None  # holds for every .py file
         sys.modules[name] = importlib.util.module_from_spec(spec)
         with in_one_line():
             spec.loader.exec_module(sys.modules[name])

@@ -1,10 +1,10 @@
-"""Loading of checkpoints in fairseq's commands: through `read_checkpoint`, and only into models of the same shapes.
+"""Load checkpoints in fairseq's commands with `read_checkpoint`, and only into models with the same shapes.
 
-Two functions of fairseq are replaced. Under tasks of other packages they stay unchanged:
+This module replaces two functions of fairseq for tasks of this package:
 
-- ``checkpoint_utils.load_checkpoint_to_cpu`` unpickles files in all stock commands. Its replacement runs no code.
-- ``Trainer.load_checkpoint`` raises many types of errors if a training state does not fit. Its replacement reports them
-  in one line.
+- ``checkpoint_utils.load_checkpoint_to_cpu`` unpickles files. The replacement runs no code from the file.
+- ``Trainer.load_checkpoint`` raises many types of errors if a training state does not fit. The replacement raises
+  AlmaError with a message of one line.
 """
 
 import os
@@ -27,7 +27,7 @@ from fairseq_alma.options import flag, options_of
 
 TASKS = ("alma_lm", "alma_image_classification")
 _STOCK_CRITERIONS = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
-# fairseq-validate sets up the task and the criterion of the file. These are allowed.
+# fairseq-validate builds the task and the criterion named in the file. Only these names are allowed.
 _ALLOWED = {
     "task": (*TASKS, "language_modeling"),
     "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
@@ -41,7 +41,7 @@ _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Tra
 
 
 def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
-    """Load all checkpoints of this process by `load_state`; ``change`` changes the one at ``path`` in place."""
+    """Make fairseq load checkpoints with `load_state`; ``change`` modifies the checkpoint at ``path`` in place."""
     _changes.clear()
     _changes[path] = change
 
@@ -63,7 +63,7 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
             )
     if path in _changes:
         _changes[path](state)
-    state["optimizer_history"] = state["optimizer_history"][-1:]  # fairseq reads the last and appends one per training
+    state["optimizer_history"] = state["optimizer_history"][-1:]  # fairseq reads only the last entry
     state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     if arg_overrides is not None:
         overwrite_args_by_name(state["cfg"], arg_overrides)
@@ -81,7 +81,7 @@ def _load_checkpoint_to_cpu(
 def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
     if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
         return _stock_load_training(trainer, filename, *arguments, **more)
-    _ = trainer.optimizer  # built first, because errors in its options are not errors of the file
+    _ = trainer.optimizer  # build the optimizer first: errors in its options are not errors of the file
     try:
         return _stock_load_training(trainer, filename, *arguments, **more)
     except Exception as error:
@@ -100,7 +100,7 @@ Trainer.load_checkpoint = _load_training
 
 
 def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
-    """Raise AlmaError if the model to build has another architecture or shape options than a checkpoint."""
+    """Raise AlmaError if the architecture or a shape option of the model to build differs from a checkpoint."""
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
@@ -121,7 +121,7 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
 
 
 def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return the shape options that differ, as words with the values found."""
+    """Return the shape options that differ, as command-line words with the values of ``found``."""
     ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
     shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
     words = []
@@ -136,9 +136,9 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
 
 
 def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
-    """Raise AlmaError if a model of this package has other tensor shapes than the checkpoint that it starts from.
+    """Raise AlmaError if the tensor shapes of a model differ from the checkpoint that the training starts from.
 
-    `check_architecture` names options; this also covers shapes that no option determines.
+    `check_architecture` compares options; this function also compares shapes that no option determines.
     """
     remedy = "the command builds a model of other sizes: give the options that the checkpoint was trained with"
     if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
@@ -146,7 +146,7 @@ def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
 
 
 def refuse_other_weights(model: nn.Module, path: str) -> None:
-    """Make a model raise AlmaError when it loads weights with other names or shapes than its own."""
+    """Make a model raise AlmaError when it loads weights whose names or shapes do not match."""
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:

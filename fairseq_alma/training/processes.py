@@ -1,7 +1,7 @@
-"""Defaults of fairseq's commands for distributed training, on GPUs or CPUs.
+"""Set the defaults of fairseq's commands for distributed training, on GPUs or CPUs.
 
-fairseq sets the world size to the number of visible GPUs, also in tests. On CPUs it divides by this number under
-``torchrun``, and passes a device to torch's DistributedDataParallel.
+fairseq sets the world size to the number of visible GPUs, also in evaluation. On CPUs under ``torchrun``, it
+divides by this number (zero), and passes a device to torch's DistributedDataParallel, which accepts none on CPUs.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from fairseq_alma.errors import AlmaError
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
 CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
-"""fairseq's defaults for GPUs, and their replacements on CPUs."""
+"""fairseq's defaults for GPUs, and the replacement of each default on CPUs."""
 _MALLOPT = {-3: 2**30, -1: 2**31 - 1}
 """Parameters of glibc's mallopt, in bytes: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 
@@ -38,7 +38,7 @@ def hide_gpus() -> None:
     """
     if torch.backends.cuda.is_built():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # makes torch read the variable above again
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # makes torch read CUDA_VISIBLE_DEVICES again
 
 
 def keep_freed_memory() -> None:
@@ -53,14 +53,14 @@ def keep_freed_memory() -> None:
 
 
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
-    """Set the defaults of a stock command's distributed options from the environment."""
+    """Set the defaults of the distributed options of a stock command from environment variables."""
     keep_freed_memory()
     if "--cpu" in sys.argv:
         hide_gpus()
     # The default is one process, because results must not depend on the number of visible GPUs. All ranks load the
     # checkpoint, because torch does not unpickle the objects that fairseq broadcasts.
     parser.set_defaults(distributed_world_size=1, load_checkpoint_on_all_dp_ranks=True)
-    group = parser.add_argument_group("device", conflict_handler="resolve")  # replaces fairseq's option
+    group = parser.add_argument_group("device", conflict_handler="resolve")  # replaces fairseq's --cpu
     group.add_argument("--cpu", action=_OnCpu, nargs=0, default=False, help="use the CPU even if a GPU is available")
     if not torch.cuda.is_available():
         parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
@@ -68,7 +68,7 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
         return
     if torch.cuda.is_available():
         local_rank, num_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if "SLURM_LOCALID" in os.environ and num_gpus == 1:  # SLURM shows each task its own GPU
+        if "SLURM_LOCALID" in os.environ and num_gpus == 1:  # SLURM makes one GPU visible to each task
             local_rank = 0
         if local_rank >= num_gpus:
             raise AlmaError(f"LOCAL_RANK={local_rank}: the machine has {num_gpus} GPUs; start one process per GPU")

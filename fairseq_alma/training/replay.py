@@ -1,6 +1,6 @@
-"""Replay: draw a share of the training sequences of a stage from earlier mega-batches.
+"""Replay: sample a fraction of the training sequences of a stage from earlier mega-batches.
 
-The number of updates stays, because ``--max-update`` limits it.
+Replay does not change the number of updates, because ``--max-update`` sets this number.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Replay(Feature):
-    """Draw sequences of earlier mega-batches."""
+    """Sample training sequences from earlier mega-batches."""
 
     replay_share: Optional[float] = opt(
         None,
-        "share of a stage's sequences that come from earlier mega-batches",
+        "fraction of the training sequences of a stage that are sampled from earlier mega-batches",
         range=real(0, 1, above=True, below=True),
         kinds=("text",),
         metavar="R",
@@ -34,7 +34,7 @@ class Replay(Feature):
         run.require_updates(given)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Draw earlier sequences at random, so that their counts differ by at most one; see `Feature.draw_earlier`."""
+        """Sample earlier sequences uniformly; the counts of two sequences differ by at most one."""
         import numpy
 
         if self.replay_share is None or len(sizes) == 1:

@@ -1,7 +1,7 @@
-"""``--save-interval-minutes``: checkpoint intervals in minutes, where fairseq has intervals in updates.
+"""``--save-interval-minutes``: save checkpoints at intervals in minutes; fairseq only has intervals in updates.
 
-fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due,
-this interval becomes the number of the update. In distributed training, the clock of rank 0 decides.
+fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due, the
+feature sets this interval to the number of the current update. In distributed training, the clock of rank 0 decides.
 """
 
 import time
@@ -48,7 +48,7 @@ class TimedSaves(Feature):
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Restart the clock; fairseq calls this while it saves, after it has named the checkpoint."""
+        """Restart the clock. fairseq calls this method during a save, after it has chosen the checkpoint name."""
         self._saved = time.monotonic()
-        self._saving.save_interval_updates = self._interval  # the checkpoint contains the given interval
+        self._saving.save_interval_updates = self._interval  # the checkpoint records the interval that the user gave
         return {}

@@ -1,4 +1,4 @@
-"""Base class of the tasks for text and images: features of a training, and tests of complete splits."""
+"""Base class of the fairseq tasks for text and images: run training features, and evaluate complete splits."""
 
 import argparse
 import os
@@ -25,12 +25,12 @@ from fairseq_alma.training.given_code import import_from
 from fairseq_alma.training.processes import set_process_defaults
 
 GATHERED_BYTES = 2**20
-"""Size limit of the logs of a process; fairseq's limit (``--all-gather-list-size``) is smaller."""
+"""Maximum size of the log outputs of a process, in bytes; larger than fairseq's ``--all-gather-list-size``."""
 
 
 @dataclass
 class CommandConfig(Beginning, FairseqDataclass):
-    """Options of both tasks, and options of the command that the tasks read."""
+    """Options of the tasks for text and images, including options of fairseq's commands that the tasks read."""
 
     features_from: Optional[str] = field(
         default=None, metadata={"help": "Python file or folder that registers further training features"}
@@ -45,8 +45,8 @@ class StageTask(FairseqTask):
     """Mixin for a task that trains on one stage of a stream; it precedes fairseq's task among the base classes.
 
     Attributes:
-        kind: kind of data.
-        stream_config: base of the task's configuration; the options of stages and features are added.
+        kind: ``text`` or ``images``.
+        stream_config: base class of the task configuration, to which the options of features are added.
         features: features of the training.
     """
 
@@ -57,8 +57,8 @@ class StageTask(FairseqTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a stock command, and change defaults of the command."""
-        if isinstance(parser, argparse.ArgumentParser):  # another type if fairseq lists the options of all tasks
+        """Add the options of the task to a stock command, and change defaults of the command's own options."""
+        if isinstance(parser, argparse.ArgumentParser):  # fairseq passes another type to list the options of all tasks
             set_process_defaults(parser)
             cls._add_given_features()
         super().add_args(parser)
@@ -66,7 +66,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def _add_given_features(cls) -> None:
-        """Register the task's configuration again with the features of ``--features-from``."""
+        """Register the task configuration again, including the features of ``--features-from``."""
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--features-from", type=Path)
         if (path := command.parse_known_args()[0].features_from) is None:
@@ -85,12 +85,12 @@ class StageTask(FairseqTask):
 
     @property
     def checkpoint_path(self) -> Optional[str]:
-        """File of ``--path``; None in a training. The members of an ensemble are relative to its folder."""
+        """Return the file of ``--path``, None in training. Paths of ensemble members are relative to its folder."""
         return (self.cfg or self.args).path  # fairseq's task for text has args
 
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
-        """Return the checkpoint that the training starts from, None for new weights, and whether it is resumed."""
+        """Return (checkpoint that the training starts from or None, whether its training is resumed)."""
         last = os.path.join(cfg.save_dir, cfg.restore_file)
         if os.path.isfile(last):
             return last, True
@@ -104,8 +104,8 @@ class StageTask(FairseqTask):
     ) -> tuple[Any, int, dict[str, Any]]:
         """Compute the loss of a batch.
 
-        ``fairseq-validate`` with several processes gathers the logs of all batches, whose size is limited. Therefore
-        the log of each batch contains the sums so far, and the log of the previous batch is cleared.
+        With several processes, ``fairseq-validate`` gathers the log outputs of all batches, and their total size is
+        limited. Therefore the log output of a batch contains the running sums, and the previous one is cleared.
         """
         is_shared = self.checkpoint_path is not None and distributed_utils.get_global_world_size() > 1
         if is_shared and not sample:  # this process has fewer batches than others
@@ -130,7 +130,7 @@ class StageTask(FairseqTask):
         self.features.after_step(model, update_num)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Aggregate the logs of all processes, for each training update and each tested split."""
+        """Aggregate the log outputs of all processes, for each training update and each evaluated split."""
         self._sums = None
         logs = [log for log in logging_outputs if log]
         if criterion.training:
@@ -141,12 +141,12 @@ class StageTask(FairseqTask):
         return {type(self).__name__: self.features.state_dict()}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Resume from this state; fairseq does not call it if a training starts from weights alone."""
+        """Load the state of the features; fairseq does not call this method if only weights are loaded."""
         self.features.load_state_dict(state)
 
 
 def features_of(cfg: DictConfig) -> Features:
-    """Return the features with a given option in a task's configuration; errors as in `Feature.prepare`."""
+    """Return the active features of a task configuration; raises the errors of `Feature.prepare`."""
     root: Any = cfg._get_root()
     name = getattr(root.get("optimizer"), "_name", None)
     batches = None
