@@ -195,7 +195,7 @@ def test_each_month_is_a_mega_batch_and_held_out_text_is_from_all_months(tmp_pat
     assert Stream.open(stream.root).num_megabatches == 4
     assert run(later, *by_month, "--out", stream.root, "--append") == 0  # the same command does nothing
     again = write_dated(tmp_path / "again.jsonl", {"2024-12": 20, "2025-01": 20}, seed=5)
-    with pytest.raises(AlmaError, match=r"--by date: 2024-12 is mega-batch 3 of .* already; remove those"):
+    with pytest.raises(AlmaError, match=r"--by date: 2024-12 is mega-batch 3 of .* already; remove its"):
         run(again, *by_month, "--out", stream.root, "--append")
     assert Stream.open(stream.root).num_megabatches == 4
 
