@@ -186,7 +186,7 @@ def test_a_changed_member_is_refused(paths, tmp_path, damage):
 
 def test_an_ensemble_can_be_neither_trained_nor_read_with_another_vocabulary(folder):
     config = OmegaConf.create({"_name": "alma_ensemble", "members": None, "vocab_size": 0})
-    with pytest.raises(AlmaError, match="not trained as one"):
+    with pytest.raises(AlmaError, match="cannot be trained"):
         models.build_model(config, task_of())
     with pytest.raises(AlmaError, match=r"have 50 tokens, the stream has 60"):
         load(folder / "referring.pt", num_tokens=56)
