@@ -1,15 +1,15 @@
-"""Checkpoint files: reading, writing, growing and joining, and figures of their models. No fairseq."""
+"""Read, write, grow and join checkpoint files, and compute the size and FLOPs of their models. No fairseq imports."""
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
-"""Name of the checkpoint that fairseq-train writes last and resumes from."""
+"""File name of the checkpoint that fairseq-train writes last and resumes from."""
 JOINT_MODEL = "alma_umix"
-"""Architecture of several models trained jointly on the mean of their logits."""
+"""Name of the architecture of several models that are trained jointly on the mean of their logits."""
 TASK_STATE, IMAGE_TASK_STATE = "AlmaLMTask", "AlmaImageClassificationTask"
-"""Keys of ``extra_state`` for the state of training features; fairseq requires the class name of the task."""
+"""Keys of ``extra_state`` that contain the state of training features: fairseq uses the class name of the task."""
 TRAIN_TOKENS, FIRST_UPDATE, AVERAGE = "train_tokens", "first_update", "average"
-"""Keys of that state: tokens trained on in the stage, counted once per epoch; updates before the stage, only present if
-the optimizer is carried on; averaged weights by their names in ``model``, fp32."""
+"""Keys of the state of training features: training tokens of the stage, counted once per epoch; updates before the
+stage, only present with ``--carry-optimizer``; averaged weights in fp32, by their names in ``model``."""
 
 
 class UnfitCheckpoint(ValueError):
-    """The reason why a file cannot be used as a checkpoint, to be printed after its name."""
+    """Error for a file that is not a usable checkpoint; the message is printed after the file name."""

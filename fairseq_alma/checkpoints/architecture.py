@@ -1,7 +1,7 @@
-"""The allow-list of architectures built from checkpoints, and the comparison of tensor shapes. No fairseq.
+"""Check the architecture of a checkpoint against an allow-list, and compare tensor shapes. No fairseq imports.
 
-Stock fairseq passes option strings of many architectures to Python's ``eval``. Therefore other architectures are
-rejected, and so are these options of ``transformer_lm``.
+For many architectures, stock fairseq passes option strings to Python's ``eval``. This module rejects these
+architectures, and the options of ``transformer_lm`` that fairseq evaluates.
 """
 
 import re
@@ -22,12 +22,16 @@ _STOCK_SIZES = (
 TRANSFORMER_LMS = ("transformer_lm", *(f"transformer_lm_{size}" for size in _STOCK_SIZES.split()))
 SINGLE_MODELS = (*SWITCH_SIZES, *TRANSFORMER_SIZES, *TRANSFORMER_LMS, *IMAGE_ARCHITECTURES)
 _CUTOFFS = re.compile(r"\d{1,9}(,\d{1,9})*")
-_IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")  # fairseq ignores them too
+_IGNORED = (
+    ".embed_positions._float_tensor",
+    ".embed_positions.weights",
+    "decoder.version",
+)  # fairseq ignores these tensors too
 Weights = Mapping[str, Tensor]
 
 
 def check_config(config: Any, is_member: bool = False) -> None:
-    """Raise UnfitCheckpoint unless ``cfg.model`` and its members may be built from a file."""
+    """Raise UnfitCheckpoint if ``cfg.model`` or one of its members has an unsupported architecture or option."""
     name = config.get("_name") if isinstance(config, dict) else None
     if name == ENSEMBLE_ARCH:
         if is_member:
@@ -53,7 +57,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError unless weights have the names and shapes of a model, which may be on ``meta``."""
+    """Raise AlmaError if names or shapes of weights differ from a model; the model may be on device ``meta``."""
     found, needed = ({name: tuple(each.shape) for name, each in part.items()} for part in (weights, model.state_dict()))
     found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
     wrong = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])

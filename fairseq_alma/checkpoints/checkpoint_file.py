@@ -1,7 +1,7 @@
-"""Reading and writing of checkpoint files, by fairseq or this package. No fairseq.
+"""Read and write checkpoint files of fairseq and of this package. No fairseq imports.
 
-No code in a file runs: torch loads only tensors and plain data, and only known models are built (`architecture`). The
-checksums of the archive are verified, so that a truncated or damaged file is rejected in one line.
+Loading a checkpoint runs no code from the file: torch loads only tensors and plain data, and `architecture` allows only
+known models. The checksums of the archive are verified, and truncated or damaged files are rejected.
 """
 
 import errno
@@ -21,7 +21,7 @@ from fairseq_alma.files import once_per_file, open_atomically
 Checkpoint = dict[str, Any]
 
 DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key of ``task_state``: sha256 of the vocabulary that the model was trained with."""
+"""Key of ``task_state``: the sha256 of the vocabulary that the model was trained with."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
@@ -33,12 +33,12 @@ def read_checkpoint(
 
     Args:
         path: checkpoint file.
-        mmap: map tensors from disk, so that they take memory only when they are used.
-        remedy: next step for the user, for messages.
-        needed: further required keys.
+        mmap: memory-map tensors from disk, so that a tensor is read only when it is used.
+        remedy: next step for the user, part of error messages.
+        needed: required keys in addition to ``cfg`` and ``model``.
 
     Returns:
-        The dictionary saved by fairseq: ``cfg``, ``model``, ``extra_state`` and so on.
+        The dictionary saved by fairseq, with keys such as ``cfg``, ``model`` and ``extra_state``.
 
     Raises:
         AlmaError: the file is missing, truncated, damaged, or not a checkpoint of a supported model.
@@ -74,7 +74,7 @@ def _check_content(checkpoint: Any) -> None:
 
 
 def load_archive(path: Path, mmap: bool) -> Any:
-    """Load tensors and plain data saved by torch, on the CPU; arguments as in `read_checkpoint`.
+    """Load tensors and plain data saved by torch on the CPU; for the arguments see `read_checkpoint`.
 
     Raises:
         UnfitCheckpoint: the file is truncated or damaged, or contains other objects.
@@ -83,26 +83,26 @@ def load_archive(path: Path, mmap: bool) -> Any:
     with open(path, "rb") as file:
         try:
             # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the
-            # descriptor refers to one file even if another process replaces the checkpoint meanwhile.
+            # descriptor refers to the same file, even if another process replaces the checkpoint in between.
             with torch.serialization.safe_globals([Namespace]):
                 opened = f"/proc/self/fd/{file.fileno()}"
                 return torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
         except OSError:
             raise
-        except Exception as error:  # torch's message advises to load the file unsafely
+        except Exception as error:  # do not show torch's message: it advises unsafe loading
             raise UnfitCheckpoint("cannot be loaded: damaged, or contains more than weights and plain data") from error
 
 
 @once_per_file
 def _check_archive(path: Path) -> None:
-    """Verify the checksum of each part of the archive, which torch does not."""
+    """Verify the checksum of each archive entry; torch does not verify checksums."""
     if not zipfile.is_zipfile(path):
         raise UnfitCheckpoint(f"not a checkpoint, or truncated ({path.stat().st_size:,} bytes, not a zip archive)")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except Exception as error:  # BadZipFile, NotImplementedError, RuntimeError, struct.error and others
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: an offset before the file's beginning
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: negative offset in the file
             raise
         raise UnfitCheckpoint(f"damaged or truncated, its zip directory cannot be read ({error})") from error
     if damaged is not None:
@@ -110,7 +110,7 @@ def _check_archive(path: Path) -> None:
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint of weights without a training, with all keys that fairseq requires."""
+    """Return a checkpoint of untrained weights with all keys that fairseq requires."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
     return {
         "args": None,
@@ -124,21 +124,21 @@ def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
-    """Save a checkpoint atomically."""
+    """Save a checkpoint to a temporary file and rename the file."""
     with open_atomically(Path(path)) as file:
         torch.save(checkpoint, file)
 
 
 def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
-    """Return the entry of ``extra_state`` that contains averaged weights; None if there is none."""
+    """Return the entry of ``extra_state`` that contains averaged weights, or None if no entry does."""
     entries = (checkpoint.get("extra_state", {}).get(key) for key in (TASK_STATE, IMAGE_TASK_STATE))
     return next((each for each in entries if isinstance(each, dict) and isinstance(each.get(AVERAGE), dict)), None)
 
 
 def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the average under all names of ``model``; tensors that are not averaged, such as buffers, stay.
+    """Return ``model`` with its parameters replaced by averaged weights; other tensors, such as buffers, are unchanged.
 
-    The average has one name for each parameter; shared parameters have several names in ``model``.
+    The average has one name for each parameter; a shared parameter has several names in ``model``.
     """
     shared = {(model[name].data_ptr(), model[name].numel()): each for name, each in average.items() if name in model}
     weights = {name: shared.get((each.data_ptr(), each.numel()), each) for name, each in model.items()}

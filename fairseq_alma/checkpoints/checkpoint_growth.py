@@ -1,4 +1,4 @@
-"""Growth of a checkpoint: weights, configuration, optimizer state, and a record of the step."""
+"""Grow a checkpoint: its weights, configuration and optimizer state, and a record of the growth step."""
 
 import re
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from fairseq_alma.growth.tensors import (
 )
 
 RECORD_KEY = "alma_growth"
-"""Key of a grown checkpoint: a list with one record per growth step, of numbers and strings."""
+"""Key of a grown checkpoint: a list of records, one per growth step, that contain numbers and strings."""
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """Growth of all layers of experts in a model."""
+    """Parameters of one growth step of all layers of experts in a model."""
 
     layers: Mapping[str, MixtureGrowth]  # growth plan of each layer of experts, by its name in the model
     seed: int  # random seed of new weights and noise
@@ -35,7 +35,7 @@ class GrowthStep:
     optimizer: str = "reset"  # value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``
 
     def part_of(self, name: str) -> tuple[str, Optional[MixtureGrowth]]:
-        """Return the name of a parameter within its layer of experts, and the plan of the layer; None: not grown."""
+        """Return (parameter name within its layer of experts, growth plan of the layer); the plan is None if none."""
         for layer, growth in self.layers.items():
             part = name.removeprefix(f"{layer}.")
             if part != name and part.startswith((EXPERTS, GATE_TENSOR)):
@@ -46,12 +46,12 @@ class GrowthStep:
 def grow_experts(
     checkpoint: Checkpoint, step: GrowthStep, names: Sequence[str], record: Mapping[str, Any]
 ) -> Checkpoint:
-    """Return a checkpoint of the model with more experts.
+    """Return a checkpoint of the model with additional experts.
 
     Args:
-        checkpoint: the source. Its weights are removed one by one to limit memory.
-        step: the growth step.
-        names: names of the parameters, in the order of the model.
+        checkpoint: checkpoint to grow. Weights are removed from the checkpoint one by one to limit memory.
+        step: parameters of the growth step.
+        names: parameter names, in the order of the model.
         record: entry for `RECORD_KEY`.
 
     Raises:
@@ -72,7 +72,7 @@ def grow_experts(
 
     trees = [growth.new for growth in step.layers.values()]
     config = {"num_experts": trees[0].num_experts, "gate_trees": format_gate_trees(trees)}
-    # The average has the names of the parameters. Random numbers are drawn in the order of the model's names.
+    # The average is keyed by parameter name. Random numbers are generated in the order of the model's names.
     if (entry := find_average(checkpoint)) is not None:
         average = {name: entry[AVERAGE][name] for name in checkpoint["model"] if name in entry[AVERAGE]}
         entry[AVERAGE] = grow_weights(average)
@@ -89,16 +89,16 @@ def add_layers(
     record: Mapping[str, Any],
     optimizer: str,
 ) -> Checkpoint:
-    """Return a checkpoint of the model with new last layers, whose output is zero, so that the model output stays.
+    """Return a checkpoint of the model with new last layers. Their output is zero: the model output does not change.
 
     Args:
-        checkpoint: the source.
-        config: new values in ``cfg.model``.
-        fresh: random weights of the larger model, by all its names.
-        outputs: name endings of the parameters whose output is added to the residual stream.
+        checkpoint: checkpoint to grow.
+        config: new values of options in ``cfg.model``.
+        fresh: random weights of the larger model, by tensor name.
+        outputs: name suffixes of the parameters whose output is added to the residual stream.
         names: parameter names of the source and of the result, each in the order of the model.
-        record: record of the step for `RECORD_KEY`.
-        optimizer: ``reset``, or ``copy`` to keep the state of the old layers.
+        record: record of the growth step, added to `RECORD_KEY`.
+        optimizer: ``reset``, or ``copy`` to keep the optimizer state of the old layers.
 
     Raises:
         AlmaError: the optimizer state is to be kept, but is missing or has another number of parameters.
@@ -120,20 +120,20 @@ def with_one_expert(
 ) -> tuple[Checkpoint, list[str]]:
     """Replace each n-th MLP of a dense ``alma_transformer_lm`` by a mixture of one expert with a zero gate.
 
-    The result is an intermediate step; no model has a mixture of one expert.
+    The result is only an intermediate format: a trained model has no mixture of one expert.
 
     Args:
-        checkpoint: the source.
-        names: names of the parameters, in the order of the model.
-        every: n.
-        factor: scale of the expert outputs.
+        checkpoint: checkpoint of the dense model.
+        names: parameter names, in the order of the model.
+        every: the n in n-th MLP.
+        factor: factor applied to the output of each expert.
 
     Returns:
-        The checkpoint and its parameter names. The expert keeps the optimizer state of the MLP.
+        (checkpoint, its parameter names). The expert has the optimizer state of the MLP.
     """
 
     def rename(name: str) -> list[str]:
-        # The name of the new gate comes before the name of a gate projection.
+        # In the order of the model, the new gate precedes the gate projection of the expert.
         match = _DENSE_WEIGHT.fullmatch(name)
         if match is None or not has_experts(int(match["layer"]), every):
             return [name]
@@ -174,7 +174,7 @@ def _complete(
     names: tuple[Sequence[str], Sequence[str]],
     grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
 ) -> Checkpoint:
-    """Add configuration, record and optimizer state to grown weights; arguments as in `add_layers`."""
+    """Add configuration, record and optimizer state to grown weights; for the arguments see `add_layers`."""
     state = grown.pop("last_optimizer_state", None)
     if optimizer != "reset":
         if state is None:
@@ -185,9 +185,10 @@ def _complete(
 
 
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
-    """Return measurements and growth plan as a table with one line per expert.
+    """Return a table of the measured losses and the growth plan, with one line per expert.
 
-    ``losses`` are the summed losses of each layer's experts in nats, ``counts`` their tokens; empty if not measured.
+    For each layer, ``losses`` has the summed loss of each expert in nats, and ``counts`` the number of tokens of each
+    expert. Both are empty if the experts were not measured.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
     for layer, growth in step.layers.items():

@@ -1,12 +1,12 @@
-"""Ensembles in one checkpoint file: format, joining, lookup and loading of members.
+"""Ensembles in one checkpoint file: the format, and functions that join, find and load members.
 
 The file is a fairseq checkpoint with ``cfg.model`` ``{"_name": "alma_ensemble", …, "members": [...]}``. The ellipsis
-represents the sizes common to all members (`shared_outputs`). Each member is a single model, and its entry has a
-``weight`` (all weights sum to 1), the ``sha256`` of its file, and one of:
+represents the sizes common to all members (`shared_outputs`). Each member is a single model. Its entry has a
+``weight`` (all weights sum to 1), the ``sha256`` of the member's file, and the keys of one of two storage modes:
 
-- reference: ``path``, relative to the folder of the ensemble, and ``absolute_path``, which is tried second;
-- embedded: ``origin``, the name of its file, and ``config``, its ``cfg.model``. The weights of the member are in
-  ``model``, with the prefix ``decoder.members.N.``.
+- reference: ``path``, relative to the folder of the ensemble, and the fallback ``absolute_path``;
+- embedded: ``origin``, the name of the member's file, and ``config``, the member's ``cfg.model``. The weights of the
+  member are in ``model``, with the prefix ``decoder.members.N.``.
 """
 
 import os
@@ -30,19 +30,19 @@ _REMEDY = "members must share the dictionary, or classes and image sizes: train 
 class MemberModel:
     """One member of an ensemble."""
 
-    config: dict[str, Any]  # its ``cfg.model``
-    weights: Weights  # its ``model``
-    file: Optional[Path]  # its file; None if it is embedded
+    config: dict[str, Any]  # ``cfg.model`` of the member
+    weights: Weights  # ``model`` of the member
+    file: Optional[Path]  # checkpoint file of the member; None if the member is embedded
 
 
 def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
-    """Return the weights of an embedded member under their original names."""
+    """Return the weights of an embedded member under the names in the member's own checkpoint."""
     prefix = f"decoder.members.{index}."
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Path]) -> Iterator[MemberModel]:
-    """Yield the members of an ensemble from its ``cfg.model``, its ``model`` and its folder, if that is known.
+    """Yield the members of an ensemble, given its ``cfg.model``, ``model`` and folder (None: unknown).
 
     Raises:
         AlmaError: the file of a member is missing, changed, or an ensemble.
@@ -57,7 +57,7 @@ def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Pat
 
 
 def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
-    """Return the file of a member stored by reference; errors as in `members_of`."""
+    """Return the file of a member stored by reference; raises the errors of `members_of`."""
     candidates = [*([] if folder is None else [folder / entry["path"]]), Path(entry["absolute_path"])]
     path = next((each for each in candidates if each.is_file()), None)
     if path is None:
@@ -81,16 +81,16 @@ def _read_single_model(path: Path) -> Checkpoint:
 
 
 def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool = False) -> Checkpoint:
-    """Build the checkpoint of an ensemble, to be written to ``out``; other entries are those of the first member.
+    """Build the checkpoint of an ensemble; entries other than the model are copied from the first member.
 
     Args:
         paths: checkpoints of the members.
         weights: weight of each member, at least 0, not all 0.
-        out: file that will be written.
-        embed: embed the weights of the members instead of referring to their files.
+        out: file that the caller writes; member paths are stored relative to its folder.
+        embed: embed the weights of the members instead of storing references to their files.
 
     Raises:
-        AlmaError: a member is not a checkpoint of a single model, has other outputs than the others, or is ``out``.
+        AlmaError: a member is not a checkpoint of a single model, its outputs differ from the others, or it is ``out``.
     """
     checkpoints = [_read_single_model(path) for path in paths]
     entries: list[dict[str, Any]] = []
@@ -115,11 +115,11 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
 def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
     """Return the sizes common to all members.
 
-    Language models have ``vocab_size``. Image models have ``num_classes`` and, for convolutional networks,
-    ``image_channels``, for fully connected ones ``image_pixels``.
+    The key is ``vocab_size`` for language models. The keys are ``num_classes`` and ``image_channels`` for convolutional
+    networks, ``num_classes`` and ``image_pixels`` for fully connected networks.
 
     Raises:
-        AlmaError: a member has another size than the members before it.
+        AlmaError: the sizes of a member differ from the sizes of the members before it.
     """
     shared: dict[str, int] = {}
     for path, checkpoint in zip(paths, checkpoints, strict=True):
@@ -127,7 +127,7 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
         vocab_sizes = [tensor.size(0) for name, tensor in weights.items() if name.endswith("embed_tokens.weight")]
         if vocab_sizes:
             found = {"vocab_size": vocab_sizes[0]}
-        else:  # linear maps are (N, O, I), convolutions (N, O, I, 3, 3)
+        else:  # linear weights have shape (N, O, I), convolutions (N, O, I, 3, 3)
             shapes = [tensor.shape for name, tensor in weights.items() if name.startswith("network.")]
             linear, convolutions = ([shape for shape in shapes if len(shape) == length] for length in (3, 5))
             first = {"image_channels": convolutions[0][2]} if convolutions else {"image_pixels": linear[0][2]}
@@ -140,7 +140,7 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
 
 
 def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> Optional[str]:
-    """Return the sha256 of the members' dictionary; None if no member has one. Raise AlmaError if two differ."""
+    """Return the dictionary sha256 of the members, None if no member has one. Raise AlmaError if two differ."""
     found = [checkpoint.get("task_state", {}).get(DICTIONARY_KEY) for checkpoint in checkpoints]
     known = [(path, sha256) for path, sha256 in zip(paths, found, strict=True) if sha256 is not None]
     for path, sha256 in known:
@@ -152,7 +152,7 @@ def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) 
 
 
 def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
-    """Raise AlmaError if a checkpoint was trained with another vocabulary than the stream's."""
+    """Raise AlmaError if the vocabulary of a checkpoint differs from the vocabulary of the stream."""
     found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
     if found != stream.dictionary_sha256:
         raise AlmaError(
@@ -165,7 +165,7 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
 class TrainedMembers:
     """Mixin before a fairseq model that loads the embedded members from the checkpoint of an ensemble."""
 
-    embedded: frozenset[int]  # numbers of the embedded members
+    embedded: frozenset[int]  # indices of the embedded members
 
     def trained_members(self) -> Sequence[nn.Module]:
         raise NotImplementedError
@@ -173,7 +173,7 @@ class TrainedMembers:
     def load_state_dict(
         self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> None:
-        """Load the embedded members; the others were loaded when they were built."""
+        """Load the embedded members; referenced members are loaded when the model is built."""
         for index, member in enumerate(self.trained_members()):
             weights = weights_of_member(state_dict, index)
             if weights or index in self.embedded:
@@ -184,18 +184,18 @@ def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor
     """Return the logarithm of the weighted mean of probabilities.
 
     Args:
-        log_probs: N tensors (…, V) of any dtype, modified in place. They are consumed one by one, so that at most two
-            are in memory.
-        weights: N floats of at least 0 that sum to 1. They are no tensor, because --fp16 would round it.
+        log_probs: N tensors (…, V) of any dtype, modified in place. They are consumed one by one, so that at most
+            two tensors are in memory.
+        weights: N non-negative floats that sum to 1; not a tensor, which --fp16 would round.
 
     Returns:
-        (…, V) fp32, which also serve as logits: their softmax is the mean.
+        fp32 tensor (…, V), which can also be used as logits: its softmax is the mean.
     """
     log_weights = torch.tensor(weights, dtype=torch.float64).log().tolist()
     total: Optional[Tensor] = None
     for each, log_weight in zip(log_probs, log_weights, strict=True):
         each = each.float().add_(log_weight)
         total = each if total is None else torch.logaddexp(total, each, out=total)
-        del each  # frees the memory while the next member computes
+        del each  # frees the memory before the next member is computed
     assert total is not None
     return total

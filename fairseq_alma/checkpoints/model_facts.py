@@ -1,7 +1,7 @@
-"""Figures of the model in a checkpoint: parameters, experts and operations per token.
+"""Compute the number of parameters, experts and FLOPs per token of the model in a checkpoint.
 
-All figures follow from the weights. Both ``alma_switch_lm`` and ``alma_transformer_lm`` name the output projection of
-attention ``o_proj`` or ``out_proj``, and stack experts, (E, …).
+All numbers are computed from names and shapes of the weights. In ``alma_switch_lm`` and ``alma_transformer_lm``, the
+output projection of attention is named ``o_proj`` or ``out_proj``, and expert weights are stacked, (E, …).
 """
 
 from dataclasses import dataclass
@@ -17,30 +17,30 @@ from fairseq_alma.errors import AlmaError
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Figures of a model.
+    """Numbers of parameters, experts and FLOPs of a model.
 
-    Only matrix products are counted as operations, with two for a multiply-add, as in ``torch.utils.flop_counter``.
+    FLOPs include only matrix products. A multiply-add is two FLOPs, as in ``torch.utils.flop_counter``.
     """
 
-    num_params: int  # parameters in the checkpoint; shared ones count once
+    num_params: int  # parameters in the checkpoint; a shared parameter is counted once
     num_experts: int  # experts in each Switch layer; 1 for a dense model
-    test_flops_per_token: int  # operations of a forward pass per token
+    test_flops_per_token: int  # FLOPs of a forward pass per token
     num_members: int = 1  # members of an ensemble; 1 for a single model
 
     @property
     def train_flops_per_token(self) -> int:
-        """Operations of a forward and a backward pass per token, without recomputation."""
+        """Return the FLOPs of a forward and a backward pass per token, without recomputation."""
         return 3 * self.test_flops_per_token
 
 
 def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
-    """Return the figures of the model in a checkpoint file; errors as in `describe_model`."""
+    """Return the `ModelFacts` of a checkpoint file; raises the errors of `describe_model`."""
     checkpoint = read_checkpoint(path)
     return describe_model(checkpoint["cfg"]["model"], checkpoint["model"], Path(path))
 
 
 def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> ModelFacts:
-    """Return the figures of a model from ``cfg.model`` and ``model``; those of an ensemble are sums over its members.
+    """Return the `ModelFacts` of ``cfg.model`` and ``model``; numbers of an ensemble are sums over its members.
 
     Raises:
         AlmaError: the architecture is not a language model of this package, or a member is missing or changed.
@@ -60,9 +60,9 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
 
 
 def facts_of_weights(weights: Weights, tokens_per_sample: int) -> ModelFacts:
-    """Return the figures of a language model from its weights.
+    """Return the `ModelFacts` of a language model, computed from its weights.
 
-    A token passes through one expert of each stack. Attention counts the full T x T products of a sequence.
+    A token passes through one expert of each stack. FLOPs of attention are those of the full T x T products.
     """
     num_experts, flops = 1, 0
     for name, tensor in weights.items():

@@ -1,4 +1,4 @@
-"""Options of this package's architectures and of ``alma-grow``. Neither torch nor fairseq."""
+"""Options of this package's architectures and of ``alma-grow``. No imports of torch or fairseq."""
 
 from dataclasses import MISSING, dataclass
 from functools import partial
@@ -28,7 +28,7 @@ SWITCH_SIZES = {
     "alma_switch_lm_base": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
     "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
 }
-"""Decoder sizes of the Switch language models; base and large are the paper's."""
+"""Decoder sizes of the Switch language models; the paper uses base and large."""
 TRANSFORMER_SIZES = {
     "alma_transformer_lm": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_tiny": {"layers": 2, "embed_dim": 64},
@@ -37,12 +37,12 @@ TRANSFORMER_SIZES = {
     "alma_transformer_lm_base": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_large": {"layers": 16, "embed_dim": 1024},
 }
-"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` derives the other sizes."""
+"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` computes all other sizes."""
 
 
 @dataclass(frozen=True)
 class SwitchOptions(Options):
-    """Options of ``alma_switch_lm``; the names are those of fairseq's ``transformer_lm``."""
+    """Options of ``alma_switch_lm``, named as in fairseq's ``transformer_lm``."""
 
     activation_fn: str = shape_of_text("relu", "activation function of FFN layers and experts", choices=ACTIVATIONS)
     dropout: float = of_text(0.1, "dropout probability", range=SHARE)
@@ -67,25 +67,25 @@ class ExpertOptions(Options):
 
     num_experts: Optional[int] = shape_of_text(
         None,
-        "experts per Switch layer; 1: dense model (default: as in the checkpoint to start from, else 4 for "
+        "experts per Switch layer; 1: dense model (default: value of the starting checkpoint, else 4 for "
         "alma_switch_lm and 1 for alma_transformer_lm)",
         range=integer(1, MAX_EXPERTS),
     )
     capacity_factor: float = of_text(
-        1.0, "training: maximum tokens per expert, as a multiple of an even share; 0: no limit", range=FACTOR
+        1.0, "maximum tokens per expert in training, as a multiple of tokens / experts; 0: no limit", range=FACTOR
     )
     eval_capacity_factor: float = of_text(
-        0.0, "tests: maximum tokens per expert, as a multiple of an even share; 0: no limit", range=FACTOR
+        0.0, "maximum tokens per expert in evaluation, as a multiple of tokens / experts; 0: no limit", range=FACTOR
     )
     balance_loss_weight: float = of_text(
         0.01, "weight of the load-balancing loss, summed over Switch layers", range=FACTOR
     )
     gate_trees: Optional[str] = shape_of_text(
         None,
-        "gate tree of each Switch layer, as JSON printed by alma-grow; empty: flat (default: as in the checkpoint to "
-        "start from, else flat)",
+        "gate tree of each Switch layer, as JSON printed by alma-grow; empty: flat (default: value of the starting "
+        "checkpoint, else flat)",
     )
-    checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass: less memory, more time")
+    checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass to save memory")
     compile: bool = of_text(
         False, "compile model and criterion for training with torch.compile; needs Triton on a GPU, g++ on a CPU"
     )
@@ -95,7 +95,7 @@ class ExpertOptions(Options):
 class AlmaTransformerOptions(Options):
     """Options of ``alma_transformer_lm`` in addition to `ExpertOptions`.
 
-    A shape option without a value takes that of the checkpoint that training starts from, else the default.
+    If a shape option is not given, the value of the starting checkpoint is used, else the default.
     """
 
     dropout: float = of_text(0.0, "dropout probability of embeddings and residual branches", range=SHARE)
@@ -105,10 +105,10 @@ class AlmaTransformerOptions(Options):
         None, "hidden size of FFN layers and experts (default: 8/3 of the model dimension)", range=SIZE
     )
     decoder_attention_heads: Optional[int] = shape_of_text(
-        None, "number of query heads (default: the model dimension over --head-dim)", range=SIZE
+        None, "number of query heads (default: model dimension / --head-dim)", range=SIZE
     )
     num_kv_heads: Optional[int] = shape_of_text(
-        None, "number of key-value heads, a divisor of the query heads (default: the query heads)", range=SIZE
+        None, "number of key-value heads; must divide the number of query heads (default: that number)", range=SIZE
     )
     head_dim: Optional[int] = shape_of_text(
         None, "dimension of a head, even (default: 64 for model dimensions from 512 on, else 32)", range=SIZE
@@ -131,7 +131,7 @@ class AlmaTransformerOptions(Options):
 
 @dataclass(frozen=True)
 class LengthOptions(Options):
-    """Options that language models read from the task."""
+    """Options of the task that language models read."""
 
     tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
     max_target_positions: Optional[int] = of_text(None, "maximum length of a sequence, in tokens", range=SIZE)
@@ -143,7 +143,7 @@ class JointOptions(Options):
 
     num_members: int = opt(2, "number of jointly trained models", range=integer(1, 10_000), shape=True)
     member_arch: str = opt("alma_mlp", "architecture of each member", shape=True)
-    member_options: str = opt("", "options of the members' architecture in one string, such as '--width 64'")
+    member_options: str = opt("", "model options of all members in one string, such as '--width 64'")
     joint_logits: str = opt("mean", "combination of the members' logits", choices=("mean", "sum"), shape=True)
 
 
@@ -151,7 +151,7 @@ class JointOptions(Options):
 class MLPOptions(Options):
     """Options of fully connected networks."""
 
-    width: int = shape_of_images(64, "neurons of each hidden layer, or of each expert; the paper: 4 to 64", range=SIZE)
+    width: int = shape_of_images(64, "neurons of each hidden layer or expert (paper: 4 to 64)", range=SIZE)
     hidden_layers: int = shape_of_images(2, "number of hidden layers", range=LAYERS)
 
 
@@ -160,10 +160,12 @@ class VGGVariantOptions(Options):
     """Options of VGG networks that the paper does not specify."""
 
     last_pool: str = shape_of_images(
-        "mean", "last pooling: mean over the image, or max as in the paper's code", choices=("mean", "max")
+        "mean", "final pooling over the image: mean, or max as in the paper's code", choices=("mean", "max")
     )
     initial_weights: str = shape_of_images(
-        "he", "initialization of convolutions: he, or torch's default as in the paper's code", choices=("he", "default")
+        "he",
+        "initialization of convolutions: he, or torch's default (used in the paper's code)",
+        choices=("he", "default"),
     )
 
 
@@ -172,7 +174,7 @@ class VGGOptions(Options):
     """Options of VGG networks."""
 
     channels: int = shape_of_images(
-        32, "feature maps of each layer, or of each expert, before growth; the paper: 4 to 64", range=SIZE
+        32, "feature maps of each layer or expert before growth (paper: 4 to 64)", range=SIZE
     )
 
 
@@ -181,7 +183,7 @@ class GrownVGGOptions(Options):
     """Options of growing VGG networks."""
 
     layer_channels: str = shape_of_images(
-        "", "feature maps of each layer, separated by commas, written by growth; empty: --channels"
+        "", "comma-separated feature maps of each layer, set by model growth; empty: --channels"
     )
 
 
@@ -192,16 +194,16 @@ class MixtureOptions(Options):
     num_experts: int = shape_of_images(1, "experts per mixture before growth", range=integer(1, MAX_EXPERTS))
     gate: str = shape_of_images(
         "soft",
-        "soft: weighted mean of all experts; hard: one random expert, the best at test",
+        "soft: weighted mean of all experts; hard: one expert, sampled in training, the best in evaluation",
         choices=("soft", "hard"),
     )
-    gate_trees: str = shape_of_images("", "gate tree of each mixture, as JSON written by growth; empty: flat")
+    gate_trees: str = shape_of_images("", "gate tree of each mixture as JSON, set by model growth; empty: flat")
 
 
 LANGUAGE = (SwitchOptions, ExpertOptions)
 ALMA_TRANSFORMER = (AlmaTransformerOptions, ExpertOptions)
 IMAGE_NETWORKS = (MLPOptions, VGGOptions, GrownVGGOptions, MixtureOptions)
-"""Sizes and parts of image models, without `VGGVariantOptions`."""
+"""Option classes of image models, except `VGGVariantOptions`."""
 MODELS = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
 NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 
@@ -210,43 +212,45 @@ NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 class GrowOptions(Options):
     """Options of ``alma-grow``: one growth step of a language model."""
 
-    path: str = opt(MISSING, "run or checkpoint of alma_transformer_lm or alma_switch_lm to grow", metavar="CKPT")
+    path: str = opt(MISSING, "run or checkpoint to grow (alma_transformer_lm or alma_switch_lm)", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: Optional[str] = opt(
-        None, "copy experts, split them (which keeps the loss), or add new ones", choices=EXPERT_METHODS
+        None, "copy experts, split experts (loss unchanged), or add random experts", choices=EXPERT_METHODS
     )
     experts: Optional[int] = opt(
         None, "experts to add to each Switch layer", range=integer(1, MAX_EXPERTS), metavar="K"
     )
     moe_freq: Optional[int] = opt(
         None,
-        f"with --experts, of a dense model: make every n-th FFN layer a mixture (default: {USUAL_FREQUENCY})",
+        f"dense model with --experts: make every n-th FFN layer a Switch layer (default: {USUAL_FREQUENCY})",
         range=_FREQUENCY,
     )
     layers: Optional[int] = opt(
-        None, "new number of decoder layers; the output of new layers is zero, so the loss stays", range=LAYERS
+        None, "new number of decoder layers; new layers output zero, so the loss does not change", range=LAYERS
     )
-    select: str = opt("loss", "grow the experts with the largest summed loss, most tokens, or any", choices=SELECTIONS)
+    select: str = opt(
+        "loss", "grow experts with the largest summed loss, most tokens, or random ones", choices=SELECTIONS
+    )
     stream: Optional[str] = opt(
-        None, "stream on which --select measures experts (default: the stream of its training)", metavar="STREAM"
+        None, "stream on which --select measures experts (default: training stream of the model)", metavar="STREAM"
     )
     split: str = opt("valid", "held-out split on which --select measures experts", metavar="SPLIT")
     noise: float = opt(
         0.0, "with --method copy: standard deviation of noise on copied gate rows", range=real(0, 1e6), metavar="X"
     )
-    optimizer: str = opt("reset", "optimizer state: drop, copy, or halve (split)", choices=("reset", "copy", "share"))
-    batch_size: int = opt(16, "sequences per batch of the held-out pass", range=integer())
+    optimizer: str = opt("reset", "optimizer state: reset, copy, or halve (split)", choices=("reset", "copy", "share"))
+    batch_size: int = opt(16, "sequences per batch when --select measures experts", range=integer())
     tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: as in training)", range=SIZE)
     seed: int = opt(1, "random seed of new weights, noise and random selection", range=integer(0, 2**63 - 1))
-    cpu: bool = opt(False, "measure on the CPU even if there is a GPU")
+    cpu: bool = opt(False, "measure experts on the CPU even if a GPU is available")
     force: bool = opt(False, "replace --out if it exists")
 
 
 @dataclass
 class Beginning:
-    """fairseq-train's options for the checkpoint to start from.
+    """Options of fairseq-train that select the starting checkpoint.
 
-    ``finetune_from_model`` loads weights alone, ``restore_file`` the complete training state.
+    ``finetune_from_model`` loads only the weights, ``restore_file`` loads the complete training state.
     """
 
     finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
@@ -255,16 +259,16 @@ class Beginning:
 
 WEIGHTS_FLAG = "--finetune-from-model"
 NO_BEGINNING = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
-"""Values of `Beginning` without a checkpoint; the default of ``--restore-file`` is the last checkpoint of the run."""
+"""Default values of `Beginning`; ``--restore-file`` defaults to the last checkpoint of the run."""
 
 
 def from_weights(path: Union[str, Path]) -> tuple[str, str]:
-    """Return the option of fairseq-train that loads the weights of a checkpoint."""
+    """Return the command-line words of fairseq-train that load the weights of a checkpoint."""
     return WEIGHTS_FLAG, str(path)
 
 
 def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
-    """Return the checkpoint that fairseq-train starts from; None for new weights.
+    """Return the checkpoint that fairseq-train starts from, or None for new weights.
 
     ``cfg`` has the fields of `Beginning`; ``continue_once`` applies if the run has no last checkpoint.
     """
@@ -273,10 +277,10 @@ def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Option
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:
-    """Set the options of ``alma_transformer_lm`` that are None to their defaults, in place.
+    """Replace each option of ``alma_transformer_lm`` that is None by its default, in place.
 
     Raises:
-        AlmaError: the options do not fit each other.
+        AlmaError: two options conflict.
     """
 
     def default(name: str, value: Any) -> Any:

@@ -32,12 +32,8 @@ class LRBranch(Feature):
         side=PLAN,
         metavar="S",
     )
-    branch_from: Optional[int] = opt(
-        None, "update after which the learning rate decays", range=integer(0), side=TRAINING
-    )
-    branch_until: Optional[int] = opt(
-        None, "update at which the learning rate reaches zero", range=integer(1), side=TRAINING
-    )
+    branch_from: Optional[int] = opt(None, "last update before the decay", range=integer(0), side=TRAINING)
+    branch_until: Optional[int] = opt(None, "update with learning rate zero", range=integer(1), side=TRAINING)
 
     def __post_init__(self) -> None:
         self._groups: Sequence[dict[str, Any]] = ()
@@ -83,7 +79,5 @@ class LRBranch(Feature):
                 group["lr"] *= branch_factor(update, self.branch_from, self.branch_until)
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        for group, rate in zip(
-            self._groups, self._rates, strict=True
-        ):  # without a schedule, only this line resets the rate
+        for group, rate in zip(self._groups, self._rates, strict=True):  # needed without a learning-rate schedule
             group["lr"] = rate
