@@ -1,4 +1,4 @@
-"""Growth of models: gate trees, growth plans and operations on plain tensors. No fairseq."""
+"""Model growth: gate trees, growth plans and operations on plain tensors. No fairseq imports."""
 
 EXPERT_METHODS = ("copy", "split", "scratch")
 SELECTIONS = ("loss", "usage", "random")

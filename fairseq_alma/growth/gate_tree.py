@@ -1,8 +1,8 @@
-"""The tree of choices of a gate, as plain Python data.
+"""Gate trees: a gate as a tree of softmax choices, in plain Python data.
 
-A layer of experts starts with one softmax over its experts, a *flat* tree: ``[0, 1, 2, 3]``. Splitting expert 2 into
-expert 2 and a new expert 4 replaces its leaf by a choice: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A). Configurations
-and checkpoints contain these nested lists.
+A layer starts with one softmax over its experts, a *flat* tree: ``[0, 1, 2, 3]``. A split of expert 2 into
+expert 2 and new expert 4 replaces the leaf 2 by a choice: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A). Configurations
+and checkpoints contain such nested lists.
 
 Each child of a choice owns one row of the gate's weight matrix. Rows are numbered choice by choice, breadth first, so
 that the rows of a choice are adjacent. For ``[0, 1, [2, 4], 3]``:
@@ -24,7 +24,7 @@ Nested = Union[int, list["Nested"]]
 
 
 class Choice(NamedTuple):
-    """One softmax of the tree, over rows ``start`` to ``stop`` (exclusive), reached through ``parent_row``."""
+    """One softmax of the tree over the rows ``start`` to ``stop`` (exclusive); child of row ``parent_row``."""
 
     start: int
     stop: int
@@ -47,12 +47,12 @@ class GateTree:
 
     @classmethod
     def flat(cls, num_experts: int) -> "GateTree":
-        """Return the tree of one softmax over ``num_experts`` experts."""
+        """Return the tree that has one softmax over ``num_experts`` experts."""
         return cls.from_nested([*range(num_experts)])
 
     @classmethod
     def from_nested(cls, nested: Nested) -> "GateTree":
-        """Return the tree of nested lists of expert numbers.
+        """Return the tree given by nested lists of expert numbers.
 
         Raises:
             AlmaError: a choice is not a list or is empty, or the experts are not 0 to n-1, each once.
@@ -81,7 +81,7 @@ class GateTree:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the gate's weight matrix."""
+        """Return the number of rows of the gate's weight matrix."""
         return len(self.row_expert)
 
     @property
@@ -104,7 +104,7 @@ class GateTree:
         return GateTree.from_nested(choices[0])
 
     def paths(self) -> dict[tuple[int, ...], int]:
-        """Return the row of each path; path (2, 0) is the first child of the third child of the root."""
+        """Return the row number of each path; path (2, 0) is the first child of the third child of the root."""
         found: list[tuple[int, ...]] = []
         for choice in self.choices:
             parent = () if choice.parent_row is None else found[choice.parent_row]
@@ -127,7 +127,7 @@ class GateTree:
 
 
 def has_experts(layer: int, every: int) -> bool:
-    """Return whether a layer, counted from 0, has experts: layers 1, 3, 5, … if ``every`` is 2; none if it is 0."""
+    """Return whether a layer (from 0) has experts. ``every`` 2: layers 1, 3, 5, …; 0: no layer."""
     return every > 0 and (layer + 1) % every == 0
 
 
@@ -138,7 +138,7 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
         options: values of the options in `SwitchOptions` and `ExpertOptions`.
 
     Raises:
-        AlmaError: the option ``--gate-trees`` does not fit the others.
+        AlmaError: ``--gate-trees`` conflicts with another option.
     """
     is_switch = [has_experts(layer, options.moe_freq) for layer in range(options.decoder_layers)]
     if options.gate_trees and not any(is_switch):
@@ -148,7 +148,7 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
 
 
 def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional[int]) -> list[GateTree]:
-    """Parse the value of ``--gate-trees``, the gate trees of all layers of experts.
+    """Return the gate trees of all layers of experts, parsed from the value of ``--gate-trees``.
 
     Args:
         text: JSON list with one nested list per layer; empty for flat gates.
@@ -156,7 +156,7 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
         num_experts: required number of experts in each tree.
 
     Raises:
-        AlmaError: the text is invalid or does not fit the two numbers.
+        AlmaError: the text is invalid, or the number of trees or experts is not the required one.
     """
     if num_experts is None:
         raise AlmaError("--num-experts: the number of experts is not known; give --num-experts")
@@ -190,6 +190,6 @@ def format_gate_trees(trees: Sequence[GateTree]) -> str:
 
 
 def _shorten(value: Any) -> str:
-    """Return the first 200 characters of a text, or of a tree as JSON, for messages."""
+    """Return the first 200 characters of a text, or of the JSON of a tree, for error messages."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}…"

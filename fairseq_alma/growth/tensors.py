@@ -1,10 +1,10 @@
-"""Growth of mixtures of experts on plain tensors: selection of parents, and the source of each expert and gate row.
+"""Growth of mixtures of experts on plain tensors: select the parents, and plan the source of each expert and gate row.
 
 Growth methods (paper v5, sections 4.2 and 5, appendix A):
 
 - ``copy``: the paper's method for text. The weights and the gate row of an expert are copied, and the mixture stays
-  flat. Both copies share one softmax mass, so the gate value of every token changes and the loss jumps.
-- ``split``: an expert becomes a choice between two equal experts under a new random gate. The output and the loss stay.
+  flat. The softmax has one more entry, so every gate value changes and the loss jumps.
+- ``split``: a choice between two equal experts with a new random gate replaces an expert. The output does not change.
 - ``scratch``: new random experts with random gate rows at the root.
 """
 
@@ -18,7 +18,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 
 EXPERTS, GATE_TENSOR = "experts.", "gate.weight"
-"""Names within a layer of experts: the prefix of the stacked expert parameters, (E, …), and the gate's weight."""
+"""Names within a layer of experts: prefix of the stacked expert parameters, (E, …), and name of the gate weight."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def grow_mixture(tree: GateTree, method: str, parents: Sequence[Optional[int]]) 
     Args:
         tree: gate tree of the mixture.
         method: ``copy``, ``split`` or ``scratch``.
-        parents: the experts to copy or split, all different; for ``scratch`` one None per new expert.
+        parents: distinct experts to copy or split; for ``scratch``, one None per new expert.
     """
     new = tree
     expert_source: list[Optional[int]] = [*range(tree.num_experts), *parents]
@@ -67,13 +67,13 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
 
     Args:
         losses: (E,) summed loss of the held-out tokens of each expert, in any unit.
-        counts: (E,) number of these tokens.
+        counts: (E,) number of held-out tokens of each expert.
         num_new: number of experts to select, at most E.
         select: ``loss`` (largest sums, the paper's rule), ``usage`` (most tokens) or ``random``.
         generator: random generator for ``random``.
 
     Returns:
-        Expert numbers in descending order of the score; equal scores in ascending order of the number.
+        Expert numbers by descending score; experts with equal scores by ascending number.
 
     Raises:
         AlmaError: there are fewer than ``num_new`` experts.
@@ -96,12 +96,12 @@ def gather_slices(
     """Stack slices of a tensor in a new order.
 
     Args:
-        old: (E, …).
+        old: tensor with E slices, (E, …).
         source: for each slice of the result, the slice of ``old``; None: a new slice.
-        new_slice: returns the new slice at a position, called in ascending order; None: zeros.
+        new_slice: function that returns the new slice at a position, in ascending order; None: new slices are zero.
 
     Returns:
-        (len(source), …), same dtype and device.
+        Tensor (len(source), …) with the dtype and device of ``old``.
     """
     grown = old[[0 if origin is None else origin for origin in source]]
     for position, origin in enumerate(source):
@@ -143,9 +143,9 @@ def grow_tensor(
 def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_shared: bool) -> dict[str, Any]:
     """Grow the optimizer state of one parameter of a layer of experts.
 
-    Copies get the moments of their source, new slices get zeros, and other fields, such as the number of steps, stay.
-    Adam counts steps per tensor: the first step of a new slice is (1 - beta1) / sqrt(1 - beta2) times the learning
-    rate, 0.7 times for betas 0.9 and 0.98.
+    Copied slices get the moments of the source slice, and new slices get zeros. Other fields, such as the number of
+    steps, do not change. Adam counts steps per tensor: the first step of a new slice is (1 - beta1) / sqrt(1 - beta2)
+    times the learning rate, 0.7 times for betas 0.9 and 0.98.
 
     With ``is_shared``, the halves of a split expert get the expected moments of half of its tokens. The gradient of an
     expert is a sum over its tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability
@@ -193,7 +193,7 @@ def grow_optimizer_state(
         state: ``last_optimizer_state`` of the checkpoint, with one parameter group and entries by parameter number.
         old: parameter names of the old model, in the order of the model.
         new: parameter names of the grown model, in the order of the model.
-        grow: returns the grown entry of a parameter of the old model.
+        grow: function that returns the grown state of a parameter, given its name and old state.
 
     Raises:
         AlmaError: the state has another number of parameters than the old model.

@@ -1,1 +1,1 @@
-"""Algorithm 1 of the paper, once, for every learner and both kinds of data: loop, run folder, records, displays."""
+"""Algorithm 1 of the paper for every learner and both kinds of data: loop, run folder and records."""

@@ -1,4 +1,4 @@
-"""``--then-evaluate``: a shell command after the test of each stage; its last line is a JSON object of numbers."""
+"""``--then-evaluate``: run a shell command after each stage, and read a JSON object of numbers from its last line."""
 
 import json
 import math
@@ -24,9 +24,9 @@ _PLACE = re.compile(r"(?<!\$)\{(checkpoint|stage|arrival|run|stream)\}")
 
 @dataclass(frozen=True)
 class StageEvaluation:
-    """Evaluates stages with a command of the user, which has placeholders such as ``{checkpoint}``.
+    """Evaluate stages with a shell command of the user that has placeholders such as ``{checkpoint}``.
 
-    ``predictors`` returns the checkpoints that predict after a stage; several for an ensemble of image models.
+    ``predictors`` returns the evaluated checkpoints of a stage: one, or several for an ensemble of image models.
     """
 
     template: str
@@ -44,7 +44,7 @@ class StageEvaluation:
         return _PLACE.sub(lambda place: shlex.join(map(str, values[place[1]])), self.template)
 
     def run(self, work: StageWork) -> Mapping[str, object]:
-        """Evaluate a stage; return its part of ``stage.json``. Raises AlmaError if the command fails."""
+        """Evaluate a stage and return the entries for ``stage.json``. Raises AlmaError if the command fails."""
         work.display.show_activity(work.plan, "evaluating")
         log = work.folder.stage_folder(work.plan.stage.index) / "evaluation.log"
         words = ["sh", "-c", self.command(work.folder, work.plan)]

@@ -12,27 +12,29 @@ from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import is_begun_on
 
 RUN_OF_MODEL = "run"
-"""Name of the run in a folder of ``alma-update``."""
+"""Directory name of the run within a folder of ``alma-update``."""
 
 
 @dataclass(frozen=True)
 class ArrivalOptions(Options):
-    """Options of commands that take a run in place of a checkpoint."""
+    """Options of commands that accept a run in place of a checkpoint."""
 
     arrival: Optional[int] = opt(
-        None, "of a run: the model after the arrival of this mega-batch, from 0 (default: the newest)", range=integer(0)
+        None,
+        "if a run is given: model after the arrival of this mega-batch, from 0 (default: newest)",
+        range=integer(0),
     )
 
 
-def stream_option(help: str = "stream of the model's tokenizer (default: the stream of its training)") -> Any:
+def stream_option(help: str = "stream with the tokenizer of the model (default: training stream of the model)") -> Any:
     """Declare ``--stream`` of a command that takes a model."""
     return opt(None, help, parse=utf8_path, metavar="STREAM")
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
-    """Return the checkpoint of a run after an arrival (from 0; None: the newest); return any other path unchanged.
+    """Return the checkpoint of a run after an arrival (from 0; None: newest), or ``path`` if it is not a run.
 
-    ``path`` may also be a folder that contains a run. Raises AlmaError if the run has no such model.
+    ``path`` may also be a folder that contains a run. Raises AlmaError if the run has no model for the arrival.
     """
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
@@ -53,7 +55,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
 
 
 def _stream_folders(recorded: str, near: Path) -> list[Path]:
-    """Return the streams that a path in a record may refer to, the most likely first.
+    """Return the stream folders that a recorded path may refer to, the most likely folder first.
 
     The path is relative to the working directory of a command, often one above the run or checkpoint ``near``; stream
     and run may have been moved together.
@@ -65,9 +67,9 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
 
 
 def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
-    """Return the stream of a checkpoint's training (of its run, if it is in one), or the stream that the user gave.
+    """Return the stream that the user gave, else the training stream recorded in the run or the checkpoint.
 
-    Raises AlmaError if the stream is missing, of another kind, or has another dictionary.
+    Raises AlmaError if the stream is missing, contains other data than ``kind``, or has another dictionary.
     """
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # imports torch, which takes seconds
 

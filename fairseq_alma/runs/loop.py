@@ -1,6 +1,6 @@
-"""Algorithm 1 of the paper, once for every learner and both kinds of data; a stage is a list of steps.
+"""Algorithm 1 of the paper for every learner and both kinds of data; a stage is a list of steps.
 
-Plans (`learners`) list the models that are trained and those that predict. The steps of a back end train and test them:
+The plan of a stage (`learners`) lists the models to train and the models to evaluate. The back end provides the steps:
 commands in forked processes for text, a training loop in this process for images.
 """
 
@@ -23,16 +23,16 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_images": operator.add,
     "train_flops": operator.add,
 }
-"""How the costs of two trainings add up to the cost of their stage."""
+"""Functions that combine the costs of two trainings into the cost of the stage, by key of ``stage.json``."""
 
 
 @dataclass(frozen=True)
 class StageWork:
-    """One stage of one run that is being completed, under its lock.
+    """A stage of a run that this process currently completes and has locked.
 
     Attributes:
-        locks: file descriptors; a process that inherits them keeps the stage locked until it exits.
-        in_step: the same stage of all runs of several seeds, this run included; one network may train all of them.
+        locks: file descriptors of locks; a process that inherits them keeps the stage locked until it exits.
+        in_step: the same stage of the runs of all seeds, including this run; one network may train all seeds.
     """
 
     folder: RunFolder
@@ -43,30 +43,30 @@ class StageWork:
 
 
 class Step(Protocol):
-    """A part of a stage. `run` may be repeated: it skips finished work, and resumes after a kill."""
+    """A step of a stage. `run` can be called again after a kill: it skips finished work and resumes."""
 
     @property
     def trains(self) -> Sequence[ModelId]:
-        """Models whose training it is part of; empty for a step after all trainings."""
+        """Return the models that this step trains; empty for a step after all trainings."""
         return ()
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether it is done, for one of its models or for all. Raises AlmaError if a file is damaged."""
+        """Return whether the step is done, for ``model`` or for all models. Raises AlmaError if a file is damaged."""
         return False
 
     def commands(self) -> Sequence[object]:
-        """Return its commands for ``--dry-run``; ``str()`` of each is input for a shell."""
+        """Return the commands of the step for ``--dry-run``; ``str(command)`` is a shell command."""
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work; return its part of ``stage.json``, see `OF_ALL_TRAININGS`."""
+        """Do the remaining work and return entries of ``stage.json``, which `OF_ALL_TRAININGS` combines."""
 
 
 class Backend(Protocol):
-    """Trains and tests on one kind of data."""
+    """Interface of training and evaluation on text or on images."""
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
-        """Return the steps of a stage in order; the number is the same for every seed."""
+        """Return the steps of a stage in order; the number of steps is the same for every seed."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         """Remove the weights of the models ``gone``, and other temporary files of complete stages."""
@@ -74,7 +74,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """One learner with one seed: the plans of all its stages; ``evaluate`` returns further entries of stage.json."""
+    """A learner with one seed and the plans of all stages; ``evaluate`` returns further entries of stage.json."""
 
     folder: RunFolder
     plans: Sequence[StagePlan]
@@ -82,14 +82,14 @@ class Run:
     evaluate: Callable[[StageWork], Mapping[str, Any]] = lambda work: {}
 
     def is_trained(self, model: ModelId, backend: Backend) -> bool:
-        """Return whether the training of a model is complete; a damaged checkpoint is not."""
+        """Return whether the training of a model is complete; False if the checkpoint is damaged."""
         steps = backend.steps(self.folder, self.plans[model.stage])
         with contextlib.suppress(AlmaError):
             return all(step.is_done(model) for step in steps if model in step.trains)
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a complete stage; raise AlmaError if it trained on other mega-batches."""
+        """Return the record of a complete stage. Raises AlmaError if the stage trained on other mega-batches."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
@@ -101,7 +101,7 @@ class Run:
 
 
 class NeededModels:
-    """The models whose weights later stages, the report or the user need; ``kept`` are the arrivals of ``--keep``."""
+    """Models whose weights later stages, the report or the user need; ``kept`` lists the arrivals of ``--keep``."""
 
     def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
         self.tidied = -1
@@ -109,7 +109,7 @@ class NeededModels:
         self.last_use: dict[ModelId, int] = {}
         for plan in plans:  # in order: later uses replace earlier ones
             index = plan.stage.index
-            # A stage needs the weights that it starts from when the stage before is complete.
+            # The weights that a stage starts from are needed from the completion of the previous stage on.
             starts = [training.start for training in plan.trainings if training.start is not None]
             self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
             self.last_use.update(dict.fromkeys(plan.predictors, index))
@@ -123,9 +123,9 @@ class NeededModels:
         return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)
 
     def tidy(self, run: Run, stage: int, backend: Backend) -> None:
-        """Remove the weights that no later stage needs, once a stage is complete."""
+        """Remove the weights that no later stage needs, after a stage is complete."""
         done = stage
-        with contextlib.suppress(AlmaError):  # a damaged record; after a stage that ran again there are complete ones
+        with contextlib.suppress(AlmaError):  # a record is damaged; later stages may be complete
             while done + 1 < len(run.plans) and run.folder.read_stage(done + 1) is not None:
                 done += 1
         first, self.tidied = self.tidied, done  # -1 at first: files of earlier launches go too
@@ -150,7 +150,7 @@ def run_stages(
     await_models: Callable[[StagePlan], None] = lambda plan: None,
     keep: Sequence[int] = (),
 ) -> list[int]:
-    """Run the stages that are not complete yet, in order; return for each run the number of stages that ran.
+    """Run the incomplete stages in order, and return the number of stages that ran, for each run.
 
     A stage runs for all seeds before the next stage starts; ``only`` selects one stage. ``await_models`` returns when
     other processes have trained the models of a stage. The models of the arrivals ``keep`` are not removed.
@@ -170,9 +170,9 @@ def run_stages(
 
 
 def train_members(run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None) -> None:
-    """Train some members in the stages that are not complete yet; other processes may train other members.
+    """Train some members in all incomplete stages; other processes may train other members.
 
-    It completes no stage: `run_stages` does that later, with the trained members.
+    This function completes no stage: `run_stages` completes the stages later with the trained members.
     """
     for plan in run.plans:
         stage, trainings = plan.stage.index, [each for each in plan.trainings if each.model.member in members]
@@ -202,7 +202,7 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
 def _finish_stage(
     runs: Sequence[Run], stage: int, backend: Backend, needed: Sequence[Optional[NeededModels]]
 ) -> list[bool]:
-    """Complete a stage of every run and tidy up; return for each run whether the stage ran now."""
+    """Complete a stage of every run, remove unneeded files, and return whether the stage ran now, for each run."""
     records = [run.complete_record(stage) for run in runs]
     works: dict[int, StageWork] = {}
     with contextlib.ExitStack() as locks:
@@ -218,7 +218,7 @@ def _finish_stage(
         for number, record in zip(works, made, strict=True):
             records[number] = record
         for number, (run, found, keeps) in enumerate(zip(runs, records, needed, strict=True)):
-            assert found is not None  # read, or made just now
+            assert found is not None  # read from disk, or created by _run_stage
             if not run.folder.is_tidy(stage):
                 if keeps is not None:
                     keeps.tidy(run, stage, backend)
@@ -228,7 +228,7 @@ def _finish_stage(
 
 
 def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:
-    """Train and test one stage of some runs, step by step, and write the record of each last."""
+    """Run all steps of one stage for some runs, then write the stage record of each run."""
     clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
     stages = [work.plan.stage for work in works]
     records: list[dict[str, Any]] = [
@@ -249,9 +249,9 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
 
 
 def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, Any]]:
-    """Return the record of a complete stage; discard it if its weights are damaged, which a power failure can do.
+    """Return the record of a complete stage, or delete the record if the weights are damaged (after a power failure).
 
-    Until a stage is tidy, the weights that it was trained from exist, so it can run again.
+    The stage can run again, because its starting weights exist until the stage is tidy.
     """
     record = run.complete_record(stage)
     if record is not None and not run.folder.is_tidy(stage):
@@ -265,7 +265,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
-    """Raise AlmaError, which names the first stage or model that a stage needs and that is not complete."""
+    """Raise AlmaError if a stage or model that a stage needs is not complete; the message names the first one."""
     plan = run.plans[stage]
     starts = {training.start.stage for training in plan.trainings if training.start is not None}
     predict = {model.stage for model in plan.predictors} - {stage}
@@ -276,7 +276,7 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
                 f"{run.folder.stage_folder(other) / STAGE_RECORD}: missing, and stage {stage} {use} the weights of "
                 f"stage {other}; run that stage first{scratch}"
             )
-    # The start of a training is checked first: mostly it exists, and the training's own checkpoint is not read.
+    # Check the starting checkpoint first: it usually exists, and then the checkpoint of the training is not read.
     needed = [(each.start, each.model) for each in plan.trainings if each.start is not None]
     needed += [(model, model) for model in plan.predictors if model.stage != stage]
     for start, model in needed:

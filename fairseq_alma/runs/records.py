@@ -1,6 +1,6 @@
-"""Types of ``run.json``, ``stage.json``, ``before.json`` and ``clock.json``; each file is checked when it is read.
+"""Types of ``run.json``, ``stage.json``, ``before.json`` and ``clock.json``; readers check each file against its type.
 
-Other keys are kept unchanged: those of one learner (``gate_trees``, ``expert_usage``) and those of later versions.
+Keys without a field are kept unchanged: keys of one learner (``gate_trees``, ``expert_usage``) and of later versions.
 """
 
 from typing import Annotated, Any, Generic, Mapping, Optional, TypeVar, Union
@@ -15,7 +15,7 @@ Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run; the last four fields are for images, ``vocab_size`` and ``decontaminated`` for text."""
+    """Stream of a run. The last four fields apply to images, ``vocab_size`` and ``decontaminated`` to text."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -32,7 +32,7 @@ class StreamRecord(Struct, frozen=True):
 
 
 class LearnerOptions(Struct):
-    """The option that all learners have."""
+    """Record of the option that all learners have."""
 
     init: Name
 
@@ -41,7 +41,7 @@ RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wai
 
 
 class RecipeRecord(Struct, frozen=True):
-    """Options that were chosen for a run on text, and why; see `text.defaults`."""
+    """Automatically chosen options of a run on text, and the reasons; see `text.defaults`."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]
@@ -51,7 +51,7 @@ class RecipeRecord(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """``run.json``: options and data of a run, name and overridden options of its preset, hash of its start."""
+    """``run.json``: options and stream of a run, preset with overridden options, sha256 of the starting checkpoint."""
 
     learner: Name
     seed: Count
@@ -65,30 +65,30 @@ class RunRecord(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """Loss of a test: bits per token (text) or nats (images); infinite or NaN if the model diverged."""
+    """Evaluation loss in bits per token (text) or nats (images); infinite or NaN if the model diverged."""
 
     loss: float
 
     def __post_init__(self) -> None:
-        if self.loss < -1e-3:  # rounding: the loss of a mean of probabilities of 1 may be slightly negative
+        if self.loss < -1e-3:  # rounding can make the loss slightly negative
             raise ValueError(f"{self.loss!r} found, a number of at least 0 is needed")
 
 
 class TextResult(Result, frozen=True):
-    """Result of a test on text."""
+    """Evaluation result on text."""
 
     ppl: float
     bits_per_byte: Optional[float] = None
 
 
 class ImageResult(Result, frozen=True):
-    """Result of a test on images."""
+    """Evaluation result on images."""
 
     error: Annotated[float, Meta(ge=0, le=1)]
 
 
 class BeforeRecord(Struct, frozen=True):
-    """``before.json``: tests before the training of a stage, by split."""
+    """``before.json``: evaluation results before the training of a stage, by split."""
 
     after_growth: Optional[dict[str, TextResult]] = None
     before_growth: Optional[dict[str, TextResult]] = None
@@ -99,7 +99,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Tested weights of a stage of anytime training, and its first update (text); see `training.feature`."""
+    """Evaluated weights of a stage with training features, and (text) its first update; see `training.feature`."""
 
     predicts_with: Name
     first_update: Count = 0
@@ -107,14 +107,14 @@ class Anytime(Struct, frozen=True):
 
 
 class Evaluation(Struct, frozen=True):
-    """Command of ``--then-evaluate``, and the numbers that it printed."""
+    """Command of ``--then-evaluate``, and the numbers that the command printed."""
 
     command: str
     figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
 
 
 class Holdout(TextResult, frozen=True, kw_only=True):
-    """Test on the held-out part of an arrival (mega-batch, from 0); ``before``: before the stage that trains on it."""
+    """Result on the held-out documents of a mega-batch; ``before``: evaluated before the stage that trains on it."""
 
     megabatch: Megabatch
     before: Optional[TextResult] = None
@@ -156,12 +156,12 @@ class ImageStage(StageRecord[ImageResult], frozen=True, kw_only=True):
 
 
 class ClockRecord(Struct, frozen=True):
-    """``clock.json``: seconds of earlier launches, and the start of this one (seconds since 1970; null: it ended)."""
+    """``clock.json``: seconds of earlier launches, and start of the current launch (Unix time; null: none)."""
 
     spent: Amount
     started: Optional[Amount]
 
 
 def stage_type(content: Mapping[str, Any]) -> type[StageRecord]:
-    """Return the type of a ``stage.json``."""
+    """Return the record type for the content of a ``stage.json``."""
     return ImageStage if "train_images" in content or "test_flops_per_image" in content else TextStage

@@ -1,7 +1,7 @@
-"""RUN/: the records of a run and its stages, their clocks and locks.
+"""The run directory RUN/: records, clocks and locks of a run and its stages.
 
-``run.json`` is written first and describes the run; ``stage-NNN/stage.json`` is written last and makes a stage
-complete: without it, the stage runs again. See DESIGN.md, "Contract: files".
+``run.json`` is written first and describes the run. ``stage-NNN/stage.json`` is written last and marks the stage as
+complete; a stage without this file runs again. See DESIGN.md, "Contract: files".
 """
 
 import contextlib
@@ -25,23 +25,23 @@ from fairseq_alma.runs.records import ClockRecord, RunRecord, stage_type
 RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
 FORMAT_VERSION, VERSION_KEY = 2, "format_version"
 AVERAGE = "checkpoint_average.pt"
-"""Checkpoint of a model's averaged weights."""
+"""File name of the checkpoint with averaged weights."""
 BEST = "checkpoint_best.pt"
-"""fairseq-train's checkpoint with the lowest loss on ``valid``."""
+"""File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
 BRANCH = "branch"
-"""Directory of the copy of a model whose learning rate decays."""
+"""Directory name of a branch (copy of the model whose learning rate decays)."""
 ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
-"""Joint predictions of an ensemble's members; see `text.split_losses`."""
+"""File name of the joint predictions of ensemble members; see `text.split_losses`."""
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 RUN_REMEDY = "give another --run folder, or remove this one"
 STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
 
 
 class StageClock:
-    """Count the seconds of all launches of a stage, or of one member of it, without the pauses between them.
+    """Count the seconds of all launches of a stage or of one member, without the pauses between launches.
 
-    A killed launch does not record its end; the last change of a file in its directory is used instead.
+    A killed launch does not record its end; the time of the last file change in the directory is used instead.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -66,14 +66,14 @@ class StageClock:
 
 
 def read_clock(path: Path) -> ClockRecord:
-    """Read a clock; a missing or damaged one counts from zero, as only the wall time depends on it."""
+    """Read a clock file; start from zero if the file is missing or damaged, because only the wall time is lost."""
     with contextlib.suppress(AlmaError, FileNotFoundError):
         return as_record(read_json_object(path, ""), ClockRecord, path, "")
     return ClockRecord(spent=0.0, started=None)
 
 
 class RunFolder:
-    """One run on disk; ``root`` is RUN/, which may not exist yet."""
+    """Files of a run; ``root`` is the run directory, which may not exist yet."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -93,14 +93,14 @@ class RunFolder:
         return self.model_folder(model) / LAST_CHECKPOINT
 
     def stages(self) -> list[int]:
-        """Return the stages that have a directory, in order; ``stage-001.bak`` is not one."""
+        """Return the numbers of the stages that have a directory, in order; ``stage-001.bak`` is ignored."""
         return _numbers(self.root, "stage-")
 
     def members(self, stage: int) -> list[ModelId]:
         return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json, see `RunRecord`; None if there is none. Raises AlmaError with ``remedy`` if damaged."""
+        """Return run.json (`RunRecord`), or None if it is missing. Raises AlmaError with ``remedy`` if damaged."""
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
@@ -117,14 +117,14 @@ class RunFolder:
         )
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        """Write run.json. Raises AlmaError if another alma-stream runs a stage."""
+        """Write run.json. Raises AlmaError if another alma-stream process runs a stage."""
         with contextlib.ExitStack() as locks:
             for folder in map(self.stage_folder, self.stages()):
                 locks.enter_context(locked(folder / ".lock", f"{folder}"))
             _write(self.root / RUN_RECORD, record)
 
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a complete stage, see `StageRecord`; None if it is not complete."""
+        """Return the record of a stage (`StageRecord`), or None if the stage is not complete."""
         path = self.stage_folder(stage) / STAGE_RECORD
         if not path.is_file():
             return None
@@ -139,11 +139,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_stage(self, stage: int) -> Iterator[int]:
-        """Lock a stage. Raises AlmaError if another alma-stream has locked it.
+        """Lock a stage. Raises AlmaError if another alma-stream process has locked the stage.
 
         Yields:
-            A file descriptor. A child process that inherits it keeps the lock until it exits: the stage of a killed
-            alma-stream becomes free when no process can write to its checkpoints.
+            A file descriptor. A child process that inherits the descriptor keeps the lock until it exits. The stage of
+            a killed alma-stream is therefore unlocked only when no process can write to the checkpoints.
         """
         folder = self.stage_folder(stage)
         with (
@@ -175,41 +175,41 @@ class RunFolder:
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether nothing remains to be removed after a complete stage: its clock goes last."""
+        """Return whether all temporary files of a complete stage are removed; the clock is removed last."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Remove the clocks of a stage, that of the stage itself last."""
+        """Remove the clocks of the members of a stage, then the clock of the stage."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
-        """Start or resume the clock of a stage, or of one of its members that is trained alone."""
+        """Start or resume the clock of a stage, or of a member that a separate process trains."""
         folder = self.stage_folder(stage)
         if member is None:
             return StageClock(folder / CLOCK, folder)
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether the training of a member that is trained alone has ended: its clock has stopped."""
+        """Return whether the clock of a separately trained member has stopped, so its training has ended."""
         clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
         return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 
     def seconds_of_members(self, stage: int) -> float:
-        """Return the total seconds of the members that were trained alone."""
+        """Return the total training time of separately trained members, in seconds."""
         return float(sum(read_clock(clock).spent for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*"))))
 
 
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
-    """Return the checkpoint of a model that is tested; see `Features.predicts_with`."""
+    """Return the checkpoint of a model that is evaluated; see `Features.predicts_with`."""
     own = folder.model_folder(model)
     files = {"average": own / AVERAGE, "best": own / BEST, "branch": own / BRANCH / LAST_CHECKPOINT}
     return files.get(predicts_with, folder.checkpoint(model))
 
 
 def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
-    """Return the checkpoint that was tested in a stage. Raises AlmaError if it is missing."""
+    """Return the checkpoint that was evaluated in a stage. Raises AlmaError if the checkpoint is missing."""
     stage = record["stage"]
     ensemble = folder.stage_folder(stage) / ENSEMBLE_FILE
     if ensemble.is_file():
@@ -247,7 +247,7 @@ def _numbers(root: Path, prefix: str) -> list[int]:
 
 @contextlib.contextmanager
 def _swept(*folders: Path) -> Iterator[None]:
-    """Remove temporary files of this package and of fairseq before the block, and again if it raises."""
+    """Remove temporary files of this package and of fairseq before the block, and again if the block raises."""
 
     def sweep_all() -> None:
         for folder in folders:

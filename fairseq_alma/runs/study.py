@@ -1,4 +1,4 @@
-"""The options of ``alma-stream``, each declared once, and the content of run.json, which follows from them."""
+"""Declare the options of ``alma-stream``, and derive the content of run.json from the options."""
 
 import argparse
 import contextlib
@@ -38,7 +38,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def read_size(word: str) -> Optional[int]:
-    """Read a number of parameters, such as ``25M``; None: ``auto``. Raises ValueError with the rule."""
+    """Parse a number of parameters such as ``25M``; return None for ``auto``. Raises ValueError if invalid."""
     if word == "auto":
         return None
     factor = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}.get(word[-1:].lower(), 1)
@@ -51,14 +51,14 @@ def read_size(word: str) -> Optional[int]:
 
 
 def read_interval(word: str) -> Union[int, str]:
-    """Read a number of updates; return a duration such as ``15m`` unchanged. Raises ValueError with the rule."""
+    """Parse a number of updates; return a duration such as ``15m`` unchanged. Raises ValueError if invalid."""
     with contextlib.suppress(ValueError):
         return word if seconds_of(word) else int(integer().read(word))
     raise ValueError("a number of updates such as 500 is needed, or a time such as 90s, 15m or 2h")
 
 
 def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
-    """Return the seconds of a duration such as ``15m``; None for a number of updates."""
+    """Return a duration such as ``15m`` in seconds, or None for a number of updates."""
     if not isinstance(interval, str) or interval[-1:] not in _SECONDS:
         return None
     return real(0, 1e6, above=True).read(interval[:-1]) * _SECONDS[interval[-1]]
@@ -66,9 +66,9 @@ def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions(ScheduleOptions):
-    """Options of a run: data, schedule, and the files that it keeps.
+    """Options of a run: data, schedule, and files to keep.
 
-    An option with ``free`` changes only files and logs: a run may be resumed with another value.
+    An option with ``free`` affects only files and logs, so a run can be resumed with another value.
     """
 
     stream: Path = of_this_call(MISSING, "stream of alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR")
@@ -109,10 +109,10 @@ class StudyOptions(ScheduleOptions):
         metavar="N|TIME",
     )
     keep: Optional[tuple[int, ...]] = opt(
-        None, "arrivals, from 0, after which the model is kept", range=integer(0), free=True, metavar="N"
+        None, "arrivals (from 0) after which the model is kept", range=integer(0), free=True, metavar="N"
     )
     keep_checkpoints: bool = opt(
-        False, "keep all checkpoints (default: those that a later stage or the report needs)", free=True
+        False, "keep all checkpoints (default: only checkpoints that a later stage or the report needs)", free=True
     )
     validate: bool = opt(False, "let fairseq-train validate at each checkpoint, for its log", kinds=TEXT, free=True)
     features_from: Optional[str] = of_this_call(
@@ -125,13 +125,13 @@ class StudyOptions(ScheduleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PartOptions(Options):
-    """Options for a part of the run."""
+    """Options that restrict a call to a part of the run."""
 
-    stage: Optional[int] = of_this_call(None, "run only this stage, from 0; the stage before must be complete")
+    stage: Optional[int] = of_this_call(None, "run only this stage, from 0; the previous stage must be complete")
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
-        "minimum number of mega-batches of the stream; a dry run with it needs no stream",
+        "minimum number of mega-batches of the stream; --dry-run with this option needs no stream",
         range=integer(1, MAX_MEGABATCHES),
         metavar="B",
     )
@@ -139,7 +139,7 @@ class PartOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Options):
-    """Options for several processes."""
+    """Options for training with several processes."""
 
     num_procs: int = of_this_call(
         1, "data-parallel processes for each model; divides --update-freq (default: 1)", range=PROCESSES, kinds=TEXT
@@ -152,7 +152,7 @@ class ProcessOptions(Options):
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
-        "{learners}: train only these, from 0; a call without it completes the stages",
+        "{learners}: train only these members, from 0; a call without --member completes the stages",
         trait=MEMBERS_ALONE,
         metavar="I",
     )
@@ -163,17 +163,17 @@ FREE_OPTIONS = (
     *("--log-interval", "--batch-size", "--max-tokens", "--update-freq", "--num-workers", "--checkpoint-activations"),
     *CURVE_OPTIONS,
 )
-"""Keys of run.json that may change on resume: they change files, logs and batches, but not the order of sequences."""
+"""Keys of run.json that may change on resume; they affect files, logs and batches, but not the order of sequences."""
 ROUNDING_OPTIONS = ("jobs",)
-"""Keys of run.json that may not change on resume, because they change the last digits; a report ignores them."""
+"""Keys of run.json that may not change on resume, because they affect rounding; reports ignore these keys."""
 OPTION_OF = {"best_every": "--save-every"}
-"""Keys of run.json that are not the name of an option."""
+"""Keys of run.json that are not names of options."""
 
 
 def describe_run(
     learner: str, seed: int, options: Mapping[str, Any], train_options: Mapping[str, Any], stream: Stream
 ) -> dict[str, Any]:
-    """Return the content of run.json; ``options`` and ``train_options`` are those before and after ``--``."""
+    """Return the content of run.json; ``options`` precede ``--`` on the command line, ``train_options`` follow it."""
     splits = {name: stream.split(name) for name in ("valid", "test")}
     own: dict[str, Any] = {"decontaminated": stream.decontaminated} if stream.kind == "text" else {}
     if stream.images is not None:
@@ -205,7 +205,7 @@ def describe_run(
 
 
 def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stage]:
-    """Return the stages of a run.json, for the present number of mega-batches."""
+    """Return the stages planned by a run.json, for the current number of mega-batches."""
     options = record["options"]
     if (iid := options.get("iid")) is not None:
         return stages(num_megabatches, iid)[:1]
@@ -224,16 +224,16 @@ def versions() -> dict[str, Optional[str]]:
 
 
 def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any], stream: Stream) -> list[str]:
-    """Check that a command may resume a run; return notes on versions that differ.
+    """Check that a command may resume a run, and return notes about versions that differ.
 
     ``before`` is the content of run.json at ``path``, ``now`` is the content that the command would write.
-    Raises AlmaError, which names the options that differ, or the stream.
+    Raises AlmaError if options or the stream differ; the message names the difference.
     """
     found = [(f"--{name}", before[name], now[name]) for name in ("learner", "seed")]
     for part, prefix in (("options", "--"), ("train_options", "")):
         for name in sorted({*before[part], *now[part]} - set(FREE_OPTIONS)):
             old, new = before[part].get(name), now[part].get(name)
-            # A stream that grows has more stages, so a schedule may get longer: "experts=4,6" to "experts=4,6,8".
+            # A growing stream adds stages, so a schedule may be extended: "experts=4,6" to "experts=4,6,8".
             sizes = itertools.zip_longest(str(old).split(), str(new).split())
             if name != "grow_schedule" or not all(f"{b},".startswith(f"{a},") for a, b in sizes):
                 found.append((OPTION_OF.get(name, f"{prefix}{name.replace('_', '-')}"), old, new))
@@ -263,7 +263,7 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
-    """Return whether a run was begun on a stream, to which mega-batches may have been appended since."""
+    """Return whether a run was started on a stream; mega-batches appended later are ignored."""
     known = record["stream"]["num_megabatches"]
     return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
@@ -273,8 +273,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     """Options of a call of alma-stream.
 
     Attributes:
-        learner_options: the learner's own options that the user gave, or the preset.
-        overridden: options of the preset that the user gave with another value.
+        learner_options: options of the learner, given by the user or by the preset.
+        overridden: preset options for which the user gave another value.
     """
 
     learner: type[Learner]
@@ -284,7 +284,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
-        """Build the request from parsed arguments; a preset fills in learner options that are not given."""
+        """Build the request from parsed arguments; a preset sets the learner options that the user did not give."""
         names: list[str] = []
         if arguments.preset is not None:
             options, names = filled(options, arguments.preset.learners.get(learner.name, {}))
@@ -292,7 +292,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return cls.read(arguments, **own, features=Features.read(arguments))
 
     def check(self, kind: str) -> None:
-        """Raise ValueError, which begins with the option, if options contradict each other on a kind of data."""
+        """Raise ValueError if two options conflict for a kind of data; the message begins with an option."""
         if len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"--seed {' '.join(map(str, self.seeds))}: give each seed once")
         given = [name for name in ("member", "jobs") if getattr(self, name) is not None]
@@ -319,28 +319,28 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             )
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options for run.json, without those of the learner."""
+        """Return the options for run.json, without the options of the learner."""
         given = {"iid": None} | super().record(kind) | self.features.record(kind)
         if self.features[BestCheckpoint].best_checkpoint:
-            given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # it decides which weights are compared
-        if kind == "images" and self.trains_members_separately:  # which changes the last digits
+            given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # the interval determines the compared weights
+        if kind == "images" and self.trains_members_separately:  # separate training affects rounding
             given["jobs"] = "given"
         return given
 
     @property
     def trains_members_separately(self) -> bool:
-        """Whether each member is trained by itself, so that several processes can train them."""
+        """Return whether members are trained separately, so that several processes can train them."""
         return self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
-        """Return the run of a seed: ``--run``, or with several seeds a subdirectory of it."""
+        """Return the run folder of a seed: ``--run``, or a subdirectory of ``--run`` if there are several seeds."""
         return RunFolder(self.run if len(self.seeds) == 1 else self.run / f"seed-{seed}")
 
     def build_learner(self, kind: str, seed: int) -> Learner:
         return build_learner(self.learner, kind, seed, self.wait, self.learner_options)
 
     def plan(self, learner: Learner, num_megabatches: int) -> list[StagePlan]:
-        """Plan all stages of a run. Raises ValueError, which begins with the option."""
+        """Plan all stages of a run. Raises ValueError if an option is invalid; the message begins with the option."""
         planned = self.stages(num_megabatches)
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
@@ -357,7 +357,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return [plan for plan in plans if self.stage in (None, plan.stage.index)]
 
     def stages(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages of a run. Raises ValueError, which begins with the option, if there are none."""
+        """Return the stages of a run. Raises ValueError if the run has no stage; the message begins with the option."""
         if self.iid is not None and self.iid > num_megabatches:
             raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give at most that")
         planned = planned_stages({"options": vars(self)}, num_megabatches)
@@ -369,6 +369,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return planned
 
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages with the mega-batches over which ``--passes`` counts."""
+        """Return the stages, each with the mega-batches to which ``--passes`` applies."""
         planned = self.stages(num_megabatches)
         return [replace(stage, megabatches=stage.arrivals) for stage in planned] if self.passes_of_new else planned

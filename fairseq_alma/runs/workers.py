@@ -1,4 +1,4 @@
-"""Child processes that end with this one, and the processes of ``--jobs N``.
+"""Start child processes that exit with this process, and run the processes of ``--jobs N``.
 
 ``--jobs N`` starts N calls of ``alma-stream --member``, each of which trains its members in all stages. The calling
 process tests and completes a stage as soon as its members are trained.
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
-    """Return a ``preexec_fn`` with which ``kill -9`` on the parent ends the child too (Linux)."""
+    """Return a ``preexec_fn`` that makes a child process exit when its parent is killed (Linux), else None."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -42,13 +42,13 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[]
 
 
 def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process in its own group, without input, that ends with this process; Ctrl-C does not reach it."""
+    """Start a process without stdin in a new process group. It exits with this process and does not receive Ctrl-C."""
     own = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": die_with_parent(), **options}
     return subprocess.Popen(words, **own)
 
 
 def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End processes with SIGTERM, and the remaining processes of their groups with SIGKILL."""
+    """Terminate processes with SIGTERM, and kill the remaining processes of their groups with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [child for child in children if number == signal.SIGKILL or child.poll() is None]
         for child in running:
@@ -60,9 +60,10 @@ def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 
 class MemberJobs:
-    """The processes of ``--jobs N``; a context manager that ends them at its end.
+    """Context manager for the processes of ``--jobs N``, which are terminated on exit.
 
-    ``words`` are those of ``alma-stream`` before and after ``--``; ``environments`` has further variables of each.
+    ``words`` are the arguments of ``alma-stream`` before and after ``--``; ``environments`` has further environment
+    variables for each process.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class MemberJobs:
         end_processes([process for process, _ in self.jobs])
 
     def await_models(self, plan: StagePlan) -> None:
-        """Start the processes if necessary; return when the models of a stage are trained or all processes ended."""
+        """Start the processes if necessary, and wait until a stage's models are trained or all processes exited."""
         if not self.jobs:
             own = without(self.words[0], {"--jobs": 1})
             for number, environment in enumerate(self.environments[: len(self.members)]):
                 members = map(str, self.members[number :: len(self.environments)])
-                errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+                errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process exits
                 words = [*ALMA_STREAM, *own, "--member", *members, "--", *self.words[1]]
                 variables = {**os.environ, **environment}
                 process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
@@ -108,7 +109,7 @@ class MemberJobs:
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return variables that assign ``num_procs`` GPUs to each process. Raises AlmaError if there are too few GPUs."""
+    """Return environment variables that assign ``num_procs`` GPUs to each job. Raises AlmaError if GPUs are missing."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
     devices = devices if visible is None else [each for each in visible.split(",") if each]
