@@ -46,7 +46,7 @@ class GrowthStep:
 def grow_experts(
     checkpoint: Checkpoint, step: GrowthStep, names: Sequence[str], record: Mapping[str, Any]
 ) -> Checkpoint:
-    """Return a checkpoint of the model with additional experts.
+    """Return a checkpoint of the model with additional experts in each layer of experts.
 
     Args:
         checkpoint: checkpoint to grow. Weights are removed from the checkpoint one by one to limit memory.
@@ -55,7 +55,7 @@ def grow_experts(
         record: entry for `RECORD_KEY`.
 
     Raises:
-        AlmaError: the optimizer state is to be kept, but is missing or has another number of parameters.
+        AlmaError: ``optimizer`` is not ``reset``, and the optimizer state is missing or does not fit the model.
     """
 
     def grow_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ def add_layers(
         optimizer: ``reset``, or ``copy`` to keep the optimizer state of the old layers.
 
     Raises:
-        AlmaError: the optimizer state is to be kept, but is missing or has another number of parameters.
+        AlmaError: ``optimizer`` is not ``reset``, and the optimizer state is missing or does not fit the model.
     """
 
     def deepen(old: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:

@@ -99,7 +99,8 @@ class MemberJobs:
             for process, errors in ended:
                 if process.returncode:
                     errors.seek(0)
-                    status = f"exit status {process.returncode}; -9 may be a lack of memory"
+                    killed = ", SIGKILL, possibly out of memory" if process.returncode == -signal.SIGKILL else ""
+                    status = f"exit status {process.returncode}{killed}"
                     message = f"--jobs: a process failed ({status}); run the same command to resume"
                     line = last_line(errors.read().decode(errors="replace"))
                     raise AlmaError(line if line and process.returncode > 0 else message)

@@ -45,7 +45,7 @@ class TokenCount(Feature):
             self.batches.append({"from_update": update, **self._current})
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        # The sum over processes stays a tensor, because reading its value after each update would stall a GPU.
+        # Keep the sum over processes as a tensor, because reading the value after each update would stall the GPU.
         self.num_tokens = self.num_tokens + sum(log["ntokens"] for log in logs)
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ ENDLESS = ("fixed", "inverse_sqrt")
 class PlannedRun:
     """A run of alma-stream before training. Checks raise ValueError with a message that begins with an option."""
 
-    kind: str  # kind of data, ``text`` or ``images``
+    kind: str  # ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
     replay: bool  # whether each stage trains on all mega-batches up to its own
     # function that returns the values of an option after ``--`` (last occurrence), or None if the option is not given
