@@ -149,3 +149,7 @@ def _describe(stream: Stream, seconds: float) -> None:
     wanted = last["options"].get("--vocab-size")
     if wanted not in (None, AUTO) and wanted != vocab_size:
         print(f"--vocab-size {wanted}: the first mega-batch gives only {vocab_size} tokens")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
