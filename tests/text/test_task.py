@@ -70,7 +70,7 @@ def test_two_epochs_count_every_token_of_a_megabatch_twice(trained, tmp_path, ba
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--megabatch is missing"),
+        ([], "--megabatch: not given"),
         (["--megabatch", "4"], "no mega-batch 4, the stream has 4"),
         (["--megabatch", "0", "--wait", "2"], "--megabatch 0 --wait 2: no stage ends there"),
     ],
@@ -186,7 +186,7 @@ def test_compile_without_its_criterion_or_a_compiler_is_refused(trained, tmp_pat
         raise InvalidCxxCompiler
 
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", find_none)
-    with pytest.raises(AlmaError, match=r"--compile: no C\+\+ compiler was found"):
+    with pytest.raises(AlmaError, match=r"--compile: no C\+\+ compiler found"):
         train_model(*command)
 
 
