@@ -39,7 +39,7 @@ def test_the_tour_prints_growth_text_and_losses_and_exports_a_model(tour):
     assert (folder / "exported" / "model.safetensors").is_file()
     card = (folder / "exported" / "README.md").read_text()
     assert "| learner | gmoe, waiting time 1, seed 1 |" in card and "test perplexity" in card
-    assert "up to 1 of 0 to 1 (stage 1)" in card
+    assert "| mega-batches seen | 2 of 2 (stage 1)" in card
     # the perplexity of the card is the run's
     value = fairseq_alma.read_run(folder / "run").value.iloc[1]
     assert f"| test perplexity | {value:.2f} per token" in card
@@ -89,7 +89,7 @@ def test_a_missing_text_or_invalid_folder_is_one_line_and_nothing_is_written(
 
 def test_a_missing_model_is_one_line(tour):
     folder = tour[0]
-    with pytest.raises(AlmaError, match="no run, so there is no model at arrival 1"):
+    with pytest.raises(AlmaError, match="not a run, so it has no model at arrival 1"):
         fairseq_alma.load_model(folder / "exported", arrival=1)
     with pytest.raises(AlmaError, match="no model at arrival -1"):
         fairseq_alma.load_model(folder / "run", arrival=-1)
