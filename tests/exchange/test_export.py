@@ -205,7 +205,7 @@ def test_the_files_and_the_card_say_what_the_model_is(folders, stream):
         "tokenizer_config.json",
     ]  # fmt: skip
     card = (folders["mixture"] / "README.md").read_text()
-    assert "| experts per Switch layer | 4 |" in card and "not part of a run of alma-stream" in card
+    assert "| experts per Switch layer | 4 |" in card and "does not belong to a run of alma-stream" in card
     assert "Qwen3MoeForCausalLM" in card and Stream.open(stream).fingerprint[:16] in card
     assert "auto_map" not in json.loads((folders["mixture"] / "config.json").read_text())
 

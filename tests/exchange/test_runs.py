@@ -45,7 +45,7 @@ def test_a_checkpoint_of_a_run_that_is_not_what_was_tested_has_no_figures(model,
     shutil.copy(model / "run/stage-001/member-0/checkpoint_last.pt", other)
     assert export([str(other), "--out", "out"]) == 0
     card = (tmp_path / "elsewhere/out/README.md").read_text()
-    assert "this is not the checkpoint that was tested" in card and "test perplexity" not in card
+    assert "another checkpoint of the stage was tested" in card and "test perplexity" not in card
     assert "| learner | sm, waiting time 1, seed" in card and "| 2 of 2 (stage 1)" in card
 
 
