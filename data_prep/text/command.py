@@ -152,4 +152,4 @@ def _describe(stream: Stream, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(None))
