@@ -220,8 +220,9 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
 
 def load_digits(files: InputFiles, given: Any) -> ImageSet:
     """Load scikit-learn's 8 x 8 digits from ``--source`` or the installed package. Scale pixels from 0-16 to 0-255."""
-    source, spec = given.source, importlib.util.find_spec("sklearn")
+    source = given.source
     if source is None:
+        spec = importlib.util.find_spec("sklearn")
         if spec is None or spec.origin is None:
             raise AlmaError(
                 "digits: scikit-learn is not installed; run pip install scikit-learn, or give the folder of "

@@ -95,9 +95,8 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     else:
         order, begin = np.arange(first, len(sizes)), int(ends[first - 1]) if first else 0
         targets = begin + (total - begin) / num_megabatches * np.arange(1, num_megabatches)
-        last = np.searchsorted(
-            ends, targets
-        )  # Include the document that crosses the target if its end is nearer to the target than its start.
+        # Include the document that crosses the target if its end is nearer to the target than its start.
+        last = np.searchsorted(ends, targets)
         bounds = last + (targets - (ends[last] - sizes[last]) >= ends[last] - targets) - first
     del ends  # Assigning may need at most 64 bytes of memory for each document.
     for number, own in enumerate(np.split(order, bounds)):

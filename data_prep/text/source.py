@@ -92,9 +92,8 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
             if os.path.islink(os.path.join(root, name)):
                 print_line(f"note: {Path(root, name)}: link to a folder ignored", sys.stderr)
         visible = sorted(name for name in names if not name.startswith("."))
-        kept = [
-            name for name in visible if not _ABOUT_DATA.fullmatch(name)
-        ] or visible  # A README is used if it is the only file.
+        # A README is used if it is the only file.
+        kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible
         splits = list(dict.fromkeys(match[0] for name in kept if (match := _SPLIT_NAME.match(name))))
         if len(splits) > 1:
             raise AlmaError(

@@ -193,9 +193,8 @@ class Work:
                 raise AlmaError(
                     f"{source.label}: empty, no document found; remove it from the input, or add text to it"
                 )
-        order = np.argsort(
-            records["key"], kind="stable"
-        )  # A stable sort keeps documents with equal keys in input order.
+        # A stable sort keeps documents with equal keys in input order.
+        order = np.argsort(records["key"], kind="stable")
         keys = records["key"][order]
         is_kept = np.ones(len(order), bool)
         if not options.keep_duplicates:

@@ -34,9 +34,8 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     there = plan.there
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
     counts = np.zeros((len(writers), 4), np.int64)  # documents, bytes, words, tokens
-    id_counts = np.zeros(
-        tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64
-    )  # token counts of mega-batch 0, for dict.txt
+    # Token counts of mega-batch 0, for dict.txt.
+    id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
     listed: list[dict[str, Any]] = []
     num_dropped = bytes_dropped = pending = 0
     for block in blocks:

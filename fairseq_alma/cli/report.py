@@ -34,9 +34,8 @@ def build_parser() -> Parser:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-report``."""
-    arguments = ReportOptions.read(
-        build_parser().parse_intermixed_args(argv)
-    )  # Accept options between operands: RUN --mix RUN.
+    # Accept options between operands: RUN --mix RUN.
+    arguments = ReportOptions.read(build_parser().parse_intermixed_args(argv))
     if arguments.out is not None:
         refuse_no_folder(arguments.out, "--out")
     from fairseq_alma.report.read_run import load_run  # This import loads pandas, which --help does not need.

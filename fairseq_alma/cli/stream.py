@@ -264,9 +264,8 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) 
     with folder.lock_run():
         before = folder.read_run()
         if before is None or (before != record and not folder.has_begun()):
-            folder.write_run(
-                record
-            )  # Replace the record of a run without any training, so that the user can correct an option.
+            # Replace the record of a run without any training, so that the user can correct an option.
+            folder.write_run(record)
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
                 print_line(note, sys.stderr)

@@ -313,9 +313,8 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
-        shutil.copytree(
-            root / RUN, copy, ignore=left_out, copy_function=os.link
-        )  # Hard links are safe, because no command changes these files.
+        # Hard links are safe, because no command changes these files.
+        shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)
         copy.rename(run.root)
     argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--passes-of-new"]
     argv += ["--first-wait", str(month.first + 1), "--passes", f"{month.step[1]:.6g}"]

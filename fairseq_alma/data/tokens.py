@@ -146,9 +146,8 @@ class StreamTokenizer:
         """Return the token numbers of each text; the id in a token file is the token number plus 4."""
         try:
             return self._encode(texts)
-        except (
-            Exception
-        ) as error:  # The packages raise Exception, for example for a vocabulary without an unknown token.
+        # The packages raise Exception, for example for a vocabulary without an unknown token.
+        except Exception as error:
             raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
 
     def encode(self, text: str) -> list[str]:

@@ -131,10 +131,8 @@ def test(cfg: DictConfig, known: Optional[Path] = None, out: Optional[Path] = No
 
     def log_probs(number: int, splits: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (split, log-probability of each token under a member, (N,) in the order of the split)."""
-        model, scorer = (
-            load(str(member_file(members[number], Path(path).parent))),
-            SequenceScorer(task.target_dictionary),
-        )
+        model = load(str(member_file(members[number], Path(path).parent)))
+        scorer = SequenceScorer(task.target_dictionary)
         for split in splits:
             parts = []
             for batch in batches(split, model):

@@ -101,9 +101,8 @@ class ArrivalCurves:
                 how |= {"name": os.environ.get("WANDB_NAME", self.run.name), "config": self.run.read_run()}
                 with wandb.init(project=self.wanted[WANDB], job_type="arrivals", **how) as shown:
                     for point in points:
-                        if (
-                            point["arrival"] >= shown.step
-                        ):  # W&B online already has the arrivals that earlier launches wrote.
+                        # W&B online already has the arrivals that earlier launches wrote.
+                        if point["arrival"] >= shown.step:
                             shown.log(dict(point), step=int(point["arrival"]))
         except Exception as error:
             print_line(f"note: no curves of {self.run.root} ({' '.join(str(error).split())})", sys.stderr)
