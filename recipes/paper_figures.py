@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.experiment import Experiment, experiments
-from fairseq_alma.report.figures import STYLE, Drawing, looks, write
+from fairseq_alma.report.figures import STYLE, Drawing, line_styles, write
 from fairseq_alma.report.read_run import RecordedRun, load_run
 
 EXPERTS_FILE = "test-experts.npz"
@@ -206,7 +206,7 @@ def draw_radar(groups: Sequence[Experiment]) -> Optional[Drawing]:
     angles = np.linspace(0, 2 * np.pi, len(names), endpoint=False)
     figure = Figure(figsize=(5.4, 3.2), layout="constrained")
     axes: Any = figure.subplots(subplot_kw={"projection": "polar"})
-    for each, share, look in zip(complete, shares, looks(complete), strict=True):
+    for each, share, look in zip(complete, shares, line_styles(complete), strict=True):
         axes.plot([*angles, 0], [*share, share[0]], markersize=3, label=each.name, **look)
     axes.set_theta_zero_location("N")
     axes.set_rlim(-0.12, 1.04)
@@ -238,7 +238,7 @@ def draw_replay(groups: Sequence[Experiment]) -> Optional[Drawing]:
         return None
     figure = Figure(figsize=(4.6, 3.2), layout="constrained")
     axes = figure.subplots()
-    for pair, look in zip(pairs, looks([first for first, _ in pairs]), strict=True):
+    for pair, look in zip(pairs, line_styles([first for first, _ in pairs]), strict=True):
         xs = [costs(each)[2] for each in pair]
         ys = [np.mean([run.over_stream for run in each.runs if run.is_complete]) for each in pair]
         axes.plot(xs, ys, color=look["color"], linewidth=0.9)
@@ -258,7 +258,7 @@ def draw_experts(groups: Sequence[Experiment]) -> Optional[Drawing]:
         return None
     figure = Figure(figsize=(6.8, 3.2), layout="constrained")
     ours, theirs = figure.subplots(1, 2)
-    for each, look in zip(complete, looks(complete), strict=True):
+    for each, look in zip(complete, line_styles(complete), strict=True):
         course = each.course[each.course.experts.notna()]
         ours.plot(course.experts, course.average, label=each.name, **look)
     for row in json.loads((Path(__file__).parent / "records/paper_tables.json").read_text())["table2"]:

@@ -1,5 +1,6 @@
 """Group runs that differ only in their seeds into experiments, with means over seeds and distinct names."""
 
+import json
 import math
 import statistics
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",
 }  # fmt: skip
-"""Colours of Okabe and Ito (2008), in the order in which tables list the learners."""
+"""Colour of each learner (Okabe and Ito, 2008); the order of learners in tables."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
-"""Options that are already part of the label or of the number of experts."""
+"""Options that the label or the number of experts already shows."""
 # 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
 T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -31,7 +32,7 @@ class Spread:
 
     @staticmethod
     def of(by_seed: Mapping[Any, float]) -> Optional["Spread"]:
-        """Return the `Spread` over the seeds with a value, or None if no seed has a value."""
+        """Return the `Spread` over the seeds whose value is not NaN, or None if there is no such seed."""
         found = {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
         values = list(found.values())
         deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
@@ -52,7 +53,7 @@ class Spread:
         )
 
     def show(self, digits: int) -> str:
-        """Format as ``24.35 ± 0.12``, or ``24.35`` for one seed."""
+        """Return mean and standard deviation as ``24.35 ± 0.12``, or only the mean for one seed."""
         return f"{self.mean:,.{digits}f}" + ("" if math.isnan(self.deviation) else f" ± {self.deviation:,.{digits}f}")
 
 
@@ -61,9 +62,9 @@ class Experiment:
     """One learner with one set of options, over any number of seeds.
 
     Attributes:
-        runs: runs with distinct seeds, by falling number of updates.
-        times: updates per stage, divided by the smallest number among experiments on this backbone.
-        name: its name in the report.
+        runs: runs with distinct seeds, sorted by number of updates, largest first.
+        times: updates per stage, divided by the smallest number of updates among experiments with this backbone.
+        name: name of the experiment in the report.
     """
 
     runs: Sequence[RecordedRun]
@@ -76,32 +77,30 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """Learner and waiting time as in Table 2: ``SM_w3 (3x steps)``."""
+        """Return learner and waiting time as in Table 2: ``SM_w3 (3x steps)``."""
         times = round(self.times) if abs(self.times - round(self.times)) < 0.1 else self.times
         return self.first.label + ("" if times == 1 else f" ({times:.3g}x steps)")
 
     @property
-    def colour(self) -> str:
-        """Colour of the learner; grey for a learner that is not in the paper."""
-        return LEARNER_COLOURS.get(self.first.record["learner"], "#666666")
-
-    @property
     def is_complete(self) -> bool:
-        """Return whether a run is complete and used the full stream; False for i.i.d. controls."""
+        """Return whether the experiment has a complete run and is not an i.i.d. control."""
         return not self.first.options.get("iid") and any(run.is_complete for run in self.runs)
 
     def spread(self, figure: Callable[[RecordedRun], float]) -> Optional[Spread]:
-        """Return the spread of a metric over the seeds of complete runs."""
+        """Return the spread of a metric over the seeds of complete runs, or None if no run is complete."""
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return the spread over seeds of a column at an arrival, times ``scale``; None without an update."""
+        """Return the spread over seeds of ``scale`` times a column at an arrival; None without an update."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 
     @cached_property
     def course(self) -> DataFrame:
-        """Means over the runs with the most updates, a row per arrival; ``deviation`` is the deviation of ``curve``."""
+        """Return means over the runs with the most updates, one row for each arrival.
+
+        Column ``deviation`` has the sample standard deviation of ``curve`` over these runs, or 0 for one run.
+        """
         longest = [run for run in self.runs if len(run.done) == len(self.first.done)]
         rows = concat([run.arrivals for run in longest]).groupby(level=0)
         course = rows[["curve", "average", "tflops", "params", "experts"]].mean()
@@ -116,19 +115,21 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):
-        groups.setdefault(run.experiment, {}).setdefault(run.seeds, run)
-
-    def max_update(run: RecordedRun) -> int:
-        updates = str(run.record["train_options"].get("--max-update", ""))
-        return int(updates) if updates.isdecimal() else 0
-
+        key = json.dumps([run.record["learner"], run.settings, run.stream_key, len(run.arrivals)], sort_keys=True)
+        groups.setdefault(key, {}).setdefault(run.seeds, run)
+    words = {run: str(run.record["train_options"].get("--max-update", "")) for run in runs}
+    max_updates = {run: int(word) for run, word in words.items() if word.isdecimal() and int(word)}
     fewest, smallest = {}, {}
     for run in runs:
         same = [other for other in runs if other.size == run.size]
-        fewest[run.size] = min((max_update(other) for other in same if max_update(other)), default=1)
+        fewest[run.size] = min((max_updates[other] for other in same if other in max_updates), default=1)
         smallest[run.size] = min(float(other.done.num_params.min()) if len(other.done) else 0.0 for other in same)
-    found = [[*group.values()] for group in groups.values()]
-    made = [Experiment(of, max_update(of[0]) / fewest[of[0].size] if max_update(of[0]) else 1.0) for of in found]
+    unnamed = []
+    for group in groups.values():
+        same_options = [*group.values()]
+        first = same_options[0]
+        times = max_updates[first] / fewest[first.size] if first in max_updates else 1.0
+        unnamed.append(Experiment(same_options, times))
 
     def order(each: Experiment) -> tuple[Any, ...]:
         run, learners = each.first, list(LEARNER_COLOURS)
@@ -137,11 +138,14 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
         options = run.options["replay"], run.options.get("iid") or 0, run.options["wait"]
         return smallest[run.size], run.size, rank, *options, each.times, *most
 
-    return _named(sorted(made, key=order))
+    return _named(sorted(unnamed, key=order))
 
 
 def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
-    """Return (i.i.d. control, sequential experiment with the same options and ``--wait 1``, mega-batches k)."""
+    """Return (i.i.d. control, sequential experiment, number of mega-batches k) for each pair to compare.
+
+    The experiments of a pair have the same options; the sequential experiment has ``--wait 1``.
+    """
 
     def key(each: Experiment) -> tuple[Any, ...]:
         settings = sorted(each.first.settings.items())
@@ -154,21 +158,21 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
 
 def _named(groups: Sequence[Experiment]) -> list[Experiment]:
     """Set the name of each experiment: the label and, if needed, experts, size and differing options."""
-
-    def candidates(each: Experiment) -> list[str]:
-        experts = each.first.experts + ("" if each.first.experts.endswith("models") else " experts")
-        parts = (), (experts,), (each.first.size,), (experts, each.first.size)
-        return [", ".join((each.label, *part)) for part in parts]
-
-    named = []
+    candidates = []
     for each in groups:
-        others = [candidates(other) for other in groups]
-        unique = [name for rank, name in enumerate(candidates(each)) if [o[rank] for o in others].count(name) == 1]
+        experts, size = each.first.experts, each.first.size
+        experts += "" if experts.endswith("models") else " experts"
+        candidates.append([", ".join((each.label, *added)) for added in ((), (experts,), (size,), (experts, size))])
+    named = []
+    for each, names in zip(groups, candidates, strict=True):
+        unique = [name for rank, name in enumerate(names) if [other[rank] for other in candidates].count(name) == 1]
         if not unique:
-            own, rivals = each.first.settings, [o for o in groups if candidates(o)[-1] == candidates(each)[-1]]
-            names = dict.fromkeys(n for other in (each, *rivals) for n in other.first.settings if n not in IMPLIED)
-            differing = [n for n in names if len({other.first.settings.get(n) for other in rivals}) > 1]
-            shown = [f"{n} {own[n]}" if n in own else f"no {n}" for n in differing] or [each.first.stream_key[:8]]
-            unique = [", ".join([candidates(each)[1], *shown])]
+            own = each.first.settings
+            same_name = [group for group, other in zip(groups, candidates, strict=True) if other[-1] == names[-1]]
+            flags = dict.fromkeys(flag for other in (each, *same_name) for flag in other.first.settings)
+            values = {flag: {other.first.settings.get(flag) for other in same_name} for flag in flags}
+            differing = [flag for flag in flags if len(values[flag]) > 1 and flag not in IMPLIED]
+            shown = [f"{flag} {own[flag]}" if flag in own else f"no {flag}" for flag in differing]
+            unique = [", ".join([names[1], *(shown or [each.first.stream_key[:8]])])]
         named.append(Experiment(each.runs, each.times, unique[0]))
     return named

@@ -1,4 +1,4 @@
-"""Draw the figures of a report: curve over arrivals (Figure 3), trade-off with cost (Figures 2, 5, 7), growth.
+"""Draw the figures of a report: metric by arrival (Figure 3), metric by cost (Figures 2, 5 and 7), and growth.
 
 The colour of a line shows the learner. Each column of panels shows one size of the backbone.
 """
@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fairseq_alma.files import open_atomically
-from fairseq_alma.report.experiment import Experiment
+from fairseq_alma.report.experiment import LEARNER_COLOURS, Experiment
 from fairseq_alma.report.table import show_count
 
 MOST_PANELS = 4
 MOST_MARKERS = 20
-FAR = 2.0
-"""Factor to all other values above which the value of the untrained model is not drawn."""
+UNTRAINED_RATIO = 2.0
+"""Ratio to the largest other value above which the value of the untrained model is not drawn."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -32,7 +32,9 @@ STYLE: dict[Any, Any] = {
     "grid.color": "#DDDDDD", "grid.linewidth": 0.5, "lines.linewidth": 1.3, "lines.markersize": 4.2,
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
 }  # fmt: skip
-LEFT_OUT = {"png": "Software", "pdf": "CreationDate"}
+OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
+"""Metadata that the files do not contain, because they change between versions or calls."""
+LEAST_HEIGHT = 3.1  # inches
 
 
 @dataclass(frozen=True)
@@ -46,25 +48,32 @@ class Drawing:
 
 
 def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
-    """Draw all figures of runs on one kind of data; the curve is the first figure."""
+    """Draw all figures of runs that use one kind of data, the curve first."""
     with matplotlib.rc_context(STYLE):
-        drawings = [draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)]
-    return [drawing for drawing in drawings if drawing is not None]
+        found = [draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)]
+        drawings = [drawing for drawing in found if drawing is not None]
+        for figure in (drawing.figure for drawing in drawings):
+            # One legend next to the panels lists each experiment once.
+            pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+            handles = {label: handle for handle, label in pairs}
+            figure.set_figheight(max(LEAST_HEIGHT, 0.165 * len(handles)))
+            figure.legend(list(handles.values()), list(handles), loc="outside right upper")
+    return drawings
 
 
 def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
-    """Write a figure as PNG and PDF; return the paths (file name extension -> path)."""
-    paths = {ending: folder / f"{drawing.name}.{ending}" for ending in LEFT_OUT}
+    """Write a figure as PNG and PDF, and return the paths (file name extension -> path)."""
+    paths = {ending: folder / f"{drawing.name}.{ending}" for ending in OMITTED_METADATA}
     with matplotlib.rc_context(STYLE):
         for ending, path in paths.items():
             with open_atomically(path) as file:
-                drawing.figure.savefig(file, format=ending, dpi=160, metadata={LEFT_OUT[ending]: None})
+                drawing.figure.savefig(file, format=ending, dpi=160, metadata={OMITTED_METADATA[ending]: None})
     return paths
 
 
-def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
+def line_styles(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
     """Return the line style of each experiment: colour of the learner, with distinct markers and dashes."""
-    colours = [each.colour for each in groups]
+    colours = [LEARNER_COLOURS.get(each.first.record["learner"], "#666666") for each in groups]
     ranks = [colours[:index].count(colour) for index, colour in enumerate(colours)]
     return [
         {"color": colour, "marker": MARKERS[rank % len(MARKERS)], "linestyle": DASHES[rank % len(DASHES)]}
@@ -73,7 +82,7 @@ def looks(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
 
 
 def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw the test metric of the current model at each arrival; bands are one standard deviation over seeds."""
+    """Draw the test metric of the current model at each arrival, with bands of one standard deviation over seeds."""
     begun = [each for each in groups if len(each.first.done)]
     if not begun:
         return None
@@ -82,15 +91,15 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
         value for each in begun for value in each.course.curve[each.course.done.idxmax() :] if math.isfinite(value)
     ]
     untrained = max(float(each.course.curve.max()) for each in begun)
-    top = max(trained, default=1.0) * 1.08 if untrained > FAR * max(trained, default=untrained) else None
+    top = max(trained, default=1.0) * 1.08 if untrained > UNTRAINED_RATIO * max(trained, default=untrained) else None
     sizes = [each.first.size for each in begun]
     sizes = [size for size in dict.fromkeys(sizes) if size in dict(Counter(sizes).most_common(MOST_PANELS))]
-    figure = _figure(2.4 + 2.6 * len(sizes), begun)
+    figure = Figure(figsize=(2.4 + 2.6 * len(sizes), LEAST_HEIGHT), layout="constrained")
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, size in zip(panels, sizes, strict=True):
         members = [each for each in begun if each.first.size == size]
-        for each, look in zip(members, looks(members), strict=True):
-            _draw_staircase(axes, each, look)
+        for each, style in zip(members, line_styles(members), strict=True):
+            _draw_staircase(axes, each, style)
         axes.set_xlabel("arrival (mega-batch)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set_title(size if len(sizes) > 1 else "")
@@ -99,7 +108,6 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if is_text or min(trained, default=1) * 8 < max(trained, default=1):
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # The panels share the axis.
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
-    _legend(figure)
     caption = "The value of the current model at each arrival; bands are one standard deviation over seeds."
     if top is not None:
         caption += f" Before the first update, the current model is the untrained model ({untrained:,.4g}, not shown)."
@@ -107,26 +115,25 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     return Drawing("curve", title, caption, figure)
 
 
-def _draw_staircase(axes: Axes, each: Experiment, look: dict[str, Any]) -> None:
-    """Draw each value as a horizontal line from its arrival to the next update; an i.i.d. control as one marker."""
+def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None:
+    """Draw each value as a horizontal line from its arrival to the next update, or an i.i.d. control as one marker."""
     course = each.course[each.course.curve.notna()]
     updates = course[course.done]
     if each.first.options.get("iid"):
-        axes.plot(updates.index, updates.curve, look["marker"], color=look["color"], markersize=7, label=each.name)
+        axes.plot(updates.index, updates.curve, style["marker"], color=style["color"], markersize=7, label=each.name)
         return
     places, curve = [*course.index, course.index[-1] + 1], [*course.curve, course.curve.iloc[-1]]
-    marker = {"marker": look["marker"], "markevery": max(1, len(course) // MOST_MARKERS)}
-    axes.step(places, curve, where="post", label=each.name, color=look["color"], linestyle=look["linestyle"], **marker)
+    axes.step(places, curve, where="post", label=each.name, markevery=max(1, len(course) // MOST_MARKERS), **style)
     if course.deviation.any():
         deviation = course.deviation.to_numpy()
         low, high = course.curve - deviation, course.curve + deviation
-        axes.fill_between(course.index, low, high, step="post", color=look["color"], alpha=0.2, linewidth=0)
+        axes.fill_between(course.index, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
 
 
 def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw the result of complete runs over the stream against training compute and parameters.
+    """Draw average perplexity or CER of complete experiments against training compute and parameters.
 
-    On text, draw a line through the arrivals (Figure 5); on images, a point for the full stream (Figures 2 and 7).
+    For text, draw a line through the arrivals (Figure 5). For images, draw a point for the full stream (Figures 2, 7).
     """
     complete = [each for each in groups if each.is_complete]
     if not complete:
@@ -139,25 +146,24 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
         columns["parameters"] = lambda each: list(each.course.params)
     else:
         columns["Mem (parameters, summed over arrivals)"] = lambda each: [each.first.memory]
-    figure = _figure(8.2, complete)
+    figure = Figure(figsize=(8.2, LEAST_HEIGHT), layout="constrained")
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
     for axes, (title, cost) in zip(panels, columns.items(), strict=True):
-        for each, look in zip(complete, looks(complete), strict=True):
+        for each, style in zip(complete, line_styles(complete), strict=True):
             found = each.spread(lambda run: run.over_stream)
             assert found is not None
             ends = list(each.course.average) if is_text else [found.mean]
             first = each.first.done.index[0] if is_text else 0
             xs, ys = cost(each)[first:], ends[first:]
-            axes.plot(xs, ys, linewidth=0.9, label=each.name, markersize=3, **look)
+            axes.plot(xs, ys, linewidth=0.9, label=each.name, markersize=3, **style)
             error = None if math.isnan(found.deviation) else [found.deviation]
-            axes.errorbar(xs[-1:], ys[-1:], error, color=look["color"], marker=look["marker"], markersize=6, capsize=2)
+            axes.errorbar(xs[-1:], ys[-1:], error, markersize=6, capsize=2, **style)
         axes.set_xlabel(title)
         _logarithmic(axes.xaxis, show_count)
         _logarithmic(axes.yaxis, "{:,.6g}".format)
     panels[0].set_ylabel("average test perplexity" if is_text else "CER (% points)")
-    _legend(figure)
     caption = "Lower and farther left is better. " + (
-        "Each line leads from the first update of a learner to the last arrival, the large marker."
+        "Each line goes from the first update of a learner to the last arrival (large marker)."
         if is_text
         else "Markers show results over the full stream; error bars are one standard deviation over seeds."
     )
@@ -170,40 +176,27 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if not grown:
         return None
     scale = 1 if grown[0].first.is_text else 100
-    figure = _figure(6.2, grown)
+    figure = Figure(figsize=(6.2, LEAST_HEIGHT), layout="constrained")
     axes = figure.subplots()
-    for each, look in zip(grown, looks(grown), strict=True):
+    for each, style in zip(grown, line_styles(grown), strict=True):
         done = each.first.done
         for arrival, step in done[done.after_growth.notna()].iterrows():
             xs = [arrival - 0.35, arrival - 0.25, arrival]
             ys = [scale * step[name] for name in ("before_growth", "after_growth", "valid")]
             label = each.name if arrival == done.index[done.after_growth.notna()][0] else None
-            axes.plot(xs, ys, markersize=3.5, label=label, **look)
+            axes.plot(xs, ys, markersize=3.5, label=label, **style)
     axes.set_xlabel("arrival (mega-batch)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("validation perplexity" if scale == 1 else "validation error (%)")
-    _legend(figure)
     caption = "Three points for each growth step: before the step, after the step, and after the next training."
     return Drawing("growth", "Growth steps", caption, figure)
 
 
 def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
-    """Make an axis logarithmic with ticks at 1, 2 and 5, or at powers of ten over a wide range."""
+    """Make an axis logarithmic, with ticks that suit its range."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     low, high = axis.get_view_interval()
     steps = (1.0,) if 0 < low * 3000 < high else (1.0, 2.0, 5.0) if 0 < low * 5 < high else (1, 1.5, 2, 3, 4, 5, 6, 8)
     axis.set_major_locator(LogLocator(subs=steps, numticks=12))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
-
-
-def _figure(width: float, groups: Sequence[Experiment]) -> Figure:
-    """Create a figure of ``width`` inches with enough height for the legend."""
-    return Figure(figsize=(width, max(3.1, 0.165 * len(groups))), layout="constrained")
-
-
-def _legend(figure: Figure) -> None:
-    """Add one legend next to the panels that lists each experiment once."""
-    pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    handles = {label: handle for handle, label in pairs}
-    figure.legend(list(handles.values()), list(handles), loc="outside right upper")

@@ -1,13 +1,12 @@
 """Read the records of a run into a DataFrame with one row for each arrival.
 
-An arrival without an update has the results of the previous update, or of the untrained model before the first update
-(section 3.1 of the paper, equations 1 and 2 for CER, Mem and Comp).
+An arrival without an update has the results of the previous update. Before the first update, it has the results of the
+untrained model. Source: section 3.1 of the paper, with equations 1 and 2 for CER, Mem and Comp.
 """
 
 import itertools
 import json
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
@@ -29,7 +28,7 @@ COLUMNS = (
     "stage", "value", "loss", "bits_per_byte", "valid", "before_growth", "after_growth", *COUNTS, "test_flops",
     "evaluation", "holdouts",
 )  # fmt: skip
-PLACE_AND_PACE = ("--num-workers", "--cpu")
+NEUTRAL_TRAIN_OPTIONS = ("--num-workers", "--cpu")
 """Training options that do not change the result."""
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
@@ -38,72 +37,77 @@ SIZES = {
 SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
 
 
-@dataclass(frozen=True, eq=False)
 class RecordedRun:
     """The records of a complete or incomplete run.
 
     Attributes:
         path: run directory.
-        record: content of run.json.
-        arrivals: one row for each arrival (index 0 to B-1). Columns: ``planned`` and ``done`` (whether the arrival has
-            a planned or complete update); from stage.json, or NaN: ``value`` (test perplexity, or error from 0 to 1),
-            ``loss``, the validation metrics ``valid``, ``before_growth`` and ``after_growth``, and counts; for each
-            known arrival: ``curve`` (value of the current model, errors in percent), ``average`` (mean so far),
-            ``params`` and ``experts`` per layer of all predicting models, and ``tflops`` (training cost so far).
+        record: content of run.json; ``stream`` and ``options`` are its values under these keys.
+        arrivals: one row for each arrival (index 0 to B-1), with these columns:
+
+            - ``planned``, ``done``: whether the arrival has a planned or a complete update.
+            - ``value``, ``loss``: test perplexity, or test error from 0 to 1, and test loss; NaN without an update.
+            - ``valid``, ``before_growth``, ``after_growth``: validation metrics, in the unit of ``value``.
+            - ``curve``, ``average``: value of the current model (errors in percent) and mean of ``curve`` so far; NaN
+              from the first missing update on.
+            - ``params``, ``experts``: parameters, and experts per layer, of all predicting models together.
+            - ``tflops``: training compute so far, in TFLOPs.
+            - `COLUMNS`: values of stage.json.
+        done: rows of ``arrivals`` with a complete update.
+        seeds: (seed of the run, seed of its stream).
+        is_text: whether the stream contains text.
+        is_complete: whether all planned updates are complete.
+        final: test perplexity, or test error in percent, after the newest update; NaN without an update.
+        over_stream: average perplexity or CER (percent points); NaN for an incomplete run or an i.i.d. control.
+        memory: Mem, the parameters summed over all arrivals; NaN for an incomplete run.
+        bits_per_byte: test loss after the newest update, in bits per byte; NaN for images.
     """
 
-    path: Path
-    record: Mapping[str, Any]
-    arrivals: DataFrame
-
-    @property
-    def stream(self) -> Mapping[str, Any]:
-        return self.record["stream"]
-
-    @property
-    def is_text(self) -> bool:
-        return self.stream["kind"] == "text"
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.record["options"]
-
-    @property
-    def seeds(self) -> tuple[int, Optional[int]]:
-        """(seed of the run, seed of its stream)."""
-        return self.record["seed"], self.stream.get("seed")
-
-    @cached_property
-    def done(self) -> DataFrame:
-        return self.arrivals[self.arrivals.done]
-
-    @property
-    def is_complete(self) -> bool:
-        return bool((self.arrivals.done | ~self.arrivals.planned).all())
+    def __init__(self, path: Path, record: Mapping[str, Any], arrivals: DataFrame) -> None:
+        self.path, self.record, self.arrivals = path, record, arrivals
+        self.stream: Mapping[str, Any] = record["stream"]
+        self.options: Mapping[str, Any] = record["options"]
+        self.seeds = record["seed"], self.stream.get("seed")
+        self.is_text = self.stream["kind"] == "text"
+        self.done = arrivals[arrivals.done]
+        self.is_complete = bool((arrivals.done | ~arrivals.planned).all())
+        self.final = self.bits_per_byte = math.nan
+        if len(self.done):
+            self.final, self.bits_per_byte = map(float, self.done[["curve", "bits_per_byte"]].iloc[-1])
+        over_stream = arrivals.curve.mean() if self.is_text else arrivals.curve.sum()
+        self.over_stream = float(over_stream) if self.is_complete and not self.options.get("iid") else math.nan
+        # Arrivals before the first update count the parameters of the model after this update.
+        self.memory = float(arrivals.params.bfill().sum()) if self.is_complete else math.nan
 
     @property
     def learner(self) -> str:
-        """Name of the learner in the paper, or its ``--learner`` name if it is not in the paper."""
+        """Return the name of the learner in the paper, or the value of ``--learner`` for another learner."""
         known = LEARNERS[self.stream["kind"]].get(self.record["learner"])
         return (known.label if known else "") or self.record["learner"]
 
     @property
     def label(self) -> str:
-        """Learner and waiting time as in Table 2, ``SM_w3``; ``SM iid k3`` for an i.i.d. control of 3 mega-batches."""
+        """Return learner and waiting time as in Table 2, ``SM_w3``.
+
+        For an i.i.d. control (one training on the first k mega-batches), return ``SM iid k3``.
+        """
         if self.options.get("iid"):
             return f"{self.learner} iid k{self.options['iid']}"
         return f"{self.learner}_w{self.options['wait']}" + (" replay" if self.options["replay"] else "")
 
     @property
     def size(self) -> str:
-        """Size of the backbone, such as ``mlp, width 64``; empty if no option sets the size."""
+        """Return the size of the backbone, such as ``mlp, width 64``; empty if no option sets the size."""
         options = self.record["train_options"]
         words = [word for word in str(options.get("--arch", "")).split("_") if word in SIZE_WORDS]
         return ", ".join([*words, *(text.format(options[name]) for name, text in SIZES.items() if options.get(name))])
 
     @property
     def experts(self) -> str:
-        """Experts per layer ``@`` models (Table 2): ``4``, ``4@2``, ``4, 6, 8``; ``5 models`` without experts."""
+        """Return the numbers of experts per layer and of models after each update, as in Table 2.
+
+        Examples: ``4``; ``4, 6, 8`` for a growing model; ``4@2`` for two models with 4 experts; ``5 models``.
+        """
         pairs = list(zip(self.done.num_experts.astype(int), self.done.num_members.astype(int), strict=True))
         several = any(members > 1 for _, members in pairs)
         are_models = several and all(experts == 1 for experts, _ in pairs)
@@ -112,31 +116,9 @@ class RecordedRun:
         sequence = ", ".join(sizes) if len(sizes) <= 5 else f"{sizes[0]} to {sizes[-1]}"
         return (f"{sequence} models" if are_models else sequence) or "–"
 
-    @property
-    def final(self) -> float:
-        """Test perplexity, or test error in percent, after the newest update."""
-        return float(self.done.curve.iloc[-1]) if len(self.done) else math.nan
-
-    @property
-    def over_stream(self) -> float:
-        """Average perplexity or CER (percent points) of a complete run; NaN for an i.i.d. control."""
-        if not self.is_complete or self.options.get("iid"):
-            return math.nan
-        return float(self.arrivals.curve.mean() if self.is_text else self.arrivals.curve.sum())
-
-    @property
-    def memory(self) -> float:
-        """Mem: parameters summed over all arrivals; arrivals before the first update count its parameters."""
-        return float(self.arrivals.params.bfill().sum()) if self.is_complete else math.nan
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Test loss of the newest update in bits per byte; NaN for images."""
-        return float(self.done.bits_per_byte.iloc[-1]) if len(self.done) else math.nan
-
     @cached_property
     def stream_key(self) -> str:
-        """Key that is equal for streams with comparable results: the same text, or the same images in any order."""
+        """Return a key that is equal for streams with the same text, or with the same images in any order."""
         stream = self.stream
         if not self.is_text and stream.get("source"):
             return json.dumps([stream["source"], stream.get("dataset"), stream["num_megabatches"]])
@@ -144,8 +126,8 @@ class RecordedRun:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Options that change the result (flag -> value)."""
-        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *PLACE_AND_PACE}
+        """Return the options that change the result (flag -> value)."""
+        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
         found = {"--preset": preset} if preset not in ("", "paper") else {}
@@ -153,26 +135,26 @@ class RecordedRun:
         found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
         return {name: str(canonical(value)) for name, value in found.items()}
 
-    @cached_property
-    def experiment(self) -> str:
-        """Key that is equal for runs that differ only in their seeds."""
-        parts = [self.record["learner"], self.settings, self.stream_key, len(self.arrivals)]
-        return json.dumps(parts, sort_keys=True)
-
 
 def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> RecordedRun:
-    """Read the records of a run. Raises AlmaError if the folder is not a run, or if a record is damaged.
+    """Read the records of a run.
 
-    ``on_fault`` receives the error of each damaged stage.json instead; its stage is then not complete.
+    Args:
+        path: run directory.
+        on_fault: function that receives the error of each damaged stage.json; the stage counts as incomplete. None:
+            raise the error.
+
+    Raises:
+        AlmaError: the folder is not a run directory, or a record is damaged.
     """
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None
     if record is None:
-        found = f"no {RUN_RECORD} in it" if path.is_dir() else "a file" if path.exists() else "no such folder"
-        raise AlmaError(f"{path}: {found}, so this is not a run; give the run directory of alma-stream (--run)")
+        found = f"a folder without {RUN_RECORD}" if path.is_dir() else "a file" if path.exists() else "no such folder"
+        raise AlmaError(f"{path}: expected a run, found {found}; give the run directory of alma-stream (--run)")
     kind = record["stream"]["kind"]
     if kind not in RESULT:
-        raise AlmaError(f"{path / RUN_RECORD}: a run on {kind!r}; alma-report reads runs on {' and '.join(RESULT)}")
+        raise AlmaError(f"{path / RUN_RECORD}: expected a run on {' or '.join(RESULT)}, found {kind!r}; {REMEDY}")
     stages = []
     for number in folder.stages():
         try:
@@ -184,12 +166,12 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     try:
         return RecordedRun(path, record, _arrivals(record, [stage for stage in stages if stage is not None]))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        what = f"{error} missing" if isinstance(error, KeyError) else str(error)
-        raise AlmaError(f"{path / RUN_RECORD}: this record or a stage.json is damaged ({what}); {REMEDY}") from error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise AlmaError(f"{path / RUN_RECORD}: this record or a stage.json is damaged ({reason}); {REMEDY}") from error
 
 
 def read_run(path: Path) -> DataFrame:
-    """Return `RecordedRun.arrivals` of a run. Raises AlmaError if the folder is not a run, or is damaged."""
+    """Return `RecordedRun.arrivals` of a run. Raises AlmaError as `load_run` does."""
     return load_run(path).arrivals
 
 
@@ -216,7 +198,7 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
     frame.loc[is_unknown, "before_growth"] = frame.valid.ffill().shift()[is_unknown]
     known = min((arrival for arrival in planned if arrival not in rows), default=num_arrivals)
     untrained = float(stream["vocab_size"]) if kind == "text" else 1 - 1 / stream["num_classes"]
-    # The perplexity of a diverged model (NaN or infinity) is kept until the next update.
+    # A diverged model counts as infinite until the next update.
     value = frame.value.where(~(frame.done & frame.value.isna()), math.inf)
     frame["curve"] = value.ffill().fillna(untrained).where(frame.index < known) * (1 if kind == "text" else 100)
     frame["average"] = frame.curve.cumsum() / (frame.index + 1)

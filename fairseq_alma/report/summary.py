@@ -1,37 +1,35 @@
-"""Write the sentences of a report: the best learner, or for a single run on text its newest model."""
+"""Write the sentences of a report, about the best learner or about a single run on text."""
 
 import math
 import re
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Sequence
 
 from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.table import show_count
-from fairseq_alma.report.tables import measure
+from fairseq_alma.report.tables import metric_names
 from fairseq_alma.runs.run_folder import RunFolder
-
-SAMPLE = "sample.txt"
-"""Optional file in a run directory with text that the newest model generated."""
 
 
 def sentences(groups: Sequence[Experiment]) -> list[str]:
-    """Return sentences about the best learner at the end and on average, its margin, and the number of seeds.
+    """Return a sentence about the best learner at the end of the stream, and one about the best over the stream.
 
-    Compare only complete runs on streams of the same length; return an empty list for fewer than two experiments.
+    Compare only experiments with complete runs on the longest streams. Return an empty list if there are fewer than
+    two.
     """
     longest = max(len(each.first.arrivals) for each in groups)
     complete = [each for each in groups if each.is_complete and len(each.first.arrivals) == longest]
     if len(complete) < 2:
         return []
-    value, _, over_stream = measure(complete[0].first)
+    value, _, over_stream = metric_names(complete[0].first)
     unit, digits = ("", 2) if complete[0].first.is_text else (" %", 1)
     lines = []
     for when, name, figure in (
         ("at the end", f"test {value}", lambda run: run.final),
         (f"over all {longest} arrivals", over_stream, lambda run: run.over_stream),
     ):
-        found = ((each.spread(figure), each) for each in complete)
-        ranked = sorted(((spread, each) for spread, each in found if spread), key=lambda pair: pair[0].mean)
+        spreads = ((each.spread(figure), each) for each in complete)
+        ranked = sorted(((spread, each) for spread, each in spreads if spread), key=lambda pair: pair[0].mean)
         (best, winner), (second, runner_up) = ranked[:2]
         gap, seeds = best.minus(second), len(best.by_seed)
         doubt = ""
@@ -47,7 +45,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
     return lines
 
 
-def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
+def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """Yield (title, sentence) pairs about a run on text: newest model, gain of the last arrival, training loss."""
     done = run.done
     if not run.is_text or done.empty:
@@ -60,15 +58,9 @@ def own_numbers(run: RecordedRun) -> Iterator[tuple[str, str]]:
     if len(done) > 1:
         before = done.iloc[-2].value
         gain = f"{100 * abs(1 - last.value / before):.1f} % {'lower' if last.value <= before else 'higher'}"
-        yield "Last arrival", f"test perplexity {gain} than before ({before:.2f})"
+        yield "Last arrival", f"test perplexity {gain} than after the previous update ({before:.2f})"
     log = RunFolder(run.path).stage_folder(int(last.stage)) / "train-member-0.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
         train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
         yield "Training and test", f"perplexity {train:.2f} in the last epoch of training, {last.value:.2f} on test"
-
-
-def sample(run: RecordedRun) -> Optional[str]:
-    """Return at most 2,000 characters of the file `SAMPLE` of a run, or None if the file does not exist."""
-    path = run.path / SAMPLE
-    return path.read_text(encoding="utf-8", errors="replace")[:2000].strip() if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Format a table of texts and numbers as Markdown, CSV and LaTeX."""
+"""Format tables of text and numbers as Markdown, CSV and LaTeX."""
 
 import math
 import re
@@ -14,7 +14,7 @@ WAITING, NOT_YET = "*", "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: text, number and standard deviation over seeds; both are None for a name or a missing value."""
+    """A table cell: text, and its number and standard deviation over seeds (None for a name or a missing value)."""
 
     text: str
     number: Optional[float] = None
@@ -26,12 +26,12 @@ NOTHING = Cell(NOT_YET)
 
 
 def number(value: float, digits: int) -> Cell:
-    """Return a cell with a number, rounded to ``digits`` decimals; a dash for NaN."""
+    """Return a cell with a number rounded to ``digits`` decimals, or with a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(f"{value:,.{digits}f}", value)
 
 
 def count(value: float) -> Cell:
-    """Return a cell with a large count in three digits, such as ``65.4M``; a dash for NaN."""
+    """Return a cell with a count in three digits, such as ``65.4M``, or with a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(show_count(value), value)
 
 
@@ -43,7 +43,7 @@ def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell
 
 
 def show_count(value: float) -> str:
-    """Format a count in three digits: ``65.4M``, from 1e15 on ``3.62e+15``."""
+    """Return a count in three digits: ``65.4M``; in scientific notation (``3.62e+15``) from 1e15 on."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if limit <= value < 1e15:
             digits = value / limit
@@ -53,13 +53,13 @@ def show_count(value: float) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table of a report.
 
     Attributes:
-        name: name of its files.
-        title: title.
+        name: name of the table's files, without extension.
+        title: title of the table.
         notes: meaning of the columns, in one paragraph.
-        rows: rows (column title -> cell) with the same columns in all rows.
+        rows: rows (column title -> cell); all rows have the same columns.
         best: titles of the columns whose smallest number is bold.
         hidden: titles of the columns that only the CSV file contains.
         unranked: indices of rows that are never bold.
@@ -75,11 +75,14 @@ class Table:
 
     @property
     def header(self) -> list[str]:
-        """Titles of the columns that are not hidden."""
+        """Return the titles of the columns that are not hidden."""
         return [title for title in self.rows[0] if title not in self.hidden]
 
     def body(self) -> list[list[tuple[str, bool]]]:
-        """Return (text, whether bold) of each visible cell; bold needs at least two numbers in the column."""
+        """Return (text, whether bold) for each cell of each row without hidden columns.
+
+        The smallest number of a column in `best` is bold if the column has at least two numbers.
+        """
         lowest = {}
         for title in self.best:
             ranked = [_cell(row[title]).number for index, row in enumerate(self.rows) if index not in self.unranked]
@@ -93,7 +96,7 @@ class Table:
         return body
 
     def markdown(self) -> str:
-        """Return title, table and notes."""
+        """Return title, table and notes in Markdown."""
         cells = [[f"**{text}**" if best else text.replace("|", "\\|") for text, best in row] for row in self.body()]
         lines = [self.header, *cells]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
@@ -104,7 +107,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", head, f"|{'|'.join(rule)}|", *rest, "", self.notes, ""])
 
     def csv(self) -> str:
-        """Return the table as CSV with all digits; a column of standard deviations follows each column of means."""
+        """Return the table as CSV, with all digits. A column of standard deviations follows each column of means."""
         columns = {}
         for title in self.rows[0]:
             cells = [row[title] for row in self.rows]
@@ -115,7 +118,7 @@ class Table:
         return DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
     def latex(self) -> str:
-        """Return a ``tabular`` for the package booktabs."""
+        """Return a LaTeX ``tabular`` that needs the package booktabs."""
         columns = "".join("l" if isinstance(self.rows[0][title], str) else "r" for title in self.header)
         body = [[f"\\textbf{{{_latex(text)}}}" if best else _latex(text) for text, best in row] for row in self.body()]
         head, *rows = (" & ".join(row) + r" \\" for row in [[*map(_latex, self.header)], *body])
@@ -132,6 +135,6 @@ def _latex(text: str) -> str:
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the same columns in each row, in order of first appearance."""
+    """Return the rows with the columns of all rows in each row, filled with dashes."""
     titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
     return [{title: row.get(title, NOTHING) for title in titles} for row in rows]

@@ -1,9 +1,9 @@
-"""Make the tables of a report: results by arrival, cost, growth, i.i.d. controls, held-out parts, evaluations, runs."""
+"""Make the tables of a report: results by arrival, cost, growth, i.i.d. controls, held-out sets, evaluations, runs."""
 
 import math
-from typing import Optional, Sequence
+from typing import Any, Callable, Sequence
 
-from fairseq_alma.report.experiment import Experiment, Spread, iid_pairs
+from fairseq_alma.report.experiment import Experiment, iid_pairs
 from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.table import WAITING, Cell, Row, Table, count, filled, number, spread
 
@@ -12,31 +12,31 @@ MAX_COLUMNS, FEW_COLUMNS = 20, 10
 
 def all_tables(groups: Sequence[Experiment]) -> list[Table]:
     """Return the non-empty tables of runs that use one kind of data."""
-    made = (result_table, cost_table, growth_table, iid_table, holdout_table, evaluation_table, run_table)
-    return [table for table in (make(groups) for make in made) if table.rows]
+    makers = (result_table, cost_table, growth_table, iid_table, holdout_table, evaluation_table, run_table)
+    return [table for table in (make(groups) for make in makers) if table.rows]
 
 
-def measure(run: RecordedRun) -> tuple[str, str, str]:
-    """Return the names of (test metric, its final value, its mean or sum over the stream)."""
+def metric_names(run: RecordedRun) -> tuple[str, str, str]:
+    """Return the names of the test metric, of its final value, and of its mean or sum over the stream."""
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
-    """Return the arrivals that a table shows: all of up to 20 arrivals, else the last arrival of each tenth."""
+    """Return the arrivals that a table shows: all of up to 20, else the last of each tenth of the stream."""
     if num_arrivals <= MAX_COLUMNS:
         return list(range(num_arrivals))
-    return [round(num_arrivals * part / FEW_COLUMNS) - 1 for part in range(1, FEW_COLUMNS + 1)]
+    return [round(num_arrivals * tenth / FEW_COLUMNS) - 1 for tenth in range(1, FEW_COLUMNS + 1)]
 
 
 def result_table(groups: Sequence[Experiment]) -> Table:
     """Return the table of test metrics of each experiment after each arrival (Table 2) and over the stream."""
     first = groups[0].first
-    value, final, over_stream = measure(first)
+    value, final, over_stream = metric_names(first)
     num_arrivals = max(len(each.first.arrivals) for each in groups)
     rows: list[Row] = []
     for each in groups:
         run = each.first
-        row: Row = {"learner": each.label, **_size(each, groups), "experts": run.experts}
+        row: Row = {"learner": each.label, **_distinguishing(each, groups), "experts": run.experts}
         sizes, complete = list(run.done.num_params), sum(run.is_complete for run in each.runs)
         ends = dict.fromkeys(count(size).text for size in sizes[:1] + sizes[-1:])
         row["params"] = Cell(" to ".join(ends) or "–", max(sizes, default=None))
@@ -53,9 +53,9 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     hidden = {f"t{arrival}" for arrival in set(range(num_arrivals)) - {*shown_arrivals(num_arrivals)}}
     what = "mean over all arrivals" if first.is_text else "sum over all arrivals, in percent points"
     notes = (
-        f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch, t0 is the first. *: the learner "
-        f"waits, and its last model counts, before the first update an untrained model. –: not complete. "
-        f"{over_stream}: {what}. ±: standard deviation over seeds."
+        f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch. t0: first mega-batch. *: the "
+        "learner waits. The value of its previous model counts, or of the untrained model before the first update. –: "
+        f"not complete. {over_stream}: {what}. ±: standard deviation over seeds."
     )
     title = f"Test {value} after each mega-batch"
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
@@ -67,20 +67,22 @@ def result_table(groups: Sequence[Experiment]) -> Table:
 def cost_table(groups: Sequence[Experiment]) -> Table:
     """Return the table of costs of each experiment over the stream: Mem and Comp (section 3.1), and hours."""
     rows: list[Row] = []
+    counts: dict[str, Callable[[RecordedRun], Any]] = {
+        "Mem": lambda run: run.memory,
+        "Comp": lambda run: run.done.train_flops.sum(),
+        f"test FLOPs/{'token' if groups[0].first.is_text else 'image'}": lambda run: run.done.test_flops.iloc[-1],
+        "updates": lambda run: run.done.num_updates.sum(),
+    }
     for each in groups:
-        per = "token" if each.first.is_text else "image"
-        hours = each.spread(lambda run: float(run.done.wall_seconds.sum()) / 3600)
-        rows.append({
-            "learner": each.label, **_size(each, groups), "experts": each.first.experts,
-            "Mem": _mean(each.spread(lambda run: run.memory)),
-            "Comp": _mean(each.spread(lambda run: float(run.done.train_flops.sum()))),
-            f"test FLOPs/{per}": _mean(each.spread(lambda run: float(run.done.test_flops.iloc[-1]))),
-            "updates": _mean(each.spread(lambda run: float(run.done.num_updates.sum()))),
-            "hours": spread(hours, 2),
-        })  # fmt: skip
+        row: Row = {"learner": each.label, **_distinguishing(each, groups), "experts": each.first.experts}
+        for title, figure in counts.items():
+            over_seeds = each.spread(figure)
+            row[title] = count(math.nan if over_seeds is None else over_seeds.mean)
+        hours = each.spread(lambda run: run.done.wall_seconds.sum() / 3600)
+        rows.append(row | {"hours": spread(hours, 2)})
     notes = (
-        "Mem: parameters summed over all arrivals. Comp: training FLOPs. Hours: wall-clock time of all stages. Means "
-        "over the seeds with complete runs."
+        "Mem: parameters summed over all arrivals. Comp: training FLOPs. hours: wall-clock time of all stages. Each "
+        "number is a mean over the seeds with complete runs."
     )
     return Table("cost", "Cost over the stream", notes, filled(rows))
 
@@ -88,19 +90,19 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
 def growth_table(groups: Sequence[Experiment]) -> Table:
     """Return the table of validation metrics before and after each growth step, and after the next training."""
     rows: list[Row] = []
-    scale, (value, *_) = 1.0 if groups[0].first.is_text else 100.0, measure(groups[0].first)
+    scale, (value, *_) = 1.0 if groups[0].first.is_text else 100.0, metric_names(groups[0].first)
     for each in groups:
         done = each.first.done
         for arrival in done.index[done.after_growth.notna()]:
             sizes = each.first.arrivals.experts
             columns = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
             rows.append({
-                "learner": each.label, **_size(each, groups), "at": f"t{arrival}",
+                "learner": each.label, **_distinguishing(each, groups), "at": f"t{arrival}",
                 "experts": f"{sizes[arrival - 1]:.0f} to {sizes[arrival]:.0f}" if arrival else "–",
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"
-    notes = f"Validation {value}{unit} before and after each growth step, and of the model after training."
+    notes = f"Validation {value}{unit} before and after each growth step, and after the next training."
     return Table("growth", "Growth steps", notes, rows)
 
 
@@ -110,42 +112,43 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
     for control, sequential, k in iid_pairs(groups):
         iid, other = control.at(k - 1), sequential.at(k - 1)
         if iid is not None and other is not None:
-            row: Row = {"learner": sequential.first.learner, **_size(control, groups), "experts": control.first.experts}
             gap = other.mean / iid.mean - 1
-            row |= {"k": Cell(str(k), k), "i.i.d.": spread(iid, 2), "sequential": spread(other, 2)}
-            rows.append(row | {"gap": Cell(f"{gap:+.1%}", gap)})
+            row: Row = {"learner": sequential.first.learner, **_distinguishing(control, groups)}
+            row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
+            row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
+            rows.append(row)
     notes = "k: number of mega-batches. Both trainings use the same data and the same number of updates."
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 
 def holdout_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of losses on each mega-batch's held-out part after each arrival, one run per experiment."""
+    """Return the table of losses on the held-out set of each mega-batch after each arrival, one run per experiment."""
     rows: list[Row] = []
     for each in groups:
         for arrival, holdouts in each.first.done.holdouts.dropna().items():
             before = holdouts[-1].get("before") or {}
             row: Row = {"learner": each.name, "after": f"t{arrival}"}
             row["newest, before"] = number(before.get("bits_per_byte") or math.nan, 3)
-            for part in holdouts:
-                row[f"m{part['megabatch']}"] = number(part.get("bits_per_byte") or math.nan, 3)
+            for holdout in holdouts:
+                row[f"m{holdout['megabatch']}"] = number(holdout.get("bits_per_byte") or math.nan, 3)
             rows.append(row)
     notes = (
-        "Bits per byte on the held-out part of each mega-batch, m0 is the first. newest, before: loss on the held-out "
-        "part of the newest mega-batch before training on this mega-batch."
+        "Loss in bits per byte on the held-out set of each mega-batch. m0: first mega-batch. newest, before: loss on "
+        "the held-out set of the newest mega-batch before training on this mega-batch."
     )
-    return Table("holdouts", "Held-out parts of the mega-batches", notes, filled(rows))
+    return Table("holdouts", "Held-out sets of the mega-batches", notes, filled(rows))
 
 
 def evaluation_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of ``--then-evaluate`` metrics after each arrival, one row for each metric of a run."""
+    """Return the table of metrics that ``--then-evaluate`` printed after each arrival, one row per run and metric."""
     rows: list[Row] = []
     for each in groups:
         for run in each.runs:
-            found = run.done.evaluation.dropna()
-            for figure in dict.fromkeys(name for figures in found for name in figures):
-                row: Row = {"learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]), "figure": figure}
-                values = {arrival: figures.get(figure, math.nan) for arrival, figures in found.items()}
-                rows.append(row | {f"t{a}": Cell(f"{v:.5g}", v) for a, v in values.items() if not math.isnan(v)})
+            metrics = run.done.evaluation.dropna()
+            for metric in dict.fromkeys(name for values in metrics for name in values):
+                row: Row = {"learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]), "figure": metric}
+                by_arrival = {arrival: values.get(metric, math.nan) for arrival, values in metrics.items()}
+                rows.append(row | {f"t{t}": Cell(f"{v:.5g}", v) for t, v in by_arrival.items() if not math.isnan(v)})
     return Table(
         "evaluation",
         "Evaluations after each mega-batch",
@@ -155,9 +158,9 @@ def evaluation_table(groups: Sequence[Experiment]) -> Table:
 
 
 def run_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of runs; the CSV file also has the test metric after each arrival."""
+    """Return the table of runs. Only the CSV file has the test metric after each arrival."""
     rows: list[Row] = []
-    _, final, over_stream = measure(groups[0].first)
+    _, final, over_stream = metric_names(groups[0].first)
     for each in groups:
         for run in each.runs:
             row: Row = {"run": str(run.path), "learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0])}
@@ -170,15 +173,11 @@ def run_table(groups: Sequence[Experiment]) -> Table:
     return Table("runs", "Runs", "Run directory, complete stages and results of each run.", rows, hidden=hidden)
 
 
-def _size(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:
+def _distinguishing(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:
     """Return the columns that distinguish experiments with the same label: size of the backbone and options."""
     columns = {"size": each.first.size} if len({other.first.size for other in groups}) > 1 else {}
     keys = [(other.label, other.first.experts, other.first.size) for other in groups]
     if len(set(keys)) < len(keys):
         known = {*each.first.size.split(", "), each.first.experts, f"{each.first.experts} experts"}
-        columns["options"] = ", ".join(part for part in each.name.split(", ")[1:] if part not in known)
+        columns["options"] = ", ".join(word for word in each.name.split(", ")[1:] if word not in known)
     return columns
-
-
-def _mean(found: Optional[Spread]) -> Cell:
-    return count(math.nan if found is None else found.mean)

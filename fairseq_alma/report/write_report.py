@@ -15,7 +15,7 @@ from fairseq_alma.files import open_atomically
 from fairseq_alma.options import flag
 from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.read_run import RecordedRun
-from fairseq_alma.report.summary import own_numbers, sample, sentences
+from fairseq_alma.report.summary import describe_run, sentences
 from fairseq_alma.report.table import show_count
 from fairseq_alma.report.tables import all_tables
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
@@ -25,6 +25,8 @@ PAGE, FIGURES = "index.html", "figures"
 TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluation", "runs")
 TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
+SAMPLE = "sample.txt"
+"""Optional file in a run directory with text that the newest model generated."""
 
 
 class Report:
@@ -35,25 +37,26 @@ class Report:
         self.groups = experiments(runs)
         self.tables = all_tables(self.groups)
         self.sentences = sentences(self.groups)
-        self.own = list(own_numbers(runs[0])) if len(runs) == 1 else []
-        samples = ((each.name, sample(run)) for each in self.groups for run in each.runs)
-        self.own += [(f"Sample of text, {name}", text) for name, text in samples if text]
+        self.details = list(describe_run(runs[0])) if len(runs) == 1 else []
+        for name, path in [(each.name, run.path / SAMPLE) for each in self.groups for run in each.runs]:
+            if path.is_file() and (text := path.read_text(encoding="utf-8", errors="replace")[:2000].strip()):
+                self.details.append((f"Sample of text, {name}", text))
 
     def text(self) -> str:
-        """Return the report for a terminal: results, sentences, and the other tables except the table of runs."""
+        """Return the report for a terminal: table of results, sentences, and other tables except the table of runs."""
         result, *others = (table.markdown() for table in self.tables if table.name != "runs")
-        lines = [*self.sentences, *(f"{title}: {sentence}" for title, sentence in self.own)]
+        lines = [*self.sentences, *(f"{title}: {sentence}" for title, sentence in self.details)]
         return "\n".join([result, *([*lines, ""] if lines else []), *others])
 
     def write(self, out: Path) -> Path:
-        """Write tables, figures and the HTML page into a folder; return the path of the page.
+        """Write tables, figures and the HTML page into a folder, and return the path of the page.
 
-        Remove other tables and figures of an earlier report. Without matplotlib, write no figures.
+        Remove other tables and figures of an earlier report. Write no figures if matplotlib is not installed.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
         drawings: list[Any] = []
         if importlib.util.find_spec("matplotlib") is None:
-            print_line("no figures: matplotlib is not installed; run pip install 'fairseq-alma[report]'", sys.stderr)
+            print_line("no figures without matplotlib; run pip install 'fairseq-alma[report]'", sys.stderr)
         else:
             from fairseq_alma.report import figures
 
@@ -64,15 +67,15 @@ class Report:
             refuse_irregular(out / name)
         for name in known - set(texts):
             (out / name).unlink(missing_ok=True)
-        for name, text in texts.items():
-            _write(out / name, text)
         pictures = [(drawing, figures.write(drawing, out / FIGURES)) for drawing in drawings]
-        _write(out / PAGE, self._page(pictures, out))
+        for name, text in (*texts.items(), (PAGE, self._page(pictures, out))):
+            with open_atomically(out / name, "w") as file:
+                file.write("\n".join(map(printable, text.split("\n"))))
         return out / PAGE
 
     def _page(self, pictures: Sequence[Any], out: Path) -> str:
-        how: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "undefined": jinja2.StrictUndefined}
-        environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, ""), lstrip_blocks=True, **how)
+        syntax: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "undefined": jinja2.StrictUndefined}
+        environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, ""), lstrip_blocks=True, **syntax)
         figures = [
             (drawing, base64.b64encode(paths["png"].read_bytes()).decode("ascii"), paths["png"].relative_to(out))
             for drawing, paths in pictures
@@ -89,7 +92,7 @@ class Report:
             result=self.tables[0],
             tables=[table for table in self.tables[1:] if table.name != "runs"],
             sentences=self.sentences,
-            own=self.own,
+            details=self.details,
             learners=list(dict.fromkeys(run.learner for run in self.runs)),
             stream=", ".join([f"{name}: {len(first.arrivals)} mega-batches", *data]),
             versions=", ".join(f"{name} {number}" for name, number in (first.record.get("versions") or {}).items()),
@@ -110,25 +113,19 @@ def command_of(run: RecordedRun) -> str:
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return (runs with results comparable to the first run, an error for each other run).
+    """Return the runs whose results are comparable to the first run, and an error for each other run.
 
-    ``mix`` accepts other streams of the same kind of data.
+    Args:
+        runs: runs to report.
+        mix: whether runs on other streams of the same kind of data are comparable.
     """
-
-    def name(run: RecordedRun) -> str:
-        return f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}"
-
     first = runs[0]
     kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]
-    advice = "report it separately" + ("" if mix else ", or give --mix for streams of the same kind")
+    advice = "report this run separately" + ("" if mix else ", or give --mix for streams of the same kind")
+    names = {run: f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}" for run in runs}
     errors = [
-        AlmaError(f"{run.path}: its stream ({name(run)}) is not the stream of {first.path} ({name(first)}); {advice}")
+        AlmaError(f"{run.path}: expected the stream of {first.path} ({names[first]}), found {names[run]}; {advice}")
         for run in runs
         if run not in kept
     ]
     return kept, errors
-
-
-def _write(path: Path, text: str) -> None:
-    with open_atomically(path, "w") as file:
-        file.write("\n".join(map(printable, text.split("\n"))))

@@ -58,8 +58,9 @@ def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
     assert captured.out.count("| SM_w1") == 2  # in the table of results and in that of costs
     errors = captured.err.splitlines()
     for error, said in zip(errors, (
-        "damaged/stage-001/stage.json: damaged, not JSON", "S1: no run.json in it", "nowhere: no such folder",
-        "run.json: a file, so this is not a run", "record/run.json: damaged, Object missing required field seed",
+        "damaged/stage-001/stage.json: damaged, not JSON", "S1: expected a run, found a folder without run.json",
+        "nowhere: expected a run, found no such folder",
+        "run.json: expected a run, found a file", "record/run.json: damaged, Object missing required field seed",
     ), strict=True):  # fmt: skip
         assert said in error
 
@@ -67,7 +68,7 @@ def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
 def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
     one, other = write_run(tmp_path / "A"), write_run(tmp_path / "B", stream=text_stream(4, "b" * 64))
     assert main([str(one), str(other)]) == 1
-    assert re.search(r"B: its stream .* is not the stream of .*A .*--mix", capsys.readouterr().err)
+    assert re.search(r"B: expected the stream of .*A .*--mix", capsys.readouterr().err)
     assert main([str(one), "--mix", str(other)]) == 0
     images = write_run(tmp_path / "I", stream=image_stream(4))
     assert main([str(one), str(images), "--mix"]) == 1

@@ -82,7 +82,7 @@ def test_a_damaged_run_record_is_named(change, tmp_path):
 
 
 def test_a_kind_of_data_that_is_not_known_is_named(tmp_path):
-    with pytest.raises(AlmaError, match=r"R/run\.json: a run on 'sound'; .* text and images"):
+    with pytest.raises(AlmaError, match=r"R/run\.json: expected a run on text or images, found 'sound'"):
         read_run(write_run(tmp_path / "R", stream={**text_stream(), "kind": "sound"}))
 
 

@@ -2,7 +2,8 @@ import pytest
 
 from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.read_run import load_run
-from fairseq_alma.report.summary import own_numbers, sample, sentences
+from fairseq_alma.report.summary import describe_run, sentences
+from fairseq_alma.report.write_report import Report
 from tests.report.fakes import image_stream, text_stream, write_run
 
 
@@ -41,13 +42,13 @@ def test_a_single_run_is_described(runs):
     (run.path / "sample.txt").write_text("In the beginning\n")
     log = '2026 | INFO | train | {"epoch": 1, "train_loss": "5", "train_nll_loss": "4.0", "train_ppl": "16"}\n'
     (run.path / "stage-001" / "train-member-0.log").write_text(log)
-    told = dict(own_numbers(run))
-    assert told["Newest model"].startswith("after mega-batch 2 of 2: test perplexity 24.00, 1.146 bits per byte, 1k")
-    assert told["Last arrival"] == "test perplexity 20.0 % lower than before (30.00)"
-    assert told["Training and test"] == "perplexity 16.00 in the last epoch of training, 24.00 on test"
-    assert sample(run) == "In the beginning"
+    details = dict(Report([run]).details)
+    assert details["Newest model"].startswith("after mega-batch 2 of 2: test perplexity 24.00, 1.146 bits per byte, 1k")
+    assert details["Last arrival"] == "test perplexity 20.0 % lower than after the previous update (30.00)"
+    assert details["Training and test"] == "perplexity 16.00 in the last epoch of training, 24.00 on test"
+    assert details["Sample of text, SM_w1"] == "In the beginning"
 
 
 def test_nothing_is_said_of_a_run_that_has_not_begun(runs):
     (run,) = runs({"num_stages": 0})
-    assert list(own_numbers(run)) == []
+    assert list(describe_run(run)) == []
