@@ -1,7 +1,7 @@
 """Export a checkpoint of ``alma_transformer_lm`` to a Qwen3 folder, or with experts to a Qwen3-MoE folder.
 
-Weights have the same names in checkpoint and folder. The embedding norm depends only on the token, so the export
-applies it to the rows of the embedding matrix. Stacked experts become separate tensors.
+Weights have the same names in checkpoint and folder. The output of the embedding norm depends only on the token, so the
+export applies the norm to the rows of the embedding matrix. Stacked experts become separate tensors.
 """
 
 import errno
@@ -22,14 +22,22 @@ from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, Token
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exportable import refuse_model
 from fairseq_alma.exchange.model_card import model_card
-from fairseq_alma.exchange.tokenizer_files import CONFIG, TOKENIZER, Vocabulary, check_same_ids, vocabulary_of
+from fairseq_alma.exchange.tokenizer_files import (
+    CONFIG,
+    EXPORTABLE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Vocabulary,
+    misread_text,
+    vocabulary_of,
+)
 from fairseq_alma.files import publish, work_folder
 from fairseq_alma.growth.gate_tree import has_experts
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.text.decoder import build_from_config
 
 WEIGHTS = "model.safetensors"
-CHECKED_TOKENS = 200_000  # tokens of the test set that the exported tokenizer must reproduce
+CHECKED_TOKENS = 200_000  # number of tokens of the test set that the exported tokenizer must reproduce
 _REMEDY = "give an unaltered checkpoint"
 _STACK = re.compile(r"(.*\.mlp\.experts\.)(\w+_proj)")
 
@@ -43,7 +51,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         stream_folder: stream with the tokenizer of the model; None: the stream that the model was trained on.
 
     Returns:
-        One line to print, with architecture and sizes.
+        Message with architecture and sizes, one line.
 
     Raises:
         AlmaError: transformers has no equivalent architecture, the checkpoint is damaged, or the stream has another
@@ -59,25 +67,31 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         refuse_other_shapes(weights, build_from_config(config, num_rows), str(path), _REMEDY)
         if num_rows != tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:
             raise AlmaError(
-                f"{path}: the model has {num_rows:,} tokens, the stream {stream.root} has "
-                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,}; give the stream of the training as --stream"
+                f"{path}: expected the {num_rows:,} tokens of the model, found "
+                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} in the stream {stream.root}; give the stream of the "
+                "training as --stream"
             )
         context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
         has_bos = bool((checkpoint["cfg"].get("task") or {}).get("add_bos_token"))
         vocabulary = vocabulary_of(tokenizer, context, options.symbol_ids, has_bos)
         context = max(context, vocabulary.context)
         settings = folder_config(options, weights, vocabulary, context)
-        tensors = dict(folder_weights(weights, options, vocabulary.rows))
+        first = json.loads(vocabulary.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
+        tensors = dict(folder_weights(weights, options, settings["tie_word_embeddings"], vocabulary.rows))
         facts = describe_model(config, weights, path)
     except (AttributeError, KeyError, TypeError) as error:
         raise AlmaError(f"{path}: the configuration is incomplete ({error}); {_REMEDY}") from error
     if not options.symbol_ids:
-        check_same_ids(vocabulary.files[TOKENIZER], tokenizer, _test_texts(stream, tokenizer))
+        text = misread_text(json.loads(vocabulary.files[TOKENIZER]), tokenizer, _test_texts(stream, tokenizer))
+        if text is not None:
+            raise AlmaError(
+                f"{tokenizer.file}: the exported tokenizer.json has other ids for {text[:40]!r}; {EXPORTABLE}"
+            )
     architecture = settings["architectures"][0]
     with work_folder(out, "alma-export") as folder:
         write_tensors(tensors, folder / WEIGHTS)
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **vocabulary.files}
-        texts["README.md"] = model_card(path, stream, facts, architecture, context, vocabulary.first)
+        texts["README.md"] = model_card(path, stream, facts, architecture, context, first)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         size = (folder / WEIGHTS).stat().st_size
@@ -107,14 +121,14 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     mode = path.stat().st_mode
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # contains the system error only as text
+    except SafetensorError as error:  # The system error is only a part of its text.
         full = "No space left" in str(error) or "os error 28" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
     path.chmod(mode)
 
 
 def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocabulary, context: int) -> dict[str, Any]:
-    """Return the content of ``config.json``."""
+    """Return the content of config.json for the model options and weights of a checkpoint."""
     table, layers = weights["decoder.embed_tokens.weight"], range(options.decoder_layers)
     mixtures = [options.num_experts > 1 and has_experts(layer, options.moe_freq) for layer in layers]
     experts = {
@@ -125,7 +139,7 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer in layers if not mixtures[layer]],
         "output_router_logits": False,
-        # transformers averages the balance loss over Switch layers; this package sums it
+        # transformers averages the balance loss over Switch layers, and this package sums the loss over them.
         "router_aux_loss_coef": options.balance_loss_weight * sum(mixtures),
     }
     return {
@@ -146,33 +160,30 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_sliding_window": False,
-        "tie_word_embeddings": _is_tied(options),
+        # Applying the norm to the rows of the input embeddings makes them differ from the output embeddings.
+        "tie_word_embeddings": options.share_decoder_input_output_embed and options.no_embedding_norm,
         **(experts if any(mixtures) else {}),
         **vocabulary.special_ids,
     }
 
 
-def _is_tied(options: Any) -> bool:
-    """Return whether input and output embeddings are equal after applying the norm to input embeddings."""
-    return options.share_decoder_input_output_embed and options.no_embedding_norm
-
-
 def folder_weights(
-    weights: Mapping[str, Tensor], options: Any, rows: Optional[list[int]]
+    weights: Mapping[str, Tensor], options: Any, is_tied: bool, rows: Optional[list[int]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for the folder, as views where possible.
 
     Args:
         weights: weights of the checkpoint.
         options: model options of the checkpoint.
-        rows: row in the checkpoint for each token of the folder; None: same order.
+        is_tied: whether the folder has the same matrix for input and output embeddings.
+        rows: row in the checkpoint for each token of the folder; None: tokens have the same order.
     """
     for name, tensor in weights.items():
         own = name.removeprefix("decoder.")
         if own in ("embed_tokens.weight", "output_projection.weight") and rows is not None:
             tensor = tensor[rows]
         if own == "output_projection.weight":
-            if not _is_tied(options):
+            if not is_tied:
                 yield "lm_head.weight", tensor
         elif stack := _STACK.fullmatch(own):
             for number, expert in enumerate(tensor):

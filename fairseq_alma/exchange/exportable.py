@@ -1,4 +1,4 @@
-"""Check by options whether a language model can be exported, without importing torch or fairseq."""
+"""Check whether the options of a language model allow an export, without importing torch or fairseq."""
 
 from fairseq_alma.errors import AlmaError
 
@@ -8,7 +8,11 @@ ARCHITECTURE, ENSEMBLE = "alma_transformer_lm", "alma_ensemble"
 def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capacity_factor: float = 0.0) -> None:
     """Raise AlmaError if transformers has no architecture equivalent to the model.
 
-    The message begins with ``where``, a file or an option.
+    Args:
+        where: file or option that the message names first.
+        arch: architecture of the model.
+        has_gate_trees: whether the gates of the model are trees (``--method split``).
+        eval_capacity_factor: capacity factor in evaluation; 0: no token is dropped.
     """
     if arch == ENSEMBLE:
         fault = "transformers has no architecture for an ensemble; export a member"
@@ -17,7 +21,7 @@ def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capac
     elif has_gate_trees:
         fault = "transformers has no architecture for the gate trees of --method split; grow with --method copy"
     elif eval_capacity_factor > 0:
-        fault = f"--eval-capacity-factor {eval_capacity_factor:g} drops tokens, transformers does not; train with 0"
+        fault = f"transformers cannot drop tokens as --eval-capacity-factor {eval_capacity_factor:g} does; train with 0"
     else:
         return
     raise AlmaError(f"{where}: {fault}, or evaluate the checkpoint with recipes/lm_eval/evaluate.py")

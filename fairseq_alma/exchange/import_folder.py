@@ -1,8 +1,8 @@
 """Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running code of the folder.
 
-Token u has row u + 4, as in a stream with the tokenizer of the folder. The special symbols of fairseq replace special
-tokens of the folder: e.g. ``</s>`` replaces the EOS token, and the old row of EOS becomes unused. Unused rows and
-symbols without a token have probability zero (``symbol_ids``, see `data.tokens`).
+Token u has row u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. The special symbols of fairseq
+replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, whose old row becomes unused. Unused
+rows and symbols without a token have probability zero (see ``symbol_ids`` in `data.tokens`).
 """
 
 import json
@@ -38,7 +38,10 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
 
     Args:
         folder: folder with a model of type ``qwen3`` or ``qwen3_moe`` and its tokenizer.
-        stream: stream for further training, prepared with the same tokenizer; None: do not check the tokenizer.
+        stream: stream for further training, prepared with the tokenizer of the folder; None: no check of a stream.
+
+    Returns:
+        The checkpoint, which no training has changed yet.
 
     Raises:
         AlmaError: ``alma_transformer_lm`` does not support the model, a file is missing or damaged, or the stream has
@@ -48,16 +51,17 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
 
     found = read_json_object(folder / CONFIG, _REMEDY).get("model_type")
     if found not in ("qwen3", "qwen3_moe"):
-        raise AlmaError(f"{folder / CONFIG}: model_type {found!r:.60} found; {_REMEDY}")
+        raise AlmaError(f"{folder / CONFIG}: expected model_type qwen3 or qwen3_moe, found {found!r:.60}; {_REMEDY}")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # validation in transformers raises several types of errors
+    except Exception as error:  # Validation in transformers raises errors of several types.
         raise AlmaError(f"{folder / CONFIG}: damaged ({error}); {_REMEDY}") from error
     options = model_options(config, folder / CONFIG)
     tokenizer = StreamTokenizer(folder / TOKENIZER)
     if tokenizer.vocab_size > config.vocab_size:
         raise AlmaError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {config.vocab_size:,}; {_REMEDY}"
+            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model has only "
+            f"{config.vocab_size:,}; {_REMEDY}"
         )
     if stream is not None and StreamTokenizer.open(stream.root).symbols != tokenizer.symbols:
         raise AlmaError(
@@ -68,7 +72,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
     options["symbol_ids"] = json.dumps(symbol_ids)
     try:
         weights = dict(_renamed(_read_weights(folder), sources, config.tie_word_embeddings))
-    except (IndexError, KeyError, RuntimeError) as error:  # tensors are missing or have inconsistent shapes
+    except (IndexError, KeyError, RuntimeError) as error:  # Tensors are missing or have inconsistent shapes.
         raise AlmaError(f"{folder}: the weights do not match {CONFIG} ({error}); {_REMEDY}") from error
     model = build_from_config(options, config.vocab_size + NUM_FAIRSEQ_SYMBOLS)
     refuse_other_shapes(weights, model, str(folder), _REMEDY)
@@ -80,10 +84,14 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
 
 
 def model_options(config: Any, path: Path) -> dict[str, Any]:
-    """Return ``cfg.model`` of the ``alma_transformer_lm`` that is equivalent to a transformers configuration.
+    """Return the options (``cfg.model``) of an ``alma_transformer_lm`` equivalent to a transformers configuration.
+
+    Args:
+        config: configuration of type ``Qwen3Config`` or ``Qwen3MoeConfig``.
+        path: file of the configuration, for messages.
 
     Raises:
-        AlmaError: no such model exists; the message begins with ``path``, the configuration file.
+        AlmaError: no ``alma_transformer_lm`` is equivalent.
     """
     is_moe, heads, rope = config.model_type == "qwen3_moe", config.num_attention_heads, config.rope_parameters
     dense, layers = (config.mlp_only_layers or []) if is_moe else [], range(config.num_hidden_layers)
@@ -97,7 +105,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "attention_bias": (config.attention_bias, False),
         "use_sliding_window": (config.use_sliding_window, False),
         "rope_type": (rope["rope_type"], "default"),
-        "type of rope_theta": (type(rope["rope_theta"]) in (int, float), True),
+        "numeric rope_theta": (type(rope["rope_theta"]) in (int, float), True),
         "num_attention_heads modulo num_key_value_heads": (heads % kv_heads, 0),
         "head_dim modulo 2": (head_dim % 2, 0),
     }
@@ -107,14 +115,17 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         required["moe_intermediate_size"] = (config.moe_intermediate_size, ffn)
     for name, (found, value) in required.items():
         if found != value:
-            raise AlmaError(f"{path}: {name} {found!r:.60} found; {ARCHITECTURE} has {value!r}; give another model")
+            raise AlmaError(
+                f"{path}: expected {name} {value!r} for {ARCHITECTURE}, found {found!r:.60}; give another model"
+            )
     rules = (every for every in range(1, len(layers) + 1) if mixtures == [has_experts(each, every) for each in layers])
     every = next(rules, None) if num_experts > 1 else None if is_moe else min(USUAL_FREQUENCY, len(layers))
     if every is None:
-        places = ", ".join(str(layer) for layer in layers if mixtures[layer]) or "no layer"
+        numbers = ", ".join(str(layer) for layer in layers if mixtures[layer])
+        places = f"layers {numbers}" if numbers else "no layer"
         raise AlmaError(
-            f"{path}: {num_experts} experts in {places} found (from 0); {ARCHITECTURE} supports two or more in every "
-            "n-th layer; give another model"
+            f"{path}: expected two or more experts in every n-th layer for {ARCHITECTURE}, found {num_experts} in "
+            f"{places} (numbered from 0); give another model"
         )
     return {
         "_name": ARCHITECTURE,
@@ -147,8 +158,8 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     """Return the tokens of the folder that correspond to the special symbols of fairseq.
 
     Returns:
-        (token id of each symbol, token id that initializes the row of each symbol). The first list has no duplicates
-        and None for a symbol without a token.
+        The token id of each symbol, without duplicates and None for a symbol without a token; and the token id whose
+        row initializes the row of each symbol.
 
     Raises:
         AlmaError: the folder has no valid EOS token.
@@ -165,14 +176,14 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     if end is None:
         raise AlmaError(f"{folder}: no valid EOS token in {TOKENIZER_CONFIG} or {CONFIG}; {_REMEDY}")
     own: list[Optional[int]] = [None] * len(SYMBOLS)
-    for number in (2, 1, 0, 3):  # EOS first, as the EOS token often is the padding token too
+    for number in (2, 1, 0, 3):  # EOS comes first, because its token often is the padding token too.
         if found[number] not in own:
             own[number] = found[number]
     return own, [end if token is None else token for token in found]
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of ``model.safetensors``, or of the files that its index lists."""
+    """Return all tensors of model.safetensors, or of the files model-*.safetensors."""
     path = folder / "model.safetensors"
     tensors: dict[str, Tensor] = {}
     for file in [path] if path.is_file() else sorted(folder.glob("model-*.safetensors")) or [path]:
@@ -182,12 +193,14 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
             raise AlmaError(f"{file}: missing or damaged ({error}); give another folder") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
-            raise AlmaError(f"{folder}: {name[:100]} is {tensor.dtype}, weights must be floating-point; {_REMEDY}")
+            raise AlmaError(
+                f"{folder}: expected floating-point weights, found {tensor.dtype} in {name[:100]}; {_REMEDY}"
+            )
     return tensors
 
 
 def _renamed(tensors: Mapping[str, Tensor], sources: list[int], is_tied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of the checkpoint, with rows of fairseq's symbols first and stacked experts."""
+    """Yield (name, tensor) for the checkpoint: experts are stacked, and embeddings begin with fairseq's symbols."""
     table = torch.cat([tensors[EMBEDDINGS][sources], tensors[EMBEDDINGS]])
     yield "decoder.embed_tokens.weight", table
     outputs = table if is_tied else torch.cat([tensors[OUTPUTS][sources], tensors[OUTPUTS]])

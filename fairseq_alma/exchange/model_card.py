@@ -43,12 +43,12 @@ def model_card(
     """Return the model card in Markdown.
 
     Args:
-        path: exported checkpoint; results are read from the records of the run that contains the checkpoint.
+        path: exported checkpoint. The results on the card come from the run that contains the checkpoint.
         stream: stream that the model was trained on.
         facts: sizes of the model.
         architecture: name of the model class in transformers.
         context: sequence length in training, in tokens.
-        first: special token at the beginning of a sequence.
+        first: special token at the beginning of each sequence.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
     names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
@@ -71,9 +71,9 @@ def _amount(splits: Sequence[Split]) -> str:
 
 
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
-    """Return table rows from ``run.json`` and ``stage.json``, if a stage contains the checkpoint."""
-    above = list(path.absolute().parents)[:3]  # a branch has a separate folder
-    root = next((each for each in above if (each / STAGE_RECORD).is_file()), None)
+    """Return table rows from run.json and stage.json, or one row that says that there are no results."""
+    parents = list(path.absolute().parents)[:3]  # the checkpoint of a branch is in a folder of its own
+    root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
     run = None if root is None else RunFolder(root.parent).read_run()
     if root is None or run is None:
         return {"test": "no results; the checkpoint does not belong to a run of alma-stream"}
@@ -88,7 +88,7 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
         "options": f"`{' '.join(f'{name} {value}'.strip() for name, value in run['train_options'].items())}`",
         "mega-batches seen": f"{max(stage['megabatches']) + 1} of {stream.num_megabatches} (stage {number})",
     }
-    with contextlib.suppress(AlmaError):  # the tested checkpoint was removed
+    with contextlib.suppress(AlmaError):  # raised if the tested checkpoint does not exist anymore
         if path.samefile(stage_predictor(folder, stage)):
             rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
             bits = stage["test"].get("bits_per_byte")

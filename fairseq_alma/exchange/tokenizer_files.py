@@ -1,41 +1,35 @@
 """Export the tokenizer of a stream as files for transformers.
 
-Token ids are the same as in the stream: fairseq's four special symbols first, then token u with id u + 4. By default,
-transformers parses special tokens in a text; ``tokenizer(text, split_special_tokens=True)`` treats them as plain text,
-as alma-prep-text and `score` do. The tokenizer of an imported model is exported unchanged.
+Token ids are the same as in the stream: fairseq's four special symbols come first, then token u with id u + 4. By
+default, transformers recognizes special tokens in a text. With ``tokenizer(text, split_special_tokens=True)`` they are
+plain text, as in alma-prep-text and `score`. The tokenizer of an imported model is exported unchanged.
 """
 
 import json
-from typing import Any, Collection, Iterable, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
 from fairseq_alma.data.tokens import EOS, FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
-_NEVER = -1e6  # score of a piece that is never used
-_EXPORTABLE = "give a stream with a tokenizer.json, such as a tokenizer trained by alma-prep-text"
+_UNUSED_SCORE = -1e6  # score of a piece that the tokenizer never uses
+EXPORTABLE = "give a stream with a tokenizer.json, such as a tokenizer trained by alma-prep-text"
 
 
 class Vocabulary(NamedTuple):
     """Vocabulary of an exported folder.
 
     Attributes:
-        files: content of the tokenizer files and of ``generation_config.json``, by file name.
+        files: content of the tokenizer files and of generation_config.json, by file name.
         special_ids: values of ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
-        rows: row in the checkpoint for each token of the folder; None: same order.
-        context: maximum sequence length of an imported model, in tokens; 0: not imported.
+        rows: row in the checkpoint for each token of the folder; None: tokens have the same order.
+        context: maximum sequence length of an imported model, in tokens; 0 for other models.
     """
 
     files: Mapping[str, str]
     special_ids: Mapping[str, Any]
     rows: Optional[list[int]] = None
     context: int = 0
-
-    @property
-    def first(self) -> Optional[str]:
-        """Return the special token at the beginning of a text, or None."""
-        token: Optional[str] = json.loads(self.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
-        return token
 
 
 def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional[str], has_bos: bool) -> Vocabulary:
@@ -44,7 +38,8 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     Args:
         tokenizer: tokenizer of the stream.
         context: maximum sequence length of the model, in tokens.
-        symbol_ids: ids of fairseq's symbols in the folder of an imported model, see `data.tokens`; None: not imported.
+        symbol_ids: ids of fairseq's symbols in the folder of an imported model, see `data.tokens`; empty for other
+            models.
         has_bos: whether sequences begin with ``<s>`` instead of ``</s>``.
 
     Raises:
@@ -52,14 +47,14 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     """
     if not symbol_ids:
         ids = {"bos_token_id": 0 if has_bos else EOS, "eos_token_id": EOS, "pad_token_id": 1}
-        generation = {**ids, "suppress_tokens": [0, 1, 3]}  # these symbols do not occur in training
+        generation = {**ids, "suppress_tokens": [0, 1, 3]}  # These symbols do not occur in training data.
         files = tokenizer_files(tokenizer, context, ids["bos_token_id"])
         return Vocabulary({**files, "generation_config.json": json.dumps(generation, indent=2) + "\n"}, ids)
     path = tokenizer.file.with_name(CONFIG)
     if not path.is_file():
         raise AlmaError(
-            f"{path}: missing, needed for an imported model; give a stream of alma-prep-text --tokenizer DIR, where "
-            "DIR is the imported folder"
+            f"{path}: missing, but an imported model needs this file; give a stream of alma-prep-text --tokenizer DIR, "
+            "where DIR is the imported folder"
         )
     config = json.loads(path.read_text(encoding="utf-8"))
     rows = list(range(NUM_FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS + tokenizer.vocab_size))
@@ -76,7 +71,7 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
 
 
 def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) -> dict[str, str]:
-    """Return the content of ``tokenizer.json`` and ``tokenizer_config.json``.
+    """Return the content of tokenizer.json and tokenizer_config.json, by file name.
 
     Args:
         tokenizer: tokenizer of the stream.
@@ -86,19 +81,19 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
     Raises:
         AlmaError: the type of the tokenizer cannot be exported.
     """
-    for space in ("", " "):  # add a space to symbol names that the tokenizer would find in plain text
-        content, names = _content(tokenizer, space)
-        if not _misread(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
+    for space in ("", " "):  # A space in the names prevents that the tokenizer recognizes them in plain text.
+        content, names = _with_symbols(tokenizer, space)
+        if not misread_text(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break
-    first: dict[str, Any] = {"SpecialToken": {"id": names[bos], "type_id": 0}}
+    beginning: dict[str, Any] = {"SpecialToken": {"id": names[bos], "type_id": 0}}
     texts = [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"]
     content |= {
         "truncation": None,
         "padding": None,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [first, texts[0]],
-            "pair": [first, *texts],
+            "single": [beginning, texts[0]],
+            "pair": [beginning, *texts],
             "special_tokens": {names[bos]: {"id": names[bos], "ids": [bos], "tokens": [names[bos]]}},
         },
     }
@@ -115,14 +110,14 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
     }
 
 
-def check_same_ids(content: str, tokenizer: StreamTokenizer, texts: Iterable[str]) -> None:
-    """Raise AlmaError if a ``tokenizer.json`` encodes texts differently than the tokenizer of the stream."""
-    if (text := _misread(json.loads(content), tokenizer, texts)) is not None:
-        raise AlmaError(f"{tokenizer.file}: the exported tokenizer.json has other ids for {text[:40]!r}; {_EXPORTABLE}")
+def misread_text(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:
+    """Return the first text that the exported tokenizer encodes differently than the tokenizer, or None.
 
-
-def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:
-    """Return the first text that a ``tokenizer.json`` encodes differently than the tokenizer, or None."""
+    Args:
+        content: content of the exported tokenizer.json.
+        tokenizer: tokenizer of the stream.
+        texts: texts to compare.
+    """
     from tokenizers import Tokenizer
 
     exported = Tokenizer.from_str(json.dumps(content))
@@ -134,35 +129,29 @@ def _misread(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iter
     return None
 
 
-def _content(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], list[str]]:
-    """Return (content of ``tokenizer.json`` with fairseq's symbols first, names of these symbols)."""
+def _with_symbols(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of tokenizer.json with fairseq's symbols first, and the names of these symbols."""
     if tokenizer.kind != "tokenizers":
-        raise AlmaError(f"{tokenizer.file}: a SentencePiece model; {_EXPORTABLE}")
+        raise AlmaError(f"{tokenizer.file}: expected a tokenizer.json, found a SentencePiece model; {EXPORTABLE}")
     content = json.loads(tokenizer.file.read_text(encoding="utf-8"))
     model = content["model"]
-    vocabulary = model.get("vocab")
+    vocabulary = model.get("vocab")  # piece -> id; for Unigram, a list of (piece, score) by id
+    if not isinstance(vocabulary, (dict, list)):
+        raise AlmaError(f"{tokenizer.file}: cannot export a model of type {model.get('type')}; {EXPORTABLE}")
+    pieces = set(vocabulary) if isinstance(vocabulary, dict) else {piece for piece, _ in vocabulary}
+    names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
+    while not pieces.isdisjoint(names):
+        names = [f"{name[:-1]} >" for name in names]
     if isinstance(vocabulary, dict):
-        names = _symbol_names(vocabulary, space)
         moved = {piece: token + NUM_FAIRSEQ_SYMBOLS for piece, token in vocabulary.items()}
         model["vocab"] = {**{name: token for token, name in enumerate(names)}, **moved}
-    elif isinstance(vocabulary, list):  # Unigram: list of (piece, score), by id
-        names = _symbol_names([piece for piece, _ in vocabulary], space)
-        model["vocab"] = [*([name, _NEVER] for name in names), *vocabulary]
+    else:
+        model["vocab"] = [*([name, _UNUSED_SCORE] for name in names), *vocabulary]
         if model.get("unk_id") is not None:
             model["unk_id"] += NUM_FAIRSEQ_SYMBOLS
-    else:
-        raise AlmaError(f"{tokenizer.file}: a model of type {model.get('type')} found; {_EXPORTABLE}")
     added = content.get("added_tokens") or []
     for each in added:
         each["id"] += NUM_FAIRSEQ_SYMBOLS
-    how = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    content["added_tokens"] = [*({"id": token, "content": name, **how} for token, name in enumerate(names)), *added]
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    content["added_tokens"] = [*({"id": token, "content": name, **special} for token, name in enumerate(names)), *added]
     return content, names
-
-
-def _symbol_names(taken: Collection[str], space: str) -> list[str]:
-    """Return names for fairseq's symbols that differ from all pieces."""
-    names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
-    while any(name in taken for name in names):
-        names = [f"{name[:-1]} >" for name in names]
-    return names

@@ -154,7 +154,7 @@ def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kin
         ("ensemble", "has no architecture for an ensemble; export a member, or evaluate the checkpoint with"),
         ("switch", "has no architecture for alma_switch_lm; export a model of alma_transformer_lm, or evaluate"),
         ("split", "transformers has no architecture for the gate trees of --method split; grow with --method copy, or"),
-        ("dropping", "--eval-capacity-factor 1 drops tokens, transformers does not; train with 0, or evaluate"),
+        ("dropping", "transformers cannot drop tokens as --eval-capacity-factor 1 does; train with 0, or evaluate"),
     ],
 )
 def test_a_model_without_a_stock_architecture_is_refused_in_one_line(kind, said, checkpoints, tmp_path):

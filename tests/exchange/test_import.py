@@ -137,18 +137,18 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
 @pytest.mark.parametrize(
     ("kind", "changes", "named"),
     [
-        ("qwen3", {"model_type": "llama"}, "model_type 'llama' found"),
-        ("qwen3", {"hidden_act": "gelu"}, "hidden_act 'gelu' found; alma_transformer_lm has 'silu'"),
-        ("qwen3", {"attention_bias": True}, "attention_bias True found"),
-        ("qwen3", {"use_sliding_window": True}, "use_sliding_window True found"),
-        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type 'yarn' found"),
-        ("qwen3", {"num_attention_heads": 3}, "num_attention_heads modulo num_key_value_heads 1 found"),
-        ("qwen3", {"vocab_size": 100}, "tokens, the model 100"),
+        ("qwen3", {"model_type": "llama"}, "expected model_type qwen3 or qwen3_moe, found 'llama'"),
+        ("qwen3", {"hidden_act": "gelu"}, "expected hidden_act 'silu' for alma_transformer_lm, found 'gelu'"),
+        ("qwen3", {"attention_bias": True}, "attention_bias False for alma_transformer_lm, found True"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window False for alma_transformer_lm, found True"),
+        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "expected rope_type 'default' for"),
+        ("qwen3", {"num_attention_heads": 3}, "modulo num_key_value_heads 0 for"),
+        ("qwen3", {"vocab_size": 100}, "tokens, but the model has only 100"),
         ("qwen3", {"hidden_size": "16"}, "hidden_size"),
-        ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 2 found; alma_transformer_lm has 1"),
-        ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob True found"),
-        ("qwen3_moe", {"mlp_only_layers": [1]}, "4 experts in 0 found (from 0)"),
-        ("qwen3_moe", {"moe_intermediate_size": 12}, "moe_intermediate_size 12 found"),
+        ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 1 for alma_transformer_lm, found 2"),
+        ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob False for alma_transformer_lm, found True"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "found 4 in layers 0 (numbered from 0)"),
+        ("qwen3_moe", {"moe_intermediate_size": 12}, "for alma_transformer_lm, found 12"),
     ],
 )
 def test_an_unsupported_configuration_is_refused_in_one_line(kind, changes, named, tmp_path):
@@ -165,7 +165,7 @@ def test_an_unsupported_configuration_is_refused_in_one_line(kind, changes, name
         (lambda old: old.pop("model.norm.weight"), "lacks 1 tensor(s)"),
         (lambda old: old.pop("lm_head.weight"), "do not match config.json ('lm_head.weight')"),
         (lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "of another shape"),
-        (lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "weights must be floating-point"),
+        (lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "expected floating-point weights"),
     ],
 )
 def test_weights_that_are_not_those_of_the_configuration_are_refused(alter, named, tmp_path):
