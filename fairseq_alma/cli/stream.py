@@ -177,7 +177,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         plans = {seed: request.plan(each, num_megabatches) for seed, each in learners.items()}
         first = plans[request.seeds[0]]
         learners[request.seeds[0]].check_model(job.last)
-        request.features.check(PlannedRun(kind, first, request.replay, job.last, request.features))
+        request.features.check(PlannedRun(kind, first, request.replay, job.last))
     except ValueError as error:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:

@@ -163,7 +163,7 @@ class StageTrainer:
 
         part, images_of_copy = self._part(data.num_images), 0
         copy: tuple[Any, ...] = ()
-        if self.branch.copies:  # train a branch (copy of the model whose learning rate decays)
+        if self.branch.is_on:  # train a branch (copy of the model whose learning rate decays)
             total = part.num_updates or 0
             first = total - self.branch.num_updates(total)
             copy = (self.features.for_part(replace(part, is_branch=True)), first)

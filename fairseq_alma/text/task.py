@@ -249,7 +249,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             if from_checkpoint:
                 model = super().build_model(cfg, from_checkpoint)
                 refuse_other_weights(model, str(self.args.path))
-                model.forward = self.features.around(model.forward, model)  # fairseq-eval-lm calls forward directly
+                # fairseq-eval-lm calls forward directly
+                model.forward = self.features.around_forward(model)(model.forward)
                 return model
             model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
             if hasattr(model_class, "complete_options"):

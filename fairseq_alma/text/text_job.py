@@ -145,7 +145,7 @@ class TextJob:
         """Return the steps of a stage in order."""
         if folder.root != self.folder.root:
             return self.of(folder).steps(folder, plan)
-        parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if self.branch.copies else (COMPLETE,)
+        parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if self.branch.is_on else (COMPLETE,)
         steps: list[TextStep] = [Grow(self, plan, training) for training in plan.trainings if training.growth]
         steps.append(Before(self, plan))
         for training in plan.trainings:
@@ -207,10 +207,10 @@ class TextJob:
         if self.stripped.get(last) == found:
             return
         finished = [] if self.carries_optimizer else [last]
-        for path in [*finished, *([predicting] if self.keeps_best or self.branch.copies else [])]:
+        for path in [*finished, *([predicting] if self.keeps_best or self.branch.is_on else [])]:
             call("fairseq_alma.text.stage_checkpoints:drop_optimizer_state", path)
         stage_checkpoints.keep_only_last(last.parent, [predicting.name])
-        if self.branch.copies:
+        if self.branch.is_on:
             stage_checkpoints.keep_only_last(predicting.parent)
         self.stripped[last] = file_identity(last), file_identity(predicting)
 

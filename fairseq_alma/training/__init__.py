@@ -1,6 +1,6 @@
-"""Training features (one module each), and the integration of training and evaluation with fairseq's commands.
+"""Training features (one module for each feature), and the integration with fairseq's commands.
 
-This module registers the features for both kinds of data, in the order in which their hooks are called.
+This module registers the features for both text and images, in the order in which their hooks are called.
 """
 
 from fairseq_alma.training.autocast import Autocast

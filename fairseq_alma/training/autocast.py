@@ -1,7 +1,7 @@
 """``--autocast``: compute matrix products in bf16 with fp32 weights, and reject fairseq's half precision.
 
 fairseq's fp16 and bf16 optimizers do not save their fp32 weights, and ``--amp`` does not save the loss scale. A resumed
-training would therefore differ. fairseq's parser also expands ``--bf16`` to ``--tpu``.
+training would therefore differ from an uninterrupted training. fairseq's parser also expands ``--bf16`` to ``--tpu``.
 """
 
 import argparse
@@ -22,11 +22,11 @@ _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 class _RejectedPrecision(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         reason = "does not use a GPU" if option_string in _FOR_TPUS else "does not resume exactly"
-        raise AlmaError(f"{option_string}: fairseq's half precision {reason}; give --autocast bf16, or none for fp32")
+        raise AlmaError(f"{option_string}: fairseq's half precision {reason}; give --autocast bf16 instead, or omit it")
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Make the parser of a stock command reject fairseq's half precision; evaluation commands accept ``--fp16``."""
+    """Make the parser of a fairseq command reject half precision; evaluation commands accept ``--fp16``."""
     group = parser.add_argument_group("rejected options", conflict_handler="resolve")  # replaces fairseq's options
     for option in _FOR_TPUS if evaluates else (*_FOR_TPUS, *_INEXACT):
         group.add_argument(option, action=_RejectedPrecision, nargs=0, default=False, help="see --autocast")
@@ -34,7 +34,7 @@ def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -
 
 @dataclass
 class Autocast(Feature):
-    """Run forward passes under torch's autocast to bf16."""
+    """Forward passes under torch's autocast to bf16."""
 
     autocast: Optional[str] = opt(
         None,

@@ -1,12 +1,12 @@
 """``--ema-half-life``: a moving average of the weights whose half-life is relative to the training length.
 
-The decay factor at update t is 2^(-1 / (f t)): the half-life is f times the number of updates so far. The average is
-therefore useful at every arrival while the learning rate is constant. The weight of an update is a power of its number,
-as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion Models", section 3.1). fairseq's
-``--store-ema`` has a constant decay factor.
+The decay factor at update t (from 1) is 2^(-1 / (f t)): the half-life is f times the number of updates so far. The
+average is therefore useful at every arrival while the learning rate is constant. The contribution of update t is a
+power of t, as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion Models", section 3.1).
+fairseq's ``--store-ema`` has a constant decay factor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Optional
@@ -19,17 +19,10 @@ from fairseq_alma.training.feature import Feature
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fairseq_alma.checkpoints.checkpoint_file import Checkpoint
-
-
-def average_decay(update: int, half_life: Fraction) -> float:
-    """Return the decay factor of the average at an update, counted from 1."""
-    return 2.0 ** float(-1 / (half_life * update))
-
 
 @dataclass
 class WeightAverage(Feature):
-    """Update the average of the weights after each update.
+    """Moving average of the weights, updated after each optimizer step.
 
     Attributes:
         average: averaged parameters by name, fp32; None before the first update.
@@ -39,13 +32,11 @@ class WeightAverage(Feature):
 
     ema_half_life: Optional[str] = opt(
         None,
-        "evaluate averaged weights; half-life as a fraction of the updates so far",
+        "evaluate the moving average of the weights; half-life of the average, as a fraction of the updates so far",
         choices=("1/32", "1/16", "1/8"),
         defaults={TRAINING: NONE},
     )
-
-    def __post_init__(self) -> None:
-        self.average: Optional[dict[str, Tensor]] = None
+    average: Optional[dict[str, Any]] = field(default=None, init=False)
 
     def after_step(self, model: "nn.Module", update: int) -> None:
         import torch
@@ -62,7 +53,8 @@ class WeightAverage(Feature):
                 self.average[name] = self.average[name].to(tensor.device)
             averages = [self.average[name] for name in parameters]
             weights = [tensor.float() for tensor in parameters.values()]
-            torch._foreach_lerp_(averages, weights, 1.0 - average_decay(update + 1, Fraction(self.ema_half_life)))
+            decay = 2.0 ** float(-1 / (Fraction(self.ema_half_life) * (update + 1)))
+            torch._foreach_lerp_(averages, weights, 1.0 - decay)
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
         return self.average
@@ -75,26 +67,27 @@ class WeightAverage(Feature):
 
 
 def write_average(path: Path, out: Path) -> None:
-    """Write the averaged weights of a checkpoint to a new checkpoint; raises the errors of `averaged_model`."""
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
-
-    write_checkpoint(averaged_model(read_checkpoint(path), path), out)
-
-
-def averaged_model(checkpoint: "Checkpoint", path: Path) -> "Checkpoint":
-    """Return the checkpoint loaded from ``path`` with its averaged weights and without optimizer state.
+    """Write a checkpoint with the averaged weights of the checkpoint ``path``, and without optimizer state.
 
     Raises:
         AlmaError: the checkpoint has no averaged weights, or their shapes differ from the shapes of the model.
     """
-    from fairseq_alma.checkpoints.checkpoint_file import find_average, with_shared_names
+    from fairseq_alma.checkpoints.checkpoint_file import (
+        find_average,
+        read_checkpoint,
+        with_shared_names,
+        write_checkpoint,
+    )
 
+    checkpoint = read_checkpoint(path)
     if (entry := find_average(checkpoint)) is None:
         raise AlmaError(f"{path}: has no averaged weights; train with --ema-half-life")
     weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
     wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
     if wrong or entry[AVERAGE].keys() - weights.keys():
-        raise AlmaError(f"{path}: the averaged weights have other shapes than the model; remove it to train again")
+        raise AlmaError(
+            f"{path}: names or shapes of the averaged weights do not match the model; remove the file to train again"
+        )
     states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
     kept = {name: entry for name, entry in checkpoint.items() if name != "last_optimizer_state"}
-    return {**kept, "model": weights, "extra_state": states}
+    write_checkpoint({**kept, "model": weights, "extra_state": states}, out)

@@ -9,7 +9,7 @@ from fairseq_alma.training.feature import Feature
 
 @dataclass
 class BestCheckpoint(Feature):
-    """Make fairseq-train keep the checkpoint with the lowest loss on ``valid``."""
+    """Option of fairseq-train that keeps the checkpoint with the lowest loss on ``valid``."""
 
     predicts_with: ClassVar[Optional[str]] = "best"
 

@@ -1,19 +1,19 @@
 """Carry the optimizer from stage to stage, and count the updates and tokens of each stage.
 
-fairseq loads only the weights of a checkpoint, or resumes its training. ``--continue-once`` resumes from a checkpoint
-of another training: weights, optimizer, number of updates, schedule, and position in the data. A stage with a carried
-optimizer loads all of these values except the position. A branch (copy of the model whose learning rate decays) loads
-all of them. Later launches resume from the last checkpoint of the stage.
+fairseq loads either the weights of a checkpoint or the complete training state. ``--continue-once`` loads the training
+state of another training: weights, optimizer, number of updates, schedule, and position in the data. A stage with a
+carried optimizer resets the position. A branch (copy of the model whose learning rate decays) does not reset the
+position. Later launches resume from the last checkpoint of the stage.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import PLAN, TRAINING, opt
-from fairseq_alma.training.feature import ENDLESS, Feature, PlannedRun, Setting
+from fairseq_alma.training.feature import Feature, PlannedRun, Setting
 
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
@@ -26,16 +26,15 @@ BATCHES = "batches"
 class TokenCount(Feature):
     """Count the training tokens of a stage, and record changes of the batch size.
 
-    fairseq's own token count is reset when a training resumes at the start of an epoch.
+    fairseq resets its own token count when a training resumes at the start of an epoch.
     """
 
     is_on: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        self.num_tokens: Any = 0
-        self.first_update = 0
-        self.batches: list[dict[str, Any]] = []
-        self._current: dict[str, Any] = {}
+    num_tokens: Any = field(default=0, init=False)
+    first_update: int = field(default=0, init=False)
+    batches: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _current: dict[str, Any] = field(default_factory=dict, init=False)
 
     def prepare(self, setting: Setting) -> None:
         self._current = dict(setting.batches or {})
@@ -71,7 +70,7 @@ class CarriedOptimizer(Feature):
     )
     continue_as: Optional[str] = opt(
         None,
-        "use of --continue-once: resume the training, start a stage on new data, or start a branch on the next data",
+        "with --continue-once: resume the training, start a stage on new data, or start a branch on the next data",
         choices=(RESUME, STAGE, BRANCH),
         side=TRAINING,
         defaults={TRAINING: RESUME},
@@ -80,23 +79,19 @@ class CarriedOptimizer(Feature):
     def check(self, run: PlannedRun) -> None:
         trainings = [each for plan in run.plans[1:] for each in plan.trainings]
         if len(run.plans) > 1 and not any(each.start for each in trainings):  # a single stage may get successors
-            raise ValueError("--carry-optimizer: each stage begins with new weights and a new optimizer; omit it")
+            raise ValueError("--carry-optimizer: each stage starts with new weights and a new optimizer; omit it")
         run.require_updates("--carry-optimizer")
-        if run.schedule == "polynomial_decay":
-            total, needed = run.number("--total-num-update"), len(run.plans) * int(run.number("--max-update") or 0)
-            if total is None or total < needed:
+        if run.value("--lr-scheduler") == "polynomial_decay":
+            total, needed = run.value("--total-num-update"), len(run.plans) * int(run.value("--max-update"))
+            if not total or float(total) < needed:
                 raise ValueError(
-                    f"--carry-optimizer: --total-num-update {'missing' if total is None else f'{total:g}'}, but the "
-                    f"{len(run.plans)} stages have {needed:,} updates; give at least {needed}, or --lr-scheduler fixed"
+                    f"--carry-optimizer: --total-num-update {total or '(missing)'}, but the {len(run.plans)} stages "
+                    f"have {needed:,} updates; give at least {needed}, or --lr-scheduler fixed"
                 )
-        elif run.schedule not in ENDLESS:
-            raise ValueError(
-                f"--carry-optimizer: --lr-scheduler {run.schedule} does not span several stages; give "
-                f"{' or '.join(ENDLESS)}, or polynomial_decay with a --total-num-update for all stages"
-            )
         else:
-            run.require_endless("--carry-optimizer")
-        optimizer = " ".join(run.last("--optimizer") or ())
+            also = ", or polynomial_decay with a --total-num-update for all stages"
+            run.require_endless("--carry-optimizer", also)
+        optimizer = run.value("--optimizer")
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
             raise ValueError(
                 f"--carry-optimizer: the state of --optimizer {optimizer or '(missing)'} cannot grow with a model; "
@@ -105,10 +100,10 @@ class CarriedOptimizer(Feature):
 
     def prepare(self, setting: Setting) -> None:
         if setting.start is None:
-            raise AlmaError(f"--continue-as {self.continue_as}: needs a checkpoint to continue; give --continue-once")
+            raise AlmaError(f"--continue-as {self.continue_as}: needs a starting checkpoint; give --continue-once")
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Reset the counts of the stage. For a new stage, also reset the position in the data."""
+        """Reset the token count of the stage. For a new stage, also reset the position in the data."""
         found = checkpoint["optimizer_history"][-1]["optimizer_name"]
         if setting.optimizer not in (None, found):
             raise AlmaError(

@@ -1,4 +1,4 @@
-"""Build fairseq's configuration classes from the options of this package, and check the ranges of options."""
+"""Build configuration classes for fairseq from the options of this package, and check the ranges of options."""
 
 import dataclasses
 import sys
@@ -25,13 +25,13 @@ def declared(config: Config) -> Config:
 def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[str] = None) -> Any:
     """Build the configuration class of a fairseq task or model from the options of several dataclasses.
 
-    The calling module must assign the class to an attribute of the same name, because hydra looks it up there.
+    The calling module must assign the class to an attribute of the same name, because hydra looks up the class there.
 
     Args:
         name: name of the class.
         base: fairseq's dataclass, or a subclass with further fields; options replace base fields of the same name.
         parts: dataclasses that declare options.
-        kind: ``text`` or ``images``: omit the options for other data. None: use all options.
+        kind: ``text`` or ``images``, to omit the options for the other kind of data; None: use all options.
     """
     options = [each for part in parts for each in options_of(declared(part)).values()]
     fields: dict[str, tuple[str, Any, Any]] = {}
@@ -52,7 +52,7 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
 
 
 def check_options(cfg: Any) -> None:
-    """Raise AlmaError if an option of this package in a group of fairseq's configuration is out of range."""
+    """Raise AlmaError if a group of fairseq's configuration has an option of this package that is out of range."""
     values = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
     for name, value in (values if isinstance(values, Mapping) else vars(values)).items():
         option = DECLARED.get(str(name))

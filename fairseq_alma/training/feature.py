@@ -1,6 +1,6 @@
-"""Training features: callbacks with options, one file each.
+"""Training features: callbacks with options, defined in one file for each feature.
 
-Before training, ``alma-stream`` checks each feature on a `PlannedRun`. During training, fairseq's task
+Before training, ``alma-stream`` passes a `PlannedRun` to the check of each feature. During training, fairseq's task
 (`training.stage_task`) or ``alma-stream`` on images (`images.stage_training`) calls the hooks of the features whose
 options the user gave. The hooks of one update are, in order::
 
@@ -11,8 +11,8 @@ options the user gave. The hooks of one update are, in order::
     feature.after_step(model, u)           the weights have changed
     feature.count(logs)                    log outputs of the criterion
 
-`state_dict` saves the state of a feature in checkpoints, so that a resumed training restores the state. A dry run
-imports neither torch nor fairseq. The design follows the stateful callbacks of OLMo-core.
+Checkpoints contain the result of `state_dict`, and a resumed training restores the state of each feature. This module
+imports neither torch nor fairseq, so that a dry run is fast. The design follows the stateful callbacks of OLMo-core.
 """
 
 import argparse
@@ -45,37 +45,34 @@ ENDLESS = ("fixed", "inverse_sqrt")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of alma-stream before training. Checks raise ValueError with a message that begins with an option."""
+    """A run of alma-stream before training. The checks raise ValueError with a message that begins with an option."""
 
     kind: str  # ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
-    replay: bool  # whether each stage trains on all mega-batches up to its own
-    # function that returns the values of an option after ``--`` (last occurrence), or None if the option is not given
+    replay: bool  # whether each stage trains on the mega-batches of all stages so far
+    # function that returns the values of the last occurrence of an option after ``--``; None: the option is not given
     last: Callable[[str], Optional[tuple[str, ...]]]
-    features: "Features"  # all features of the run
 
-    @property
-    def schedule(self) -> str:
-        """Return the name of the learning-rate schedule."""
-        return " ".join(self.last("--lr-scheduler") or ("fixed",))
-
-    def number(self, name: str) -> Optional[float]:
-        """Return the value of a numeric option after ``--``, or None if the option is not given."""
-        values = self.last(name)
-        return None if values is None else float(" ".join(values))
+    def value(self, name: str) -> str:
+        """Return the value of an option after ``--``; empty if the option is not given."""
+        return " ".join(self.last(name) or ())
 
     def require_updates(self, flag: str) -> None:
         """Check that each stage has a fixed length: ``--max-update`` for text, no ``--patience`` for images."""
         if self.kind == "images" and self.last("--patience") is not None:
-            raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience, which ends it early")
+            raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience (early stopping)")
         if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
             raise ValueError(f"{flag}: needs a number of updates per stage; give --max-update after --, no --max-epoch")
 
-    def require_endless(self, flag: str) -> None:
-        """Check that the learning rate does not decay to zero and does not depend on the epoch."""
-        if self.schedule not in ENDLESS:
-            raise ValueError(f"{flag}: --lr-scheduler {self.schedule} decays itself; give {' or '.join(ENDLESS)}")
-        rates = " ".join(self.last("--lr") or ())
+    def require_endless(self, flag: str, alternative: str = "") -> None:
+        """Check that the learning rate depends neither on the last update nor on the epoch.
+
+        ``alternative`` names another schedule that the feature supports, for the message.
+        """
+        if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
+            choices = " or ".join(ENDLESS)
+            raise ValueError(f"{flag}: --lr-scheduler {schedule} is not supported; give {choices}{alternative}")
+        rates = self.value("--lr")
         if "," in rates or self.last("--force-anneal") is not None:
             given = f"--lr {rates}" if "," in rates else "--force-anneal"
             raise ValueError(f"{flag}: {given} depends on the epoch, which restarts in each stage; give a single --lr")
@@ -95,20 +92,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """A contiguous part of the updates of a stage, of the main training or of its branch."""
+    """Consecutive updates of a stage, in the main training or in a branch (copy with a decaying learning rate)."""
 
     first_update: int = 0  # number of updates of the optimizer before the stage
     num_updates: Optional[int] = None  # number of updates in the stage; None: the stage ends after its epochs
-    is_branch: bool = False  # whether a branch (copy of the model whose learning rate decays) is trained
+    is_branch: bool = False  # whether the updates train the branch
 
 
 @dataclass
 class Feature(Options):
     """Base class of training features. Fields are options (see `options.opt`); a subclass overrides hooks."""
 
-    # options of fairseq-train that alma-stream sets for the feature, each with the advice to a user who gives it
+    # option of fairseq-train that alma-stream sets for the feature -> remedy in the error message if the user gives it
     owned: ClassVar[Mapping[str, str]] = {}
-    # checkpoint to evaluate: ``average``, ``best`` or ``branch``; None: the last checkpoint
+    # checkpoint to evaluate if the feature is active: ``average``, ``best`` or ``branch``; None: the last checkpoint
     predicts_with: ClassVar[Optional[str]] = None
 
     @property
@@ -134,23 +131,23 @@ class Feature(Options):
         """Change the checkpoint ``setting.start`` in place."""
 
     def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
-        """Return a context manager for a forward pass."""
+        """Return the context manager in which a forward pass runs."""
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Run before each step of fairseq's or torch's optimizer; both have ``param_groups``."""
+        """Run before each step of the optimizer, which is an optimizer of fairseq or torch with ``param_groups``."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
         """Run after each step of the optimizer."""
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        """Process the log outputs of the criterion for an update, one per batch and process."""
+        """Process the log outputs of the criterion for an update: one log output per batch and process."""
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return indices of training sequences sampled from earlier stages of text; None: no earlier sequences.
+        """Sample training sequences from earlier stages of text. Return their indices; None: no earlier sequences.
 
         Args:
-            sizes: for each stage up to the current one, the number of sequences in each mega-batch.
+            sizes: for each stage up to the current stage, the number of sequences in each mega-batch.
             seed: random seed.
         """
         return None
@@ -168,7 +165,7 @@ class Feature(Options):
 
 
 FEATURES: list[type[Feature]] = []
-"""All features, in the order of their hooks."""
+"""All registered features, in the order in which their hooks are called."""
 Kind = TypeVar("Kind", bound=type[Feature])
 Own = TypeVar("Own", bound=Feature)
 
@@ -184,14 +181,14 @@ def register_feature(kind: Kind) -> Kind:
 
 @dataclass
 class Features:
-    """The features of a training, in the order of their hooks."""
+    """The active features of a training, in the order in which their hooks are called."""
 
     each: Sequence[Feature] = ()
     setting: Setting = field(default_factory=Setting)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
-        """Return the features that have a non-default option in a fairseq configuration."""
+        """Return the features for which a configuration of fairseq has an option with a non-default value."""
         each = []
         for kind in FEATURES:
             given = {}
@@ -204,7 +201,7 @@ class Features:
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
-        """Return the features that have an option in the parsed arguments of alma-stream."""
+        """Return the features for which the parsed arguments of alma-stream have an option."""
         return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
 
     def __getitem__(self, kind: type[Own]) -> Own:
@@ -212,14 +209,14 @@ class Features:
         return next((each for each in self.each if isinstance(each, kind)), None) or kind()
 
     def with_options(self, values: Mapping[str, Any]) -> "Features":
-        """Return the features with additional option values, by field name."""
+        """Return the features with additional options; ``values`` has the value of each option, by field name."""
         given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
         changed = [replace(self[kind], **own) for kind, own in given.items()]
         return Features([feature for feature in changed if feature.is_on], self.setting)
 
     @property
     def predicts_with(self) -> str:
-        """Return the checkpoint to evaluate: the choice of a feature, else ``last``."""
+        """Return the checkpoint to evaluate: `Feature.predicts_with` of an active feature, else ``last``."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:
@@ -234,7 +231,7 @@ class Features:
             each.check(run)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the given options, for run.json."""
+        """Return the options of the features for run.json, without null values."""
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
@@ -246,37 +243,32 @@ class Features:
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return the ``anytime`` entry of stage.json; empty if no option is given."""
+        """Return the ``anytime`` entry of stage.json; empty if run.json has no options of features."""
         own = {name: value for each in self.each for name, value in each.describe(part).items()}
         return {"predicts_with": self.predicts_with, **own} if self.record() else {}
 
     @contextlib.contextmanager
     def around_forward(self, model: "nn.Module") -> Iterator[None]:
+        """Return the context manager for a forward pass, which is also a decorator for a function.
+
+        fairseq's training step disables autocast around the criterion. The task therefore decorates the criterion.
+        """
         with contextlib.ExitStack() as contexts:
             for each in self.each:
                 contexts.enter_context(each.around_forward(model))
             yield
-
-    def around(self, function: Callable[..., Any], model: "nn.Module") -> Callable[..., Any]:
-        """Return ``function``, wrapped in the `around_forward` contexts of all features.
-
-        The wrapped function is the criterion, because fairseq's training step disables autocast around the criterion.
-        """
-        return self.around_forward(model)(function)
 
     @property
     def draws_earlier(self) -> bool:
         """Return whether any feature can sample training sequences of earlier stages."""
         return any(type(each).draw_earlier is not Feature.draw_earlier for each in self.each)
 
-    def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return the first result of `Feature.draw_earlier` that is not None, else None."""
-        drawn = (each.draw_earlier(sizes, seed) for each in self.each)
-        return next((indices for indices in drawn if indices is not None), None)
+    def first(self, hook: str, *args: Any) -> Any:
+        """Return the first result of a hook that is not None, or None if all results are None."""
+        results = (getattr(each, hook)(*args) for each in self.each)
+        return next((result for result in results if result is not None), None)
 
-    def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the first result of `Feature.to_test` that is not None, else None."""
-        return next((own for each in self.each if (own := each.to_test(model)) is not None), None)
+    draw_earlier, to_test = partialmethod(first, "draw_earlier"), partialmethod(first, "to_test")
 
     def state_dict(self) -> dict[str, Any]:
         return {key: value for each in self.each for key, value in each.state_dict().items()}

@@ -11,11 +11,14 @@ from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
 
 
 def import_from(path: Path) -> ModuleType:
-    """Import a Python file or package folder once, under any name; the code may import modules from its folder."""
+    """Import a Python file or package folder, and return the module; a second call returns the same module.
+
+    The file name need not be a valid module name. The code may import other modules from the folder of the file.
+    """
     root = path.resolve()
     file = root / "__init__.py" if root.is_dir() else root
     if not file.is_file() or file.suffix != ".py":
-        raise AlmaError(f"{path}: no Python found; give a file X.py, or a folder that contains __init__.py")
+        raise AlmaError(f"{path}: no Python code found; give a file X.py, or a folder that contains __init__.py")
     name = f"_given_{hashlib.sha256(os.fsencode(file)).hexdigest()}"
     if name not in sys.modules:
         GIVEN_CODE.append(str(root))

@@ -1,10 +1,10 @@
-"""Load checkpoints in fairseq's commands with `read_checkpoint`, and only into models with the same shapes.
+"""Load checkpoints in fairseq's commands with `read_checkpoint`, and check their tensor shapes.
 
 This module replaces two functions of fairseq for tasks of this package:
 
-- ``checkpoint_utils.load_checkpoint_to_cpu`` unpickles files. The replacement runs no code from the file.
-- ``Trainer.load_checkpoint`` raises many types of errors if a training state does not fit. The replacement raises
-  AlmaError with a message of one line.
+- ``checkpoint_utils.load_checkpoint_to_cpu`` unpickles files. The replacement runs no code from a file.
+- ``Trainer.load_checkpoint`` raises many types of errors if a training state does not match the command. The
+  replacement raises AlmaError with a message of one line.
 """
 
 import os
@@ -27,27 +27,30 @@ from fairseq_alma.options import flag, options_of
 
 TASKS = ("alma_lm", "alma_image_classification")
 _STOCK_CRITERIONS = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
-# fairseq-validate builds the task and the criterion named in the file. Only these names are allowed.
+# fairseq-validate builds the task and the criterion that a checkpoint names. Only these names are allowed.
 _ALLOWED = {
     "task": (*TASKS, "language_modeling"),
     "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
 }
 _REMEDY = (
-    "give the options that it was trained with, --reset-optimizer --reset-lr-scheduler --reset-meters "
-    "--reset-dataloader to start a new training with its weights, or an unaltered checkpoint"
+    "give the options of the first command, or --reset-optimizer --reset-lr-scheduler --reset-meters "
+    "--reset-dataloader to start a new training from its weights"
 )
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
 _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
 
 
 def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
-    """Make fairseq load checkpoints with `load_state`; ``change`` modifies the checkpoint at ``path`` in place."""
+    """Make fairseq load checkpoints with `load_state`.
+
+    ``change`` is called with the checkpoint at ``path`` after loading, and modifies the checkpoint in place.
+    """
     _changes.clear()
     _changes[path] = change
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Load a checkpoint in fairseq's format; ``arg_overrides`` replace options in the file, by name.
+    """Load a checkpoint in fairseq's format; ``arg_overrides`` replaces options in the file, by name.
 
     Raises:
         AlmaError: the file is not a checkpoint of a supported model, task and criterion.
@@ -58,8 +61,8 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
         name = options.get("_name") if isinstance(options, dict) else None
         if options is not None and name not in allowed:
             raise AlmaError(
-                f"{path}: {part} {str(name)[:60]} is not supported in checkpoints, only {', '.join(allowed)} are; give "
-                "a checkpoint written by fairseq-train or alma-grow"
+                f"{path}: {part} {str(name)[:60]} is not supported in checkpoints; supported are {', '.join(allowed)}; "
+                "give a checkpoint written by fairseq-train or alma-grow"
             )
     if path in _changes:
         _changes[path](state)
@@ -81,7 +84,7 @@ def _load_checkpoint_to_cpu(
 def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
     if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
         return _stock_load_training(trainer, filename, *arguments, **more)
-    _ = trainer.optimizer  # build the optimizer first: errors in its options are not errors of the file
+    _ = trainer.optimizer  # builds the optimizer before loading: errors in its options are not errors in the file
     try:
         return _stock_load_training(trainer, filename, *arguments, **more)
     except Exception as error:
@@ -100,7 +103,7 @@ Trainer.load_checkpoint = _load_training
 
 
 def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
-    """Raise AlmaError if the architecture or a shape option of the model to build differs from a checkpoint."""
+    """Raise AlmaError if the architecture or a shape option of ``model_cfg`` differs from a checkpoint."""
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
@@ -109,7 +112,7 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
             f"{found['_name']}, or start from another checkpoint"
         )
     if differing := _differing_options(found, model_cfg):
-        raise AlmaError(f"{path}: the model has other sizes than the command; give {differing}")
+        raise AlmaError(f"{path}: the model has other sizes than the options of the command; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
         members = [vars(joint.member_config(config)) for config in (found, model_cfg)]
@@ -121,7 +124,7 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
 
 
 def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return the shape options that differ, as command-line words with the values of ``found``."""
+    """Return the shape options with different values, as command-line words with the values of ``found``."""
     ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
     shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
     words = []
@@ -140,7 +143,7 @@ def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
 
     `check_architecture` compares options; this function also compares shapes that no option determines.
     """
-    remedy = "the command builds a model of other sizes: give the options that the checkpoint was trained with"
+    remedy = "give the options with which the checkpoint was trained"
     if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
         refuse_other_shapes(checkpoint["model"], model, path, remedy)
 
@@ -150,6 +153,6 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
-            refuse_other_shapes(weights, module, path, "give the stream it was trained on, and an unaltered checkpoint")
+            refuse_other_shapes(weights, module, path, "give the stream of its training, and an unmodified checkpoint")
 
     model.register_load_state_dict_pre_hook(compare)

@@ -1,7 +1,8 @@
 """Set the defaults of fairseq's commands for distributed training, on GPUs or CPUs.
 
-fairseq sets the world size to the number of visible GPUs, also in evaluation. On CPUs under ``torchrun``, it
-divides by this number (zero), and passes a device to torch's DistributedDataParallel, which accepts none on CPUs.
+fairseq sets the world size to the number of visible GPUs, also in evaluation. On CPUs under ``torchrun``, fairseq
+divides by this number, which is zero. fairseq also passes a device to torch's DistributedDataParallel, which accepts no
+device on CPUs.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from fairseq_alma.errors import AlmaError
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
 CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
-"""fairseq's defaults for GPUs, and the replacement of each default on CPUs."""
+"""Option of fairseq -> (default for GPUs, default for CPUs)."""
 _MALLOPT = {-3: 2**30, -1: 2**31 - 1}
 """Parameters of glibc's mallopt, in bytes: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 
@@ -34,7 +35,7 @@ class _OnCpu(argparse.Action):
 def hide_gpus() -> None:
     """Hide all GPUs from this process and its children, because fairseq and torch use visible GPUs.
 
-    Call this before CUDA is initialized.
+    The caller must not have initialized CUDA.
     """
     if torch.backends.cuda.is_built():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -42,9 +43,9 @@ def hide_gpus() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory, because the kernel clears newly allocated pages.
+    """Make glibc keep freed memory, because clearing newly allocated pages takes time.
 
-    User settings of glibc's memory allocation take precedence.
+    Environment variables that configure glibc's memory allocation take precedence.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
@@ -53,7 +54,7 @@ def keep_freed_memory() -> None:
 
 
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
-    """Set the defaults of the distributed options of a stock command from environment variables."""
+    """Set the defaults of the distributed options of a fairseq command from environment variables."""
     keep_freed_memory()
     if "--cpu" in sys.argv:
         hide_gpus()

@@ -1,4 +1,4 @@
-"""Replay: sample a fraction of the training sequences of a stage from earlier mega-batches.
+"""``--replay-share``: sample a fraction of the training sequences of a stage from earlier mega-batches.
 
 Replay does not change the number of updates, because ``--max-update`` sets this number.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Replay(Feature):
-    """Sample training sequences from earlier mega-batches."""
+    """Sampling of training sequences from earlier mega-batches."""
 
     replay_share: Optional[float] = opt(
         None,
@@ -29,12 +29,12 @@ class Replay(Feature):
     def check(self, run: PlannedRun) -> None:
         given = f"--replay-share {self.replay_share:g}"
         if run.replay or len(run.plans) == 1:
-            reason = "--replay trains on all mega-batches" if run.replay else "a single stage has no earlier one"
+            reason = "--replay trains on all mega-batches" if run.replay else "a single stage has no earlier stage"
             raise ValueError(f"{given}: {reason}; omit it")
         run.require_updates(given)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Sample earlier sequences uniformly; the counts of two sequences differ by at most one."""
+        """Sample earlier sequences uniformly; the numbers of occurrences of two sequences differ by at most one."""
         import numpy
 
         if self.replay_share is None or len(sizes) == 1:

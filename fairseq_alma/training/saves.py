@@ -1,4 +1,4 @@
-"""``--save-interval-minutes``: save checkpoints at intervals in minutes; fairseq only has intervals in updates.
+"""``--save-interval-minutes``: save checkpoints at intervals in minutes; fairseq only supports intervals in updates.
 
 fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due, the
 feature sets this interval to the number of the current update. In distributed training, the clock of rank 0 decides.
@@ -19,7 +19,7 @@ from fairseq_alma.training.feature import Feature, Setting
 
 @dataclass
 class TimedSaves(Feature):
-    """Make fairseq save a checkpoint every M minutes."""
+    """Checkpoints of fairseq-train every M minutes."""
 
     save_interval_minutes: Optional[float] = opt(
         None,
@@ -30,12 +30,9 @@ class TimedSaves(Feature):
         metavar="M",
     )
 
-    def __post_init__(self) -> None:
-        self._saved = time.monotonic()
-        self._saving: Any = None
-
     def prepare(self, setting: Setting) -> None:
-        self._saving = setting.saving
+        self._saved = time.monotonic()
+        self._saving: Any = setting.saving
         self._interval = self._saving.save_interval_updates
 
     def after_step(self, model: nn.Module, update: int) -> None:
@@ -48,7 +45,7 @@ class TimedSaves(Feature):
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Restart the clock. fairseq calls this method during a save, after it has chosen the checkpoint name."""
+        """Restart the clock. fairseq calls this method during a save, after it has selected the file name."""
         self._saved = time.monotonic()
-        self._saving.save_interval_updates = self._interval  # the checkpoint records the interval that the user gave
+        self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}

@@ -1,4 +1,4 @@
-"""Base class of the fairseq tasks for text and images: run training features, and evaluate complete splits."""
+"""Base class of the fairseq tasks for text and images: call training features, and evaluate complete splits."""
 
 import argparse
 import os
@@ -30,10 +30,10 @@ GATHERED_BYTES = 2**20
 
 @dataclass
 class CommandConfig(Beginning, FairseqDataclass):
-    """Options of the tasks for text and images, including options of fairseq's commands that the tasks read."""
+    """Options of the tasks for text and images, including the options of fairseq's commands that the tasks use."""
 
     features_from: Optional[str] = field(
-        default=None, metadata={"help": "Python file or folder that registers further training features"}
+        default=None, metadata={"help": "Python file or package folder that registers additional training features"}
     )
     path: Optional[str] = II("common_eval.path")
     continue_once: Optional[str] = II("checkpoint.continue_once")
@@ -42,12 +42,12 @@ class CommandConfig(Beginning, FairseqDataclass):
 
 
 class StageTask(FairseqTask):
-    """Mixin for a task that trains on one stage of a stream; it precedes fairseq's task among the base classes.
+    """Mixin for a task that trains on one stage of a stream; fairseq's task must be a later base class.
 
     Attributes:
         kind: ``text`` or ``images``.
-        stream_config: base class of the task configuration, to which the options of features are added.
-        features: features of the training.
+        stream_config: base class of the task configuration, to which `fairseq_config` adds the options of features.
+        features: active training features.
     """
 
     kind: ClassVar[str]
@@ -57,7 +57,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a stock command, and change defaults of the command's own options."""
+        """Add the options of the task to a fairseq command, and change defaults of the command's own options."""
         if isinstance(parser, argparse.ArgumentParser):  # fairseq passes another type to list the options of all tasks
             set_process_defaults(parser)
             cls._add_given_features()
@@ -85,33 +85,35 @@ class StageTask(FairseqTask):
 
     @property
     def checkpoint_path(self) -> Optional[str]:
-        """Return the file of ``--path``, None in training. Paths of ensemble members are relative to its folder."""
+        """Return the value of ``--path``, the checkpoint to evaluate; None in training."""
         return (self.cfg or self.args).path  # fairseq's task for text has args
 
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
-        """Return (checkpoint that the training starts from or None, whether its training is resumed)."""
+        """Return (checkpoint to start from, whether the command resumes its training); the checkpoint may be None."""
         last = os.path.join(cfg.save_dir, cfg.restore_file)
         if os.path.isfile(last):
             return last, True
         return starting_checkpoint(cfg, cfg.continue_once), False
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().train_step(sample, model, self.features.around(criterion, model), *args, **kwargs)
+        return super().train_step(sample, model, self.features.around_forward(model)(criterion), *args, **kwargs)
 
     def valid_step(
         self, sample: Any, model: nn.Module, criterion: Any, **kwargs: Any
     ) -> tuple[Any, int, dict[str, Any]]:
         """Compute the loss of a batch.
 
-        With several processes, ``fairseq-validate`` gathers the log outputs of all batches, and their total size is
-        limited. Therefore the log output of a batch contains the running sums, and the previous one is cleared.
+        With several processes, ``fairseq-validate`` gathers the log outputs of all batches, and fairseq limits their
+        total size. Therefore each log output contains the sums over all batches so far, and the log output of the
+        previous batch is cleared.
         """
         is_shared = self.checkpoint_path is not None and distributed_utils.get_global_world_size() > 1
-        if is_shared and not sample:  # this process has fewer batches than others
+        if is_shared and not sample:  # this process has fewer batches than other processes
             loss, size, log = 0.0, 0, {}
         else:
-            loss, size, log = super().valid_step(sample, model, self.features.around(criterion, model), **kwargs)
+            criterion = self.features.around_forward(model)(criterion)
+            loss, size, log = super().valid_step(sample, model, criterion, **kwargs)
         if not is_shared:
             return loss, size, log
         log = {key: value.item() if isinstance(value, Tensor) else value for key, value in log.items()}
@@ -119,7 +121,7 @@ class StageTask(FairseqTask):
         self._sums = {key: before.get(key, 0) + log.get(key, 0) for key in {**before, **log}}
         before.clear()
         gather = distributed_utils.all_gather_list
-        if dist.get_backend() == "gloo" and not hasattr(gather, "_buffer"):  # fairseq only has buffers on a GPU
+        if dist.get_backend() == "gloo" and not hasattr(gather, "_buffer"):  # fairseq's buffers are on a GPU
             gather._buffer = torch.zeros(GATHERED_BYTES * dist.get_world_size(), dtype=torch.uint8)
             gather._cpu_buffer = torch.zeros(GATHERED_BYTES, dtype=torch.uint8)
         return loss, size, self._sums

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from fractions import Fraction
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from fairseq_alma.images import stage_trainer
 from fairseq_alma.images.image_batches import ImageInput, TrainingImages, seeded
 from fairseq_alma.images.networks import MLP
 from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
-from fairseq_alma.training.average import WeightAverage, average_decay
-from fairseq_alma.training.branch import LRBranch, branch_factor
+from fairseq_alma.training.average import WeightAverage
+from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.feature import Feature, Features
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
 from tests.scripts import end_with, usage_error
@@ -177,7 +176,7 @@ def test_the_tested_weights_are_the_average_at_the_best_epoch_of_each_member():
         for name in watch.weights[0]:
             expected = watch.weights[0][name]
             for update in range(1, last):
-                keep = average_decay(update + 1, Fraction("1/8"))
+                keep = 2 ** (-8 / (update + 1))
                 expected = keep * expected + (1 - keep) * watch.weights[update][name]
             torch.testing.assert_close(training.tested[member][name], expected[member : member + 1])
             assert not torch.equal(training.tested[member][name], training.states[member][name])
@@ -188,7 +187,7 @@ def test_the_learning_rate_of_the_last_updates_goes_down_to_zero():
     training = training_with(LRBranch(branch_from=7, branch_until=12), watch)
     while not training.is_over:
         training.run_epoch()
-    assert watch.rates == [0.5 * branch_factor(update, 7, 12) for update in range(12)]
+    assert watch.rates == [0.5 * (1 - (max(0, update - 7) / 5) ** 0.5) for update in range(12)]
     assert watch.rates[6:8] == [0.5, 0.5] and 0 < watch.rates[-1] < 0.1
     assert training.optimizer.param_groups[0]["lr"] == 0.5
     assert [log["ntokens"] for log in watch.logs[:3]] == [32, 32, 16] and watch.logs[0]["loss"] > 0

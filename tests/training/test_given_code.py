@@ -44,7 +44,7 @@ def test_a_file_is_imported_independent_of_its_name(name, tmp_path):
 @pytest.mark.parametrize("option", ["--learners-from", "--features-from"])
 def test_a_file_of_another_type_is_rejected(option, tmp_path):
     (tmp_path / "given").write_text("text")
-    with pytest.raises(AlmaError, match="given: no Python found; give a file X"):
+    with pytest.raises(AlmaError, match="given: no Python code found; give a file X"):
         stream(option, tmp_path / "given")
 
 
