@@ -14,7 +14,7 @@ Packages; each imports only packages above it:
 - ``exchange``: export to and import from transformers
 - ``models``, ``optim``, ``criterions``, ``tasks``: modules that fairseq finds under registered names
 - ``report``: tables, figures and an HTML page made from the records of runs; no torch, no fairseq
-- ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``front_door``
+- ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
 Importing this package does not import fairseq, because ``import fairseq`` takes seconds and prints warnings. Names are
 registered with fairseq at once if fairseq is loaded (as under ``--user-dir``), else as soon as fairseq is loaded.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # Each command imports this module before it can handle Ctrl-
     from types import ModuleType
     from typing import Optional, Sequence
 
-    from fairseq_alma.cli.front_door import load_model, open_stream, read_run, score
+    from fairseq_alma.cli.notebook import load_model, open_stream, read_run, score
 
 if sys.platform == "win32":
     raise ImportError("fairseq_alma needs Linux or macOS; on Windows, use the Windows Subsystem for Linux")
@@ -83,9 +83,9 @@ def __getattr__(name: str) -> object:
     """Import a function for notebooks on first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fairseq_alma.cli import front_door
+    from fairseq_alma.cli import notebook
 
-    return getattr(front_door, name)
+    return getattr(notebook, name)
 
 
 sys.meta_path.insert(0, _RegisterAfterFairseq())

@@ -1,8 +1,8 @@
 """Declare each option once, as a dataclass field made by `opt`.
 
 Argument parsers, fairseq configurations and the types of JSON records are generated from the declarations. A
-declaration also says whether run.json records the option, whether a resumed run may change the option, and whether the
-option shapes the network. This module imports neither torch nor fairseq.
+declaration also defines whether run.json records the option, whether a resumed run may change the option, and whether
+the option shapes the network. This module imports neither torch nor fairseq.
 """
 
 import argparse
@@ -18,24 +18,25 @@ from typing import Annotated, Any, Callable, Literal, Mapping, Optional, Sequenc
 from msgspec import Meta, Struct, defstruct
 
 KINDS = ("text", "images")
-"""Kind of data of a stream."""
+"""Kinds of data in a stream."""
 PLAN, TRAINING = "plan", "training"
-"""Command that accepts an option: alma-stream (`PLAN`) or fairseq-train (`TRAINING`)."""
+"""Commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Value of an option with choices if the user does not give it, in fairseq's parser and checkpoint configurations."""
+"""Value, in fairseq's parser and configurations, of an option with choices that the user does not give."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
-"""An option of a command line with its values."""
+"""An option of a command line: (flag, values)."""
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
-"""Aliases of options of fairseq."""
+"""Aliases of fairseq options (alias -> flag)."""
 LARGEST_COUNT = 2**31 - 1
 LONGEST_TEXT = 2**26
 """Maximum number of characters of a value in a file."""
+_WIDEST = 26  # characters of a flag and its choices that fit before the column of the help texts
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers without NaN; an instance is a ``type`` for argparse, which converts a word to a number.
+    """A range of numbers without NaN. An instance can be a ``type`` of argparse, which converts a word to a number.
 
     Attributes:
         least: lower limit.
@@ -52,32 +53,32 @@ class Range:
     below: bool = False
 
     def read(self, text: str) -> Number:
-        """Convert a text to a number. Raises ValueError with the rule if the number is not in the range."""
+        """Convert a text to a number. Raises ValueError with the valid range if the number is not in the range."""
         try:
             value = int(text) if self.is_integer else float(text)
         except ValueError as error:
-            raise ValueError(f"a {'whole ' if self.is_integer else ''}number is needed") from error
+            raise ValueError(f"expected {'an integer' if self.is_integer else 'a number'}") from error
         self.check(value)
         return value
 
     def check(self, value: Number) -> None:
-        """Raise ValueError with the rule if a number is not in the range."""
-
-        def bound(number: Number) -> str:
-            return f"{number:,}" if isinstance(number, int) or abs(number) < 1e6 else f"{number:g}"
-
+        """Raise ValueError with the valid range if a number is not in the range."""
         if math.isnan(value):
-            raise ValueError("a number is needed")
+            raise ValueError("expected a number")
         if value < self.least or (self.above and value == self.least):
-            raise ValueError(f"a number {'above' if self.above else 'of at least'} {bound(self.least)} is needed")
-        if value > self.most or (self.below and value == self.most):
-            raise ValueError(f"a number {'below' if self.below else 'of at most'} {bound(self.most)} is needed")
+            limit, rule = self.least, "above" if self.above else "of at least"
+        elif value > self.most or (self.below and value == self.most):
+            limit, rule = self.most, "below" if self.below else "of at most"
+        else:
+            return
+        shown = f"{limit:,}" if isinstance(limit, int) or abs(limit) < 1e6 else f"{limit:g}"
+        raise ValueError(f"expected a number {rule} {shown}")
 
     def __call__(self, text: str) -> Number:
         try:
             return self.read(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text} found, {error}") from error
+            raise argparse.ArgumentTypeError(f"{error}, found {text}") from error
 
 
 def integer(least: int = 1, most: int = LARGEST_COUNT) -> Range:
@@ -91,7 +92,7 @@ def real(least: Number = 0, most: Number = 1e30, above: bool = False, below: boo
 
 
 def flag(name: str) -> str:
-    """Return the flag of a field: ``grow_every`` -> ``--grow-every``."""
+    """Return the flag of a dataclass field, such as ``--grow-every`` for ``grow_every``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -104,18 +105,19 @@ class Option:
         range: range of the value, or of each value of a list.
         choices: permitted values; empty if all values are permitted.
         kinds: kinds of data that support the option.
-        parse: function that converts the word to the value; raises ValueError with the rule.
+        parse: function that converts the word to the value; raises ValueError with the valid form.
         free: whether a resumed run may have another value.
         recorded: whether run.json contains the option.
-        shape: whether the option shapes the network; an initial checkpoint must have the same value.
-        side: command that accepts the option, `PLAN` or `TRAINING`; None for both commands.
-        quiet: whether run.json has null instead of the default.
-        trait: attribute of the learners with this option; ``{learners}`` in the help is replaced by learner names.
+        shape: whether the option shapes the network. An initial checkpoint must then have the same value.
+        side: the only command that accepts the option, `PLAN` or `TRAINING`; None if both commands accept the option.
+        quiet: whether run.json has null if the value is the default.
+        trait: name of a boolean attribute of learners; the option applies to learners for which it is true. In the
+            help, their names replace ``{learners}``.
         metavar: name of the value in ``--help``.
-        defaults: kind of data -> default for this kind, if it differs from the default of the field.
+        defaults: kind of data -> default, for each kind of data whose default differs from ``default``.
         name: name of the field.
         flag: flag on the command line.
-        default: default of the field; ``MISSING``: the option is required.
+        default: default value; ``MISSING`` if the option is required.
         type: type of the value, without ``Optional``.
     """
 
@@ -138,11 +140,11 @@ class Option:
     type: Any = str
 
     def default_on(self, kind: Optional[str] = None) -> Any:
-        """Return the default for a kind of data."""
+        """Return the default for a kind of data (None: the default of the field)."""
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Convert a word to a value, or check a value. Raises ValueError with a message that begins with the flag."""
+        """Convert a text, or check any other value. Raises ValueError with a message that begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):
@@ -162,17 +164,22 @@ class Option:
             raise ValueError(f"{self.flag} {given}: {error}") from error
 
     def add_to(self, group: Any, kind: Optional[str] = None) -> None:
-        """Add the option to a group of a parser; its value is None if the user does not give the option.
+        """Add the option to a parser or group; the parsed value is None if the user does not give the option.
 
         Args:
-            group: group of the parser.
-            kind: kind of data of the group; None to name the kind of data in the help.
+            group: parser, or group of a parser.
+            kind: kind of data of the group; None if the help must name the only kind of data that supports the option.
         """
-        about = f"{self.kinds[0]}: " if len(self.kinds) == 1 and kind is None else ""
-        shown = f"{about}{self.help}{self.shown_default(kind)}".replace("%", "%%")
-        shown = argparse.SUPPRESS if self.help == argparse.SUPPRESS else shown
-        words: dict[str, Any] = {"dest": self.name, "default": None, "help": shown}
-        words |= {"required": True} if self.default is MISSING else {}
+        words: dict[str, Any] = {"dest": self.name, "default": None, "required": self.default is MISSING}
+        shown = f"{self.kinds[0]}: {self.help}" if len(self.kinds) == 1 and kind is None else self.help
+        if self.choices and len(" ".join([self.flag, *self.choices])) > _WIDEST:
+            before, separator, after = shown.partition(" (default: ")
+            shown = f"{before} {{{','.join(self.choices)}}}{separator}{after}"
+            words["metavar"] = "NAME"
+        default = self.default_on(kind)
+        if "default:" not in self.help and not any(default is each for each in (None, False, MISSING)):
+            shown += f" (default: {default})"
+        words["help"] = argparse.SUPPRESS if self.help == argparse.SUPPRESS else shown.replace("%", "%%")
         if self.type is bool:
             group.add_argument(self.flag, action="store_true", **words)
             return
@@ -180,15 +187,9 @@ class Option:
         words |= {"nargs": "*"} if get_origin(self.type) is tuple and self.parse is None else {}
         group.add_argument(self.flag, action=_Read, option=self, **words)
 
-    def shown_default(self, kind: Optional[str] = None) -> str:
-        """Return `` (default: X)``; an empty text if there is no default or the help contains the default."""
-        default = self.default_on(kind)
-        is_none = default is None or default is False or default is MISSING
-        return "" if is_none or "default:" in self.help else f" (default: {default})"
-
 
 class _Read(argparse.Action):
-    """Action of argparse that stores the value of an option."""
+    """Action of argparse that converts and stores the value of an option."""
 
     def __init__(self, *arguments: Any, option: Option, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -209,21 +210,21 @@ def opt(default: Any, help: str, *, flag: Optional[str] = None, choices: Sequenc
 
     Args:
         default: default value; ``MISSING`` for a required option.
-        help: help text with the unit; the default is appended.
-        flag: flag, if it differs from the field name.
-        choices: permitted values.
-        further: other attributes of `Option`; a real number needs a ``range``.
+        help: help text with the unit; ``--help`` appends the default.
+        flag: flag, if it is not the field name.
+        choices: permitted values; empty if all values are permitted.
+        further: other attributes of `Option`; ``range`` is required for real numbers.
     """
     declared = Option(help, choices=tuple(choices), flag=flag or "", **further)
     return field(default=default, metadata={"help": help, "option": declared})
 
 
 of_this_call = functools.partial(opt, recorded=False)
-"""Declare an option that run.json does not record, so that each call may set another value."""
+"""Declare an option that run.json does not record, so that each call may have another value."""
 
 
 def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
-    """Declare a positional argument as a dataclass field, with the arguments of ``add_argument``."""
+    """Declare a positional argument as a dataclass field; the parameters are those of argparse's ``add_argument``."""
     return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
 
 
@@ -243,22 +244,23 @@ def _options_of(declaring: Any) -> Mapping[str, Option]:
     return found
 
 
+# mypy does not accept a class as the argument of a function with the decorator functools.cache.
 options_of: Callable[[Any], Mapping[str, Option]] = functools.cache(_options_of)
-"""Return the options of a dataclass in order (field name -> option)."""
+"""Return the options that a dataclass declares, in order (field name -> option)."""
 
 
 def flags_of(*declaring: type) -> tuple[str, ...]:
-    """Return the distinct flags of the options of some dataclasses, in order."""
+    """Return the distinct flags of the options that dataclasses declare, in order."""
     return tuple(dict.fromkeys(option.flag for each in declaring for option in options_of(each).values()))
 
 
 def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()) -> Any:
-    """Return the msgspec type for the options of a dataclass in a JSON file.
+    """Return the msgspec type of a JSON object with the options of a dataclass.
 
     Args:
         declaring: dataclass that declares the options.
         base: base class of the type.
-        required: names of options that the file must contain.
+        required: names of the options that the JSON object must have.
     """
     fields: list[Any] = []
     for name, option in options_of(declaring).items():
@@ -275,11 +277,11 @@ def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()
 
 
 def utf8_word(text: str) -> str:
-    """Return the text unchanged. Raises ArgumentTypeError if it is not valid UTF-8."""
+    """Return the text unchanged. Raises ArgumentTypeError if the text is not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} found, a name in UTF-8 is needed") from error
+        raise argparse.ArgumentTypeError(f"expected a name in UTF-8, found {text!r}") from error
     return text
 
 
@@ -296,26 +298,26 @@ class Options:
 
     @classmethod
     def add_to(cls, group: Any, kind: Optional[str] = None) -> None:
-        """Add the options for a kind of data (None for all kinds) to a group of a parser."""
+        """Add the positional arguments, and the options for a kind of data (None: all kinds), to a parser or group."""
+        declaring: Any = cls
+        for each in dataclasses.fields(declaring):
+            if words := each.metadata.get("operand"):
+                group.add_argument(each.name, **words)
         for option in options_of(cls).values():
             if option.side != TRAINING and (kind is None or kind in option.kinds):
                 option.add_to(group, kind)
 
     @classmethod
-    def operands(cls) -> dict[str, dict[str, Any]]:
-        """Return the positional arguments (field name -> arguments of ``add_argument``)."""
-        every: Any = cls
-        return {each.name: each.metadata["operand"] for each in dataclasses.fields(every) if "operand" in each.metadata}
-
-    @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
-        """Return an instance with the parsed arguments, defaults, and ``further`` fields that are not options."""
-        names = [name for name, option in options_of(cls).items() if option.side != TRAINING] + [*cls.operands()]
+        """Return an instance with parsed arguments or their defaults; ``further`` has fields that are not options."""
+        declaring: Any = cls
+        names = [each.name for each in dataclasses.fields(declaring) if "operand" in each.metadata]
+        names += [name for name, option in options_of(cls).items() if option.side != TRAINING]
         found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options that run.json records for a kind of data (None for any kind), including null values."""
+        """Return the options in run.json for a kind of data (None: all kinds), including options that are None."""
         found = {}
         for name, option in options_of(type(self)).items():
             if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):
@@ -326,7 +328,7 @@ class Options:
         return found
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options that run.json records for a kind of data (None for any kind), without null values."""
+        """Return the options in run.json for a kind of data (None: all kinds), without options that are None."""
         return {name: value for name, value in self.recorded(kind).items() if value is not None}
 
     def words(self) -> list[str]:
@@ -340,12 +342,12 @@ class Options:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word is an option; a negative number is a value."""
+    """Return whether a word is a flag and not a value such as a negative number."""
     return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
 
 
 def group_words(words: Sequence[str]) -> list[GivenOption]:
-    """Group words into options with their values; split ``--name=value``."""
+    """Group the words of a command line into options with their values; split ``--name=value``."""
     options: list[GivenOption] = []
     for word in words:
         if _is_option(word):
@@ -362,8 +364,8 @@ def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list
     """Return a command line without some options.
 
     Args:
-        words: the command line.
-        left_out: option name -> number of value words; None for all words up to the next option.
+        words: words of the command line.
+        left_out: flag -> number of value words; None for all words up to the next flag.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

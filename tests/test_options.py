@@ -14,20 +14,20 @@ from fairseq_alma.training.fairseq_options import fairseq_config
 @pytest.mark.parametrize(
     ("bounds", "text", "said"),
     [
-        (integer(1), "0", "a number of at least 1 is needed"),
-        (integer(1), "1" + "0" * 30, "a number of at most 2,147,483,647 is needed"),
-        (integer(1), "2.5", "a whole number is needed"),
-        (real(0, 1), "nan", "a number is needed"),
-        (real(0, 1), "inf", "a number of at most 1 is needed"),
-        (real(0, above=True), "0", "a number above 0 is needed"),
-        (real(0, 1, below=True), "1", "a number below 1 is needed"),
-        (real(0), "1e31", "a number of at most 1e+30 is needed"),
+        (integer(1), "0", "expected a number of at least 1"),
+        (integer(1), "1" + "0" * 30, "expected a number of at most 2,147,483,647"),
+        (integer(1), "2.5", "expected an integer"),
+        (real(0, 1), "nan", "expected a number"),
+        (real(0, 1), "inf", "expected a number of at most 1"),
+        (real(0, above=True), "0", "expected a number above 0"),
+        (real(0, 1, below=True), "1", "expected a number below 1"),
+        (real(0), "1e31", "expected a number of at most 1e+30"),
     ],
 )
 def test_a_text_that_is_no_number_of_the_range_is_refused_with_what_is_needed(bounds, text, said):
     with pytest.raises(ValueError, match=rf"^{said.replace('+', '[+]')}$"):
         bounds.read(text)
-    with pytest.raises(argparse.ArgumentTypeError, match=rf"found, {said.replace('+', '[+]')}$"):
+    with pytest.raises(argparse.ArgumentTypeError, match=rf"^{said.replace('+', '[+]')}, found {text}$"):
         bounds(text)
 
 
@@ -55,8 +55,8 @@ def test_what_was_given_is_read_and_the_rest_has_its_default():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--share 0", "grow: error: --share 0: a number above 0 is needed"),
-        ("--seed 3 -1", "grow: error: --seed -1: a number of at least 0 is needed"),
+        ("--share 0", "grow: error: --share 0: expected a number above 0"),
+        ("--seed 3 -1", "grow: error: --seed -1: expected a number of at least 0"),
         ("--way merge", "grow: error: argument --way: invalid choice: 'merge' (choose from 'copy', 'split')"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Common code of all commands: parser, exit status, and one-line messages for system errors."""
+"""Parser, exit status and one-line error messages of all commands."""
 
 import argparse
 import functools
@@ -16,11 +16,11 @@ from fairseq_alma.options import Options
 from fairseq_alma.terminal import discard, print_line
 
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
-_LONGEST_MESSAGE = 2000  # characters, because a message repeats words of the command line
+_LONGEST_MESSAGE = 2000  # characters; a message repeats words of the command line, which may be long
 
 
 class _Terminated(SystemExit):
-    """Raised when SIGTERM arrives."""
+    """Exception that the handler of SIGTERM raises."""
 
 
 def command(main: Main) -> Main:
@@ -31,8 +31,9 @@ def command(main: Main) -> Main:
             or None for 0.
 
     Returns:
-        The wrapped function. A full disk, a missing permission and similar errors raise `AlmaError` (status 1). Ctrl-C
-        returns 130 and SIGTERM 143, after cleanup. A closed pipe (``| head``) ends the command silently.
+        The wrapped function. It raises `AlmaError` (status 1) on system errors such as a full disk or a missing
+        permission. After cleanup, it returns 130 on Ctrl-C and 143 on SIGTERM. It returns 0 without a message if the
+        reader of standard output has exited (``| head``).
     """
 
     def terminate(number: int, frame: Optional[FrameType]) -> None:
@@ -51,7 +52,7 @@ def command(main: Main) -> Main:
                 print(end="", flush=True)  # Flush here, because an error at interpreter exit would print a traceback.
                 return status
         except (Exception, KeyboardInterrupt, _Terminated) as error:
-            for each in causes(error):  # torch raises an error of another type if a signal interrupts saving a file.
+            for each in causes(error):  # If a signal interrupts saving, torch raises another error.
                 if isinstance(each, (KeyboardInterrupt, _Terminated)):
                     is_sigint = isinstance(each, KeyboardInterrupt)
                     what = "interrupted" if is_sigint else "ended by SIGTERM"
@@ -72,9 +73,9 @@ def command(main: Main) -> Main:
 
 
 def _quiet_libraries() -> None:
-    """Hide debug and info logs of libraries; keep warnings and errors of fairseq.
+    """Log only warnings and errors of libraries.
 
-    When imported, fairseq configures logging with hydra's debug lines, unless the root logger has a handler.
+    The import of fairseq configures a log with debug lines of hydra, unless the root logger has a handler.
     """
     root = logging.getLogger()
     if not root.handlers:
@@ -86,49 +87,26 @@ def _quiet_libraries() -> None:
 
 
 def _is_stdout_closed() -> bool:
-    """Return whether the reader of standard output has exited; a BrokenPipeError can also come from a worker's pipe."""
+    """Return whether the reader of standard output has exited. A worker's pipe can also raise BrokenPipeError."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-class OneLineHelp(argparse.RawDescriptionHelpFormatter):
-    """Format each option in one line of at most 120 columns; long lists of choices follow the help text."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=120)
-
-    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
-        if self._has_wide_choices(action):
-            return lambda num_values: ("NAME",) * num_values
-        return super()._metavar_formatter(action, default_metavar)
-
-    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
-        text, separator, default = (action.help or "").partition(" (default: ")
-        choices = f" {{{','.join(map(str, action.choices or ()))}}}" if self._has_wide_choices(action) else ""
-        return text + choices + separator + default
-
-    @staticmethod
-    def _has_wide_choices(action: argparse.Action) -> bool:
-        choices = [] if action.metavar is not None else [*map(str, action.choices or ())]
-        return len(" ".join([*action.option_strings[-1:], *choices])) > 26
-
-
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose usage errors exit with status 2 and print no control characters."""
+    """Parser of a command line; a usage error exits with status 2 and prints no control characters.
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**{"formatter_class": OneLineHelp, "allow_abbrev": False, **how})
+    Args:
+        declaring: dataclasses that declare the arguments.
+        how: arguments of ArgumentParser.
+    """
 
-    @classmethod
-    def of(cls, prog: str, description: str, epilog: Optional[str], *declaring: type[Options], **how: Any) -> "Parser":
-        """Build a parser from the dataclasses that declare its arguments; ``how`` are arguments of ArgumentParser."""
-        parser = cls(prog=prog, description=description, epilog=epilog, **how)
+    def __init__(self, *declaring: type[Options], **how: Any) -> None:
+        # Most options fit in one line of 120 columns.
+        usual = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=120)
+        super().__init__(**{"formatter_class": usual, "allow_abbrev": False, **how})
         for each in declaring:
-            for name, words in each.operands().items():
-                parser.add_argument(name, **words)
-            each.add_to(parser)
-        return parser
+            each.add_to(self)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit with status 2."""

@@ -9,18 +9,18 @@ from typing import Optional, Sequence
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
 from fairseq_alma.options import operand, opt, utf8_path
-from fairseq_alma.runs.lookup import ArrivalOptions, find_model, stream_option
+from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import print_line
 
 DESCRIPTION = "Export a language model to Hugging Face transformers, with its tokenizer and a model card."
 EPILOG = """\
-DIR contains a Qwen3ForCausalLM, or with experts a Qwen3MoeForCausalLM, for transformers 5 or newer without custom code:
+DIR is a Qwen3ForCausalLM (with experts: a Qwen3MoeForCausalLM) for transformers 5 or newer, without custom code:
 
   alma-export RUN --out DIR
   python -c "from transformers import pipeline; print(pipeline('text-generation', model='DIR')('The'))"
 
-Ensembles, alma_switch_lm and models grown with --method split cannot be exported. Evaluate these models with
-recipes/lm_eval/evaluate.py, or with load_model in a notebook.
+Ensembles, alma_switch_lm and models grown with --method split cannot be exported. To evaluate such models, use
+recipes/lm_eval/evaluate.py, or fairseq_alma.load_model in Python.
 """
 
 
@@ -28,20 +28,21 @@ recipes/lm_eval/evaluate.py, or with load_model in a notebook.
 class ExportOptions(ArrivalOptions):
     """Options of ``alma-export``."""
 
-    path: Path = operand("run directory, directory of alma-update, or checkpoint of alma_transformer_lm", "MODEL")
+    path: Path = operand("run directory, folder of alma-update, or checkpoint of alma_transformer_lm", "MODEL")
     out: Path = opt(MISSING, "new directory for the exported model", parse=utf8_path, metavar="DIR")
-    stream: Optional[Path] = stream_option()
-
-
-def build_parser() -> Parser:
-    """Return the parser of the command."""
-    return Parser.of("alma-export", DESCRIPTION, EPILOG, ExportOptions)
+    stream: Optional[Path] = opt(
+        None,
+        "stream with the tokenizer of the model (default: training stream of the model)",
+        parse=utf8_path,
+        metavar="STREAM",
+    )
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-export``."""
-    args = ExportOptions.read(build_parser().parse_args(argv))
+    parser = Parser(ExportOptions, prog="alma-export", description=DESCRIPTION, epilog=EPILOG)
+    args = ExportOptions.read(parser.parse_args(argv))
     path = find_model(args.path, args.arrival)
     refuse_no_file(path, "MODEL", "give a run, or a checkpoint of fairseq-train, alma-grow or alma-import")
     if args.out.exists() or args.out.is_symlink():

@@ -21,22 +21,22 @@ The result is a checkpoint for fairseq-train (--finetune-from-model) and fairseq
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-grow``."""
-    parser = Parser.of("alma-grow", DESCRIPTION, None, GrowOptions, ArrivalOptions)
+    parser = Parser(GrowOptions, ArrivalOptions, prog="alma-grow", description=DESCRIPTION)
     given = parser.parse_args(argv)
     args = GrowOptions.read(given)
     args = replace(args, path=str(find_model(Path(args.path), given.arrival)))
     if args.experts is None and args.layers is None:
         parser.error("give --experts K, --layers N, or both")
     if args.experts is None and args.method is not None:
-        parser.error(f"--method {args.method} is for --experts; also give --experts K")
+        parser.error(f"--method {args.method} requires --experts; also give --experts K")
     if args.experts is not None and args.method is None:
         parser.error(f"--experts {args.experts}: also give --method, one of {', '.join(EXPERT_METHODS)}")
     if args.noise > 0 and args.method != "copy":
-        parser.error(f"--noise {args.noise} is for --method copy only")
+        parser.error(f"--noise {args.noise} requires --method copy")
     if args.optimizer == "share" and args.method != "split":
-        parser.error(f"--optimizer share is for --method split only, not for {args.method}")
+        parser.error(f"--optimizer share requires --method split, found {args.method}")
     if args.method == "scratch" and args.select != "loss":
-        parser.error(f"--select {args.select} is not for --method scratch, which copies no expert")
+        parser.error(f"--select {args.select} has no effect with --method scratch, which copies no expert; remove it")
     refuse_no_file(Path(args.path), "--path", "give a run, or a checkpoint of fairseq-train or alma-grow")
     refuse_existing(Path(args.out), args.force)
     from fairseq_alma.text.grow import grow  # This import loads fairseq, which takes seconds.

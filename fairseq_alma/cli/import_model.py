@@ -22,8 +22,8 @@ To train a public model on a stream of text with the tokenizer of the model, and
   alma-stream --stream STREAM --run RUN --finetune-from-model CKPT
   alma-export RUN --out NEW_DIR
 
-alma-import runs no code from DIR. Not supported: several experts per token, scaled rotary positions, sliding windows,
-biases, and activations other than SiLU.
+alma-import runs no code from DIR. It does not support several experts per token, scaled rotary positions, sliding
+windows, biases, or activations other than SiLU.
 """
 
 
@@ -44,21 +44,17 @@ class ImportOptions(Options):
     force: bool = opt(False, "replace CKPT if it exists")
 
 
-def build_parser() -> Parser:
-    """Return the parser of the command."""
-    return Parser.of("alma-import", DESCRIPTION, EPILOG, ImportOptions)
-
-
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-import``."""
-    args = ImportOptions.read(build_parser().parse_args(argv))
+    parser = Parser(ImportOptions, prog="alma-import", description=DESCRIPTION, epilog=EPILOG)
+    args = ImportOptions.read(parser.parse_args(argv))
     if not args.folder.is_dir():
         raise AlmaError(f"{args.folder}: no such folder; give a folder written by save_pretrained of transformers")
     refuse_existing(args.out, args.force)
     stream = None if args.stream is None else Stream.open(args.stream)
     if stream is not None and stream.kind != "text":
-        raise AlmaError(f"--stream {args.stream}: a stream of {stream.kind}; give a stream of text")
+        raise AlmaError(f"--stream {args.stream}: expected a stream of text, found {stream.kind}; give another stream")
     if importlib.util.find_spec("transformers") is None:
         raise AlmaError("transformers is not installed; run pip install 'fairseq-alma[export]'")
     # These imports load fairseq, which takes seconds.
@@ -68,5 +64,5 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     checkpoint = import_folder(args.folder, stream)
     write_checkpoint(checkpoint, args.out)
     layers, rows = checkpoint["cfg"]["model"]["decoder_layers"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
-    print_line(f"{args.out}: {layers} layers, {rows:,} tokens including fairseq's four symbols", sys.stdout)
+    print_line(f"{args.out}: {layers} layers, vocabulary of {rows:,} tokens (with 4 symbols of fairseq)", sys.stdout)
     return 0

@@ -1,4 +1,4 @@
-"""``alma-report``: make tables, figures and an HTML page of runs."""
+"""``alma-report``: write tables, figures and an HTML page about runs."""
 
 import sys
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from fairseq_alma.options import Options, operand, opt
 from fairseq_alma.terminal import print_line
 
 DESCRIPTION = """\
-Print tables with the results of each run: test perplexity (text) or error (images) after each mega-batch and over the
-stream, cost and growth. Runs that differ only in seeds are averaged. --out also writes files and an HTML page."""
+Print tables with the results of each run: test perplexity (text) or error (images) after each mega-batch, mean over the
+stream, cost and growth. Tables average runs that differ only in the seed. --out also writes files and an HTML page."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,14 @@ class ReportOptions(Options):
     out: Optional[Path] = opt(
         None, "directory for index.html, tables (.md, .csv, .tex) and figures (.png, .pdf)", metavar="DIR"
     )
-    mix: bool = opt(False, "allow runs on different streams in one table; compare only their bits per byte")
-
-
-def build_parser() -> Parser:
-    """Return the command's parser."""
-    return Parser.of("alma-report", DESCRIPTION, None, ReportOptions)
+    mix: bool = opt(False, "allow runs on different streams in one table, which then compares only bits per byte")
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-report``."""
-    # Accept options between operands: RUN --mix RUN.
-    arguments = ReportOptions.read(build_parser().parse_intermixed_args(argv))
+    parser = Parser(ReportOptions, prog="alma-report", description=DESCRIPTION)
+    arguments = ReportOptions.read(parser.parse_intermixed_args(argv))  # RUN --mix RUN
     if arguments.out is not None:
         refuse_no_folder(arguments.out, "--out")
     from fairseq_alma.report.read_run import load_run  # This import loads pandas, which --help does not need.
@@ -43,7 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     errors: list[AlmaError] = []
     runs = []
-    given: dict[Path, Path] = {}  # Drop repeated runs.
+    given: dict[Path, Path] = {}  # resolved path -> path; drops repeated runs
     for path in arguments.runs:
         given.setdefault(path.resolve(), path)
     for path in given.values():

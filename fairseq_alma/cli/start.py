@@ -1,6 +1,6 @@
-"""Entry points of the installed commands; each entry point imports its command inside a handler for Ctrl-C.
+"""Entry points of the installed commands. Each entry point handles Ctrl-C while it imports its command.
 
-Importing a command takes a quarter of a second, during which `entry.command` cannot handle a signal yet.
+The import takes a quarter of a second. Only afterwards can `entry.command` handle signals.
 """
 
 from __future__ import annotations

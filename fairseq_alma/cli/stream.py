@@ -13,7 +13,7 @@ from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, Learner, Stage
 from fairseq_alma.learners.presets import PAPER
-from fairseq_alma.options import TRAINING, Option, flag, options_of
+from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD
@@ -40,7 +40,7 @@ EPILOG = """\
 Options after -- are passed to fairseq-train (text) or to the training of image models, and take precedence over the
 defaults. No options after -- are required: alma-stream --stream STREAM --run RUN
 
-In COMMAND, {{checkpoint}}, {{stage}}, {{arrival}}, {{run}} and {{stream}} are replaced.
+COMMAND may have the placeholders {{checkpoint}}, {{stage}}, {{arrival}}, {{run}} and {{stream}}.
 Learners: {learners}
 A killed run resumes with the same command and gives the same results. Logs are in RUN/stage-NNN/*.log.
 """
@@ -49,7 +49,7 @@ A killed run resumes with the same command and gives the same results. Logs are 
 def read_arguments(
     argv: Optional[Sequence[str]],
 ) -> tuple[argparse.ArgumentParser, argparse.Namespace, list[str], list[str]]:
-    """Read the command line.
+    """Parse the command line.
 
     Returns:
         (parser for later usage errors, parsed options before ``--``, words before ``--``, words after ``--``).
@@ -74,9 +74,12 @@ def read_arguments(
 def build_parser() -> Parser:
     """Return the parser of the options before ``--``."""
     learners = sorted({name for each in LEARNERS.values() for name in each})
-    epilog = EPILOG.format(learners=", ".join(learners))
-    usage = "alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]"
-    parser = Parser.of("alma-stream", DESCRIPTION, epilog, usage=usage)
+    parser = Parser(
+        prog="alma-stream",
+        usage="alma-stream --stream STREAM --run RUN [options] [-- fairseq-train options]",
+        description=DESCRIPTION,
+        epilog=EPILOG.format(learners=", ".join(learners)),
+    )
     for option in options_of(StudyOptions).values():
         _add(parser, option)
     group = parser.add_argument_group("learner")
@@ -88,23 +91,17 @@ def build_parser() -> Parser:
             for field, option in options_of(learner).items():
                 if kind in option.kinds:
                     declared.setdefault(field, {})[kind, name] = option
-    for field, found in declared.items():
+    for found in declared.values():
         options, names = [*found.values()], dict.fromkeys(name for _, name in found)
         about = "" if len(names) == len(learners) else f"{', '.join(names)}: "
+        choices = tuple(dict.fromkeys(word for option in options for word in option.choices))
         # The chosen learner parses the word, because type and range may depend on the learner.
-        help = about + options[0].help + options[0].shown_default()
-        words: dict[str, Any] = {"dest": field, "help": help.replace("%", "%%")}
-        choices = [*dict.fromkeys(word for option in options for word in option.choices)]
-        if options[0].type is bool:
-            words["action"], words["default"] = "store_true", None
-        elif choices:
-            words["choices"] = choices
-        else:
-            words["metavar"] = options[0].metavar or "N"
-        group.add_argument(options[0].flag, **words)
-    for title, declaring in (("part of the run", (PartOptions,)), ("processes", (ProcessOptions,))):
+        word_type = bool if options[0].type is bool else str
+        own: dict[str, Any] = {"kinds": KINDS, "choices": choices, "type": word_type, "range": None, "parse": None}
+        replace(options[0], help=about + options[0].help, **own).add_to(group)
+    for title, declaring in (("part of the run", PartOptions), ("processes", ProcessOptions)):
         group = parser.add_argument_group(title)
-        for option in options_of(declaring[0]).values():
+        for option in options_of(declaring).values():
             _add(group, option)
     group = parser.add_argument_group("anytime training")
     for option in (each for kind_of_feature in FEATURES for each in options_of(kind_of_feature).values()):
@@ -114,7 +111,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: Any, option: Option) -> None:
-    """Add an option, and name the learners to which it applies."""
+    """Add an option to a group, with the names of the learners that have the option in its help."""
     names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
     replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
 
@@ -122,10 +119,10 @@ def _add(group: Any, option: Option) -> None:
 def learner_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, kind: str
 ) -> tuple[type[Learner], dict[str, Any]]:
-    """Return (learner, given options of the learner); report options that do not apply to the learner or the data."""
+    """Return (learner class, given options of the learner). Exit with a usage error if an option does not apply."""
     learners = LEARNERS[kind]
     if arguments.learner not in learners:
-        parser.error(f"--learner {arguments.learner}: not for {kind}; choose from {', '.join(learners)}")
+        parser.error(f"--learner {arguments.learner}: not available on {kind}; choose from {', '.join(learners)}")
     learner = learners[arguments.learner]
     declaring = (StudyOptions, PartOptions, ProcessOptions, *FEATURES)
     common = {name: option for each in declaring for name, option in options_of(each).items()}
@@ -139,7 +136,7 @@ def learner_options(
         if not users:
             parser.error(f"{flag(name)} has no effect on {kind}; remove it")
         if learner.name not in users:
-            parser.error(f"{flag(name)} is for --learner {', '.join(users)}, not for {learner.name}")
+            parser.error(f"{flag(name)} requires --learner {' or '.join(users)}, found {learner.name}")
     try:
         own = options_of(learner)
         return learner, {name: own[name].value(word) for name, word in given.items() if name in own}
@@ -156,8 +153,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         stream = Stream.open(arguments.stream)
         if stream.num_megabatches < (arguments.megabatches or 1):
             raise AlmaError(
-                f"--stream {stream.root}: {stream.num_megabatches} mega-batches, --megabatches requires "
-                f"{arguments.megabatches}; prepare more data, or give a smaller number"
+                f"--stream {stream.root}: found {stream.num_megabatches} mega-batches, expected at least "
+                f"{arguments.megabatches} (--megabatches); prepare more data, or give a smaller number"
             )
     kind = "text" if stream is None else stream.kind
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
@@ -217,16 +214,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:
-            print_line(f"{run.folder.root}: nothing to do, {what} is complete", sys.stdout)
+            print_line(f"{run.folder.root}: {what} is complete; nothing to do", sys.stdout)
     return 0
 
 
 def complete_options(
     request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
 ) -> Recipe:
-    """Choose options that the user did not give for a run on text; set options of features in ``arguments``."""
+    """Choose the options of a run on text that the user did not give; set options of features in ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
-        raise ValueError(f"--preset {request.preset.name} is for images; on text, give --preset paper or none")
+        raise ValueError(f"--preset {request.preset.name} requires images; on text, give --preset paper or no preset")
     learner = request.build_learner("text", request.seeds[0])
     context = Context(
         owned=learner.owned,
@@ -260,11 +257,12 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) 
     if request.preset is not None:
         record["preset"] = {"name": request.preset.name, "overridden": overridden}
         if overridden:
-            print_line(f"note: --preset {request.preset.name}: {', '.join(overridden)} as given here", sys.stderr)
+            names = ", ".join(overridden)
+            print_line(f"note: the command line overrides {names} of --preset {request.preset.name}", sys.stderr)
     with folder.lock_run():
         before = folder.read_run()
         if before is None or (before != record and not folder.has_begun()):
-            # Replace the record of a run without any training, so that the user can correct an option.
+            # The user can correct an option as long as the run has no checkpoint and no complete stage.
             folder.write_run(record)
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):

@@ -1,8 +1,7 @@
 """``alma-update``: train a language model on monthly text. MODEL/ has stream, run, report and exported model.
 
-The command calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alma-export``. ``update.json`` has the
-options of the first call and, for each month, the decision of `next_step` and the test results. Each step of a month
-updates ``update.json``, so that the next call resumes a killed call.
+The command calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alma-export``. Each step of a month updates
+``update.json`` (module ``update_record``), so that the next call resumes a killed call.
 """
 
 import contextlib
@@ -12,11 +11,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Iterator, Optional, Sequence
-
-import msgspec
-from msgspec import Struct
+from typing import Optional, Sequence
 
 from data_prep.text.command import main as prep_text
 from data_prep.text.documents import FilePart, Source, documents_of
@@ -24,41 +19,35 @@ from data_prep.text.options import FORMATS
 from data_prep.text.source import find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
+from fairseq_alma.cli.update_record import (
+    BUDGET,
+    LOG,
+    RECORD,
+    STREAM,
+    Month,
+    UpdateRecord,
+    describe,
+    new_size,
+    next_step,
+    read_record,
+)  # fmt: skip
 from fairseq_alma.data.stream import Stream, file_sha256, holdout_name
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exportable import ARCHITECTURE, refuse_model
-from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
+from fairseq_alma.files import locked, synchronise
 from fairseq_alma.metrics import bits_per_byte
-from fairseq_alma.options import Options, operand, opt, real, utf8_path, utf8_word
+from fairseq_alma.options import Options, group_words, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
-from fairseq_alma.text.defaults import num_params, row_of
 from fairseq_alma.text.helper import call
 
-RECORD, VERSION = "update.json", 2
-STREAM, RUN, REPORT, EXPORT, LOG = "stream", "run", "report", "export", "update.log"
+RUN, REPORT, EXPORT = "run", "report", "export"
 NEXT = "run.next"
 """Folder of a new run until it replaces the current run."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """Held-out shares of the first month; --holdout-bytes applies to every month."""
-BUDGET = 3.0
-LEAST_PASSES = 1.0
-"""Minimum number of passes through the new text, even if ``--size`` or ``--redo`` has used up the budget."""
-LEAST_RESTART = 1.5
-"""Minimum number of passes through all text that a larger model needs to reach the loss of the current model."""
-TOKENS_PER_PARAMETER = 8
-"""Maximum number of training tokens per parameter; above it, a model is too small for its text."""
-AHEAD = 6
-"""Factor on the tokens so far when sizing a new model, because more text will follow (how-to/monthly.md)."""
-LEAST_TOKENS = 2_600_000
-"""Minimum number of tokens when sizing a new model (width 128), because more text follows a small first month.
-
-Mean bits per byte after six months of novels: 1.960 (1.15M parameters, batch 2), 2.004 (522k, batch 4), 2.065 (320k,
-batch 8; size chosen by the first month alone)."""
-WORSE = 1.01
-"""Ratio of bits per byte on old text (after / before the month) above which the command prints a warning."""
 LEAST_OF_USUAL = 0.7
 """Minimum ratio of the bytes per token of a month to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
@@ -73,122 +62,50 @@ Options after -- are passed to fairseq-train; give them with the first call.
 """
 
 
-def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: float = BUDGET) -> tuple[str, float]:
-    """Decide whether to train the current model further or to train a new, larger model.
-
-    Args:
-        parameters: number of parameters of the current model; 0 if there is no model.
-        tokens: number of tokens of each month so far, including the new month.
-        spent: number of tokens of all earlier trainings, counting each pass.
-        budget: maximum training tokens of all months, in passes through all text so far; ``--size`` and ``--redo``
-            may exceed it.
-
-    Returns:
-        (``begin`` or ``restart``, passes of a new model through all text) or (``continue``, passes through the new
-        text).
-    """
-    total = sum(tokens)
-    affordable = (budget * total - spent) / total
-    if not parameters:
-        return "begin", budget
-    if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
-        return "restart", min(budget, affordable)
-    return "continue", min(budget, max(LEAST_PASSES, (budget * total - spent) / tokens[-1]))
-
-
-def new_size(tokens: float, vocab_size: int) -> int:
-    """Return the number of parameters for a new model whose first training reads ``tokens``, counting each pass."""
-    row = row_of(max(LEAST_TOKENS, AHEAD * tokens))
-    return num_params(row.width, row.layers, vocab_size)
-
-
 @dataclass(frozen=True)
 class UpdateOptions(Options):
-    """Options of ``alma-update``; the options that describe the text apply to all months."""
+    """Options of ``alma-update``; ``format`` and ``field`` apply to the text of all months."""
 
     model: Path = operand("model folder; created if it does not exist", "MODEL", parse=utf8_path)
     inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "maximum passes through the new text, and of all trainings through all text",
+        "maximum passes through the new text; also of all trainings through all text",
         range=real(0, 1000, above=True),
         metavar="R",
     )
-    redo: bool = opt(False, "train the newest month again, for example with another --budget; without NEW_TEXT")
+    redo: bool = opt(False, "train on the newest month again, for example with another --budget; requires no NEW_TEXT")
     size: Optional[int] = opt(
-        None, "number of parameters of a new model, such as 800k (default: chosen by the text)", parse=read_size
+        None, "number of parameters of a new model, such as 800k (default: by the amount of text)", parse=read_size
     )
-    format: Optional[str] = opt(None, "format of the text of all months (default: auto)", choices=FORMATS)
+    format: Optional[str] = opt(None, "format of the text, the same for all months (default: auto)", choices=FORMATS)
     field: Optional[str] = opt(
-        None, "name of the text field in all months (default: text)", parse=utf8_word, metavar="NAME"
+        None, "name of the text field, the same for all months (default: text)", parse=utf8_word, metavar="NAME"
     )
     another_language: bool = opt(False, "accept text in a language that the tokenizer was not trained on")
-
-
-class Month(Struct, omit_defaults=True):
-    """A month in ``update.json``. Test results are bits per byte, or None without held-out text."""
-
-    step: tuple[str, float]  # see `next_step`
-    first: int  # index (from 0) of the first month of this month's run
-    size: Optional[int] = None  # number of parameters of a new model; None: chosen by alma-stream
-    replaces: bool = False  # whether this month trains a new run, which then replaces the current run
-    before: Optional[float] = None  # result on the held-out part of this month, before training on it
-    months: list[Optional[float]] = []  # result on the held-out part of each month so far, after training
-    test: Optional[float] = None  # result on the test set of the first month, after training
-    params: int = 0  # 0 before the training
-    train_tokens: int = 0  # including trainings that --redo replaced
-    is_done: bool = False  # whether report and export are written
-
-
-class UpdateRecord(Struct):
-    """``update.json``."""
-
-    version: int
-    text: list[str]  # options for alma-prep-text, from the first call
-    words: list[str]  # options for fairseq-train, from the first call
-    months: list[Month]
-    redo: Optional[Month] = None  # record of the newest month while --redo trains the month again
-
-    def save(self, root: Path) -> None:
-        """Write the record to the model folder."""
-        write_json_atomically(root / RECORD, msgspec.to_builtins(self))
-
-
-def read_record(root: Path) -> UpdateRecord:
-    """Read ``update.json``; return an empty record for a new model. Raises AlmaError if the folder has no record."""
-    path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
-    if path.exists():
-        content = read_json_object(path, remedy)
-        require_version(content.get("version"), VERSION, path, "give a new MODEL and the texts of all months")
-        return as_record(content, UpdateRecord, path, remedy)
-    others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
-    if root.is_file() or others - {STREAM, LOG}:
-        raise AlmaError(
-            f"{root}: no {RECORD} found, so this is not a folder of alma-update; give a new folder as MODEL"
-        )
-    return UpdateRecord(VERSION, [], [], [])
-
-
-def build_parser() -> Parser:
-    """Return the parser of the arguments before ``--``."""
-    return Parser.of(
-        "alma-update",
-        "Train a language model on text, or update it with the text of one more month.",
-        EPILOG,
-        UpdateOptions,
-        usage="alma-update MODEL [NEW_TEXT...] [options] [-- fairseq-train options]",
-    )
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-update``."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    cut = words.index("--") if "--" in words else len(words)
-    parser = build_parser()
-    options = UpdateOptions.read(parser.parse_intermixed_args(words[:cut]))  # alma-update MODEL --size 1M NEW_TEXT
+    own_words = list(sys.argv[1:] if argv is None else argv)
+    cut = own_words.index("--") if "--" in own_words else len(own_words)
+    own_words, words = own_words[:cut], own_words[cut + 1 :]
+    parser = Parser(
+        UpdateOptions,
+        prog="alma-update",
+        usage="alma-update MODEL [NEW_TEXT...] [options] [-- fairseq-train options]",
+        description="Train a language model on text, or update a model with the text of one more month.",
+        epilog=EPILOG,
+    )
+    options = UpdateOptions.read(parser.parse_intermixed_args(own_words))  # alma-update MODEL --size 1M NEW_TEXT
     if options.redo == bool(options.inputs):
-        parser.error("--redo trains the newest month again; remove NEW_TEXT" if options.redo else "NEW_TEXT: missing")
+        parser.error("--redo uses the newest month; remove NEW_TEXT" if options.redo else "NEW_TEXT: missing")
+    try:
+        given = dict(group_words(words))
+    except ValueError as error:
+        parser.error(str(error))
+    refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
     root, is_new = options.model, not options.model.exists()
     read_record(root)  # Refuse a folder of another kind before writing a lock into it.
     try:
@@ -197,7 +114,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             if options.redo:
                 _redo(root, record, options)
             else:
-                _add(root, record, options, words[cut + 1 :])
+                _add(root, record, options, words)
         return 0
     finally:
         if is_new and root.is_dir() and {each.name for each in root.iterdir()} <= {".lock", LOG}:
@@ -205,15 +122,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
-    """Add a month, or complete the newest month if it has this text."""
+    """Add a month and train on it; if a month has the same text, only complete the newest month."""
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
-        refuse_model("after the --: --arch", dict(itertools.pairwise(words)).get("--arch", ARCHITECTURE))
         record.text, record.words = text, words
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, "--", *record.words])
         raise AlmaError(
-            f"{root / RECORD}: the first call had the options {first}; give the same options or none, or a new MODEL"
+            f"{root / RECORD}: the first call had other options ({first}); give these options or none, or a new MODEL"
         )
     how = dict(itertools.pairwise(record.text))
     form = None if how.get("--format") == "auto" else how.get("--format")
@@ -225,7 +141,7 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
         if hashes in known:
             if not was_unfinished:
-                print_line(f"{root}: month {known.index(hashes) + 1} has this text already; nothing to do", sys.stdout)
+                print_line(f"{root}: month {known.index(hashes) + 1} has the same text; nothing to do", sys.stdout)
             return
         if not options.another_language:
             _refuse_another_language(stream, sources)
@@ -236,12 +152,12 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         except AlmaError as error:
             if not str(error).startswith(("--megabatches", "--valid-bytes", "--test-bytes", "--holdout-bytes")):
                 raise
-            raise AlmaError(f"{options.inputs[0]}: not enough text or documents for a month ({error})") from error
+            raise AlmaError(f"{options.inputs[0]}: too little text for a month ({error})") from error
     _finish(root, record, options.budget, options.size)
 
 
 def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
-    """Train the newest month again in a new run, which then replaces the current run."""
+    """Train on the newest month again in a new run, which then replaces the current run."""
     if not record.months:
         raise AlmaError(f"{root}: no month to redo; give NEW_TEXT for the first month")
     was_unfinished = record.redo is None and _finish(root, record)
@@ -251,7 +167,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
     redo = Month((action, options.budget), first, options.size or last.size, True, last.before)
     redo.train_tokens = last.train_tokens
     if was_unfinished and (last.step, last.size) == (redo.step, redo.size):
-        return  # The killed call had the same options.
+        return  # `_finish` has completed a killed call that had the same options.
     if record.redo is None or (record.redo.step, record.redo.size) != (redo.step, redo.size):
         shutil.rmtree(root / NEXT, ignore_errors=True)
         record.redo = redo
@@ -260,7 +176,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
 
 
 def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Optional[int] = None) -> bool:
-    """Train the newest month, write report and export, and print the test results; return whether it was incomplete."""
+    """Train on the newest month, write report and export, print results; return False if the month was complete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
     if len(months) == index:
@@ -269,7 +185,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
         action, passes = next_step(months[-1].params if months else 0, tokens, spent, budget)
         if months and size is not None:
             action, passes = "restart", budget
-        if action != "continue" and size is None and "--arch" not in record.words:
+        if action != "continue" and size is None and "--arch" not in dict(group_words(record.words)):
             assert stream.tokenizer is not None
             size = new_size(passes * sum(tokens), stream.tokenizer.vocab_size)
         first = months[-1].first if action == "continue" else index
@@ -284,7 +200,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
         _train(root, record, month, index)
         months[index], record.redo = month, None
         record.save(root)
-    if month.replaces and (root / NEXT).exists():  # From here on, update.json has the results of the new run.
+    if month.replaces and (root / NEXT).exists():  # update.json has the results of the new run.
         shutil.rmtree(root / RUN, ignore_errors=True)
         (root / NEXT).rename(root / RUN)
         synchronise(root)
@@ -295,7 +211,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the bits per byte of the current model on the newest month's held-out part, for comparison."""
+    """Return the bits per byte of the current model on the held-out text of the newest month, or None without text."""
     split, run = stream.split(holdout_name(len(record.months) - 1)), RunFolder(root / RUN)
     if not split.num_tokens:
         return None
@@ -307,13 +223,13 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
 
 
 def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
-    """Train a month and record its test results."""
+    """Train on a month and record the test results."""
     run = RunFolder(root / (NEXT if month.replaces else RUN))
-    if month.first < index and not run.root.exists():  # The new run gets the stages before this stage.
+    if month.first < index and not run.root.exists():  # The new run needs the earlier stages.
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
-        # Hard links are safe, because no command changes these files.
+        # Hard links save space. They are safe, because no command changes these files.
         shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)
         copy.rename(run.root)
     argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--passes-of-new"]
@@ -350,31 +266,6 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
         print_line(line, sys.stdout)
 
 
-def describe(months: Sequence[Month]) -> Iterator[str]:
-    """Yield lines about the newest month: bits per byte before and after its training, and cost of the training."""
-    month, last = months[-1], months[-2] if len(months) > 1 else Month(("", 0), 0)
-    rows = {
-        "everything so far": ([*last.months, month.before], month.months),
-        "old text": (last.months, month.months[:-1]),
-        "new month": ([month.before], month.months[-1:]),
-        "first month's test": ([last.test], [month.test]),
-    }
-    for what, values in rows.items():
-        before, after = (fmean(known) if (known := [x for x in each if x is not None]) else None for each in values)
-        if before is not None and after is not None:
-            change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
-            yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
-            if what == "old text" and after > WORSE * before:
-                yield f"warning: the loss on old text is {change} than before; --redo --budget R trains with R passes"
-        elif after is not None:
-            yield f"{what}: {after:.3f} bits per byte"
-    action, passes = month.step
-    how = {"begin": "a new model", "restart": "a new, larger model", "continue": "the model is trained further"}
-    text = "the new text" if action == "continue" else "all text so far"
-    yield f"training: {how[action]}, {passes:.2g} passes through {text} (sampled from all months)"
-    yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} tokens trained on"
-
-
 def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     """Raise AlmaError if the text of a month needs many more tokens per byte than the text of the first month."""
     blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 1)]
@@ -384,6 +275,6 @@ def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     usual = stream.megabatch(0).num_bytes / max(1, stream.megabatch(0).num_tokens)
     if texts and found < LEAST_OF_USUAL * usual:
         raise AlmaError(
-            f"{sources[0].label}: {found:.2f} bytes per token, the first month has {usual:.2f}; the language or the "
-            "encoding differs; give other text, or --another-language to accept it"
+            f"{sources[0].label}: {found:.2f} bytes per token instead of {usual:.2f} in the first month, so language "
+            "or encoding differ; give other text, or --another-language to accept the text"
         )

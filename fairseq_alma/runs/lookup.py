@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from fairseq_alma.data.stream import MANIFEST, Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.options import Options, integer, opt, utf8_path
+from fairseq_alma.options import Options, integer, opt
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import is_begun_on
 
@@ -24,11 +24,6 @@ class ArrivalOptions(Options):
         "if a run is given: model after the arrival of this mega-batch, from 0 (default: newest)",
         range=integer(0),
     )
-
-
-def stream_option(help: str = "stream with the tokenizer of the model (default: training stream of the model)") -> Any:
-    """Declare ``--stream`` of a command that takes a model."""
-    return opt(None, help, parse=utf8_path, metavar="STREAM")
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:

@@ -37,11 +37,13 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
     assert [entry["path"] for entry in model["members"]] == ["../m0/a.pt", "../m1/a.pt"]
     assert [entry["weight"] for entry in model["members"]] == [0.25, 0.75]
     assert model["members"][0]["sha256"] == hashlib.sha256((tmp_path / "m0" / "a.pt").read_bytes()).hexdigest()
-    assert "an ensemble of 2, referring to their files" in capsys.readouterr().out
+    assert "ensemble of 2 models, weights in the members' files" in capsys.readouterr().out
 
 
 def test_average_needs_one_checkpoint_with_averaged_weights(members, tmp_path, capsys):
-    assert "--average takes one CKPT" in usage_error(capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"])
+    assert "--average requires exactly one CKPT," in usage_error(
+        capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"]
+    )
     assert "has no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
 
 
@@ -68,9 +70,9 @@ def test_joining_changes_no_member_and_force_replaces_the_destination(members, t
     ("weights", "named"),
     [
         (["1"], "1 weights for 2 members"),
-        (["1", "-1"], "--weights -1: a number of at least 0"),
+        (["1", "-1"], "--weights -1: expected a number of at least 0"),
         (["0", "0"], "at least one weight must be greater than 0"),
-        (["1", "x"], "--weights x: a number is needed"),
+        (["1", "x"], "--weights x: expected a number"),
     ],
 )
 def test_invalid_weights_are_a_usage_error(members, tmp_path, capsys, weights, named):

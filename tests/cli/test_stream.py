@@ -52,7 +52,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
 @pytest.mark.parametrize(
     "options,message",
     [
-        (["--wait", "0"], "--wait 0: a number of at least 1"),
+        (["--wait", "0"], "--wait 0: expected a number of at least 1"),
         (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: no stage, the stream has 4 mega-batches"),
         (["--stage", "4"], "--stage 4: the run has stages 0 to 3"),
         (["--save-every", "15x"], "--save-every 15x: a number of updates such as 500 is needed, or a time such as"),
@@ -66,17 +66,17 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
             "--grow-schedule 4,6: 2 numbers of experts, but the run has 4 stages",
         ),
         (["--learner", "gmoe", "--grow-schedule", "4,6,8,8", "--init", "scratch"], "gmoe grows the model"),
-        (["--grow-schedule", "4,6,8,8"], "--grow-schedule is for --learner grow, gmoe, not for sm"),
-        (["--learner", "gens", "--iid", "2"], "--iid is for --learner sm, ens, not for gens"),
+        (["--grow-schedule", "4,6,8,8"], "--grow-schedule requires --learner grow or gmoe, found sm"),
+        (["--learner", "gens", "--iid", "2"], "--iid requires --learner sm or ens, found gens"),
         (["--iid", "5"], "--iid 5: the stream has 4 mega-batches"),
         (["--iid", "2", "--wait", "2"], "--iid is one stage"),
         (["--init", "fresh"], "--init fresh: choose from previous, scratch"),
         (["--learner", "ens", "--member", "2"], "--member 2: the run trains members 0, 1"),
         (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: stage 1 trains members 1"),
-        (["--branch-share", "1.5"], "--branch-share 1.5: a number below 1 is needed"),
+        (["--branch-share", "1.5"], "--branch-share 1.5: expected a number below 1"),
         (["--ema-half-life", "1/8", "--branch-share", "0.2"], "--ema-half-life 1/8: --branch-share 0.2 also selects"),
         (["--replay-share", "0.2", "--replay"], "--replay-share 0.2: --replay trains on all mega-batches"),
-        (["--learner", "gens", "--num-members", "201"], "--num-members 201: a number of at most 200 is needed"),
+        (["--learner", "gens", "--num-members", "201"], "--num-members 201: expected a number of at most 200"),
     ],
 )
 def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, options, message):
@@ -97,7 +97,7 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
     ("name", "options", "message"),
     [
         ("nowhere", [], r"nowhere: there is no stream.json"),
-        ("S", ["--megabatches", "5"], "4 mega-batches, --megabatches requires 5"),
+        ("S", ["--megabatches", "5"], "found 4 mega-batches, expected at least 5 "),
     ],
 )
 def test_a_missing_or_short_stream_is_named(stream, tmp_path, name, options, message):

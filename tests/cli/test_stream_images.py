@@ -101,7 +101,10 @@ def test_an_option_takes_precedence_over_the_preset_and_run_json_records_it(stre
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert record["preset"] == {"name": "released-code", "overridden": ["--joint-logits", "--patience"]}
     assert (record["options"]["joint_logits"], record["train_options"]["--patience"]) == (None, "2")
-    assert "note: --preset released-code: --joint-logits, --patience as given here" in capsys.readouterr().err
+    assert (
+        "note: the command line overrides --joint-logits, --patience of --preset released-code"
+        in capsys.readouterr().err
+    )
     # The same settings without the preset are the same run.
     run(stream, tmp_path / "R", "--learner", "umix", "--wait", "6", words=(*words, "--select", "accuracy"))
     assert "nothing to do" in capsys.readouterr().out
@@ -223,18 +226,18 @@ def test_the_commands_of_a_dry_run_give_the_results_of_the_run(stream, tmp_path,
     ("options", "words", "said"),
     [
         (["--learner", "firefly"], ["--arch", "alma_mlp"], "requires an architecture alma_firefly"),
-        (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: a number above 0"),
+        (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: expected a number above 0"),
         (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
         (["--learner", "sm"], ["--optimizer", "sgd"], "requires --lr; add it"),
         (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: on images it is a time"),
-        (["--learner", "sm", "--member", "0"], [], "--member is for --learner ens, bagging, gens, not for sm"),
+        (["--learner", "sm", "--member", "0"], [], "--member requires --learner ens or bagging or gens, found sm"),
         (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs allows only one --seed"),
         (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
         (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: --learner gmoe allows only one on images"),
         (["--seed", "3", "3"], [], "--seed 3 3: give each seed once"),
         (["--best-checkpoint"], [], "--best-checkpoint has no effect on images"),
-        ([], ["--least-gain"], "--least-gain : a number is needed"),
+        ([], ["--least-gain"], "--least-gain : expected a number"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
@@ -247,7 +250,7 @@ def test_usage_errors_write_nothing(options, words, said, stream, tmp_path, caps
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--width", "0"], "--width 0: a number of at least 1 is needed"),
+        (["--width", "0"], "--width 0: expected a number of at least 1"),
         (["--arch", "alma_vgg"], "at least 16 x 16"),
         (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 x 32 are required; give --last-pool mean"),
         (["--arch", "alma_switch_lm"], "not an image model"),

@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from fairseq_alma.cli import update
-from fairseq_alma.cli.update import BUDGET, RECORD, Month, describe, main, new_size, next_step
+from fairseq_alma.cli.update import main
+from fairseq_alma.cli.update_record import BUDGET, RECORD, Month, describe, new_size, next_step
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.text import helper
 from fairseq_alma.text.defaults import num_params
@@ -89,7 +90,7 @@ def model(first, tmp_path):
 
 def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte(model, tmp_path, capsys):
     output = call(capsys, model, write_month(tmp_path, 1))
-    for what in ("everything so far", "old text", "new month", "first month's test"):
+    for what in ("all text so far", "old text", "new month", "test set of the first month"):
         assert re.search(
             rf"^{what}: \d\.\d+ bits per byte before, \d\.\d+ after \(\d+\.\d % (better|worse)\)$", output, re.M
         )
@@ -98,7 +99,7 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
     new = Stream.open(model / "stream").megabatch(1).num_tokens
     assert stage["train_tokens"] == pytest.approx(3 * new, rel=0.1)
     assert (model / "export/config.json").is_file() and (model / "report/index.html").is_file()
-    assert "month 2 has this text already" in call(capsys, model, tmp_path / "month-1.txt")
+    assert "month 2 has the same text" in call(capsys, model, tmp_path / "month-1.txt")
 
 
 def kill(patch, name):
@@ -146,17 +147,17 @@ def test_a_redone_month_replaces_its_stage_alone_and_a_killed_one_loses_nothing(
 @pytest.mark.slow
 def test_a_larger_model_is_trained_in_a_new_run_that_replaces_the_run(model, tmp_path, capsys):
     output = call(capsys, model, write_month(tmp_path, 1), "--size", "60k")
-    assert "a new, larger model" in output and re.search("^new month: .* before, ", output, re.M)
+    assert "training: new, larger model" in output and re.search("^new month: .* before, ", output, re.M)
     assert not (model / "run/stage-001").exists() and not (model / "run.next").exists()
     assert len(json.loads((model / "run/stage-000/stage.json").read_text())["holdouts"]) == 2
     output = call(capsys, model, write_month(tmp_path, 2))
-    assert "the model is trained further, 1 passes" in output and (model / "run/stage-001/stage.json").is_file()
+    assert "training: current model, 1 passes" in output and (model / "run/stage-001/stage.json").is_file()
 
 
 @pytest.mark.slow
 def test_the_first_month_can_be_redone(model, capsys):
     output = call(capsys, model, "--redo", "--budget", "2")
-    assert "a new model, 2 passes through all text" in output and not (model / "run.next").exists()
+    assert "training: new model, 2 passes through all text" in output and not (model / "run.next").exists()
 
 
 @pytest.mark.slow
@@ -189,8 +190,8 @@ def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
     ("content", "message"),
     [
         (None, "no such file or folder"),
-        (b"", "no document|empty|not enough text"),
-        (b"a\n", "not enough text"),
+        (b"", "no document|empty|too little text"),
+        (b"a\n", "too little text"),
         (bytes(range(256)) * 40, "UTF-8|binary|NUL|text"),
     ],
 )
@@ -205,9 +206,9 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no document|empty|not enough text|nothing"),
-        (month_of(0), "already|not enough text|duplicates|no document"),
-        ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, the first month has \d"),
+        ("", "no document|empty|too little text|nothing"),
+        (month_of(0), "the same text|too little text|duplicates|no document"),
+        ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token instead of \d"),
     ],
 )
 def test_a_bad_month_leaves_the_model_as_it_was(text, message, model, tmp_path, capsys):
@@ -224,14 +225,14 @@ def test_a_bad_month_leaves_the_model_as_it_was(text, message, model, tmp_path, 
 @pytest.mark.slow
 def test_a_month_of_a_few_lines_is_learned(model, tmp_path, capsys):
     output = call(capsys, model, write_month(tmp_path, 1, num_documents=3))
-    assert "month 2 of" in output and "first month's test: " in output
+    assert "month 2 of" in output and "test set of the first month: " in output
 
 
 def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_changed(tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to-mother.txt").write_text("dear mother")
     month = write_month(tmp_path, 1)
-    assert "letters: no update.json found" in refusal(tmp_path / "letters", month)
+    assert "letters: not a folder of alma-update (no update.json found)" in refusal(tmp_path / "letters", month)
     assert [each.name for each in (tmp_path / "letters").iterdir()] == ["to-mother.txt"]
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / RECORD).write_text('{"kind": "alma-update", "text": [], "words": [], "months": []}')
@@ -240,7 +241,14 @@ def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_c
 
 def test_other_options_than_those_of_the_first_call_are_refused(model, tmp_path):
     message = refusal(model, write_month(tmp_path, 1), "--", "--lr", "0.2")
-    assert "the first call had the options -- --decoder-embed-dim 8 " in message
+    assert "the first call had other options (-- --decoder-embed-dim 8 " in message
+
+
+@pytest.mark.parametrize("words", [["--arch", "lstm_lm"], ["--arch=lstm_lm"], ["-a", "lstm_lm"]])
+def test_an_architecture_that_cannot_be_exported_is_refused_before_any_work(words, tmp_path):
+    message = refusal(tmp_path / "M", write_month(tmp_path, 0), "--", "--cpu", *words)
+    assert "--arch after --: transformers has no architecture for lstm_lm; " in message
+    assert not (tmp_path / "M").exists()
 
 
 def test_the_field_that_the_first_call_was_given_is_read_in_later_months(model, tmp_path):

@@ -27,12 +27,12 @@ def settings_of(images, *words):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--batch-size", "0"], "--batch-size 0: a number of at least 1 is needed"),
-        (["--lr", "0"], "--lr 0: a number above 0 is needed"),
-        (["--lr", "[0.1,0.2]"], r"--lr \[0\.1,0\.2\]: a number is needed"),
+        (["--batch-size", "0"], "--batch-size 0: expected a number of at least 1"),
+        (["--lr", "0"], "--lr 0: expected a number above 0"),
+        (["--lr", "[0.1,0.2]"], r"--lr \[0\.1,0\.2\]: expected a number"),
         (["--select", "speed"], "--select speed: choose from loss, accuracy"),
-        (["--least-gain", "1.5"], r"--least-gain 1\.5: a number of at most 1 is needed"),
-        (["--width", "many"], "--width many: a whole number is needed"),
+        (["--least-gain", "1.5"], r"--least-gain 1\.5: expected a number of at most 1"),
+        (["--width", "many"], "--width many: expected an integer"),
         (["--adadelta-rho", "2"], r"--optimizer adadelta rejects its options .*rho value: 2"),
         (["--width", "1000000"], "alma_mlp --width 1000000 does not fit into memory"),
         (["--arch"], "--arch after the --: give exactly one architecture"),

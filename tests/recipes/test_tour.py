@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import fairseq_alma
 from data_prep.corpus import main as fetch
-from fairseq_alma.cli import front_door
+from fairseq_alma.cli import notebook
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
 from fairseq_alma.errors import AlmaError
@@ -62,7 +62,7 @@ def test_the_exported_model_has_the_perplexity_that_the_run_states(tour):
 @pytest.mark.parametrize("name", ["open_stream", "read_run", "load_model", "score"])
 def test_the_examples_of_the_notebook_functions_hold(name, tour, monkeypatch):
     monkeypatch.chdir(tour[0])
-    found = doctest.DocTestFinder().find(getattr(front_door, name), name, globs={})
+    found = doctest.DocTestFinder().find(getattr(notebook, name), name, globs={})
     assert found and found[0].examples
     results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found[0])
     assert results.failed == 0 and results.attempted > 1

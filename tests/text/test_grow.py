@@ -105,9 +105,9 @@ def test_options_that_contradict_the_checkpoint_are_refused(trained, tmp_path, o
     ("options", "message"),
     [
         ([], "give --experts K, --layers N, or both"),
-        (["--method", "split", "--layers", "4"], "--method split is for --experts; also give --experts K"),
+        (["--method", "split", "--layers", "4"], "--method split requires --experts; also give --experts K"),
         (["--experts", "1"], "--experts 1: also give --method, one of copy, split, scratch"),
-        (["--method", "split", "--experts", "0"], "--experts 0: a number of at least 1 is needed"),
+        (["--method", "split", "--experts", "0"], "--experts 0: expected a number of at least 1"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
     ],

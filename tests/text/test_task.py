@@ -83,7 +83,7 @@ def test_a_missing_stage_is_reported(trained, arguments, message):
 def test_a_waiting_time_of_zero_is_refused(trained, capsys):
     with pytest.raises(SystemExit):
         task_of(trained, "--megabatch", "0", "--wait", "0")
-    assert "--wait: 0 found, a number of at least 1 is needed" in capsys.readouterr().err
+    assert "--wait: expected a number of at least 1, found 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

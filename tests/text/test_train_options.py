@@ -29,7 +29,7 @@ def test_options_set_by_alma_stream_are_refused_also_when_abbreviated(name):
         (["--arch", "x", "--max-update", "many"], "--max-update many .*positive integer"),
         (["--arch", "x", "--max-update", "0"], "--max-update 0 .*positive integer"),
         (["--arch", "x", "--max-epoch"], "--max-epoch .*positive integer"),
-        ([*BASE, "--num-experts", "0"], "--num-experts 0: a number of at least 1 is needed"),
+        ([*BASE, "--num-experts", "0"], "--num-experts 0: expected a number of at least 1"),
         ([*BASE, "--autocast", "fp16"], "--autocast fp16: choose from bf16"),
         ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after the --: requires --criterion"),
         (["stream", "--arch", "x"], "'stream' after -- is not an option"),

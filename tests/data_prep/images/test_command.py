@@ -151,7 +151,10 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
     ("arguments", "message"),
     [
         (["svhn"], "invalid choice"),
-        (["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "1"], "below 1 is needed"),
+        (
+            ["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "1"],
+            "expected a number below 1",
+        ),
         (
             ["arrays", "--images", "a", "--labels", "b", "--test-images", "c", "--out", "s", "--megabatches", "2"],
             "give both or neither",

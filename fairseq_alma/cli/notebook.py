@@ -1,6 +1,6 @@
-"""Functions for notebooks; each function imports its dependencies (torch, fairseq, pandas) on its first call.
+"""Functions for notebooks. Each function imports its dependencies (torch, fairseq, pandas) on its first call.
 
-Tests run the examples in the folder that ``recipes/tour.py`` writes.
+``tests/recipes/test_tour.py`` runs the examples in the folder that ``recipes/tour.py`` writes.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ AnyPath = Union[str, Path]
 
 
 def open_stream(path: AnyPath) -> "Stream":
-    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``. Raises AlmaError if it does not exist or is damaged.
+    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``. Raises AlmaError if it is missing or damaged.
 
     >>> import fairseq_alma
     >>> stream = fairseq_alma.open_stream("stream")
@@ -58,9 +58,9 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
     True
 
     Args:
-        path: run directory, directory of ``alma-update``, or checkpoint file.
-        arrival: index (from 0) of the arrival after which the model was current; None for the newest model.
-        stream: stream whose tokenizer the model uses; None for the stream of the training.
+        path: run directory, folder of ``alma-update``, or checkpoint file.
+        arrival: index (from 0) of an arrival, for the model after this arrival; None for the newest model.
+        stream: stream with the tokenizer of the model; None for the training stream.
     """
     from fairseq_alma.runs.lookup import find_model
     from fairseq_alma.text.loaded_model import load_model

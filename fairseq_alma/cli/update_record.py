@@ -1,0 +1,127 @@
+"""``update.json`` of ``alma-update``: months of a model, decisions about training, and report of the newest month."""
+
+from pathlib import Path
+from statistics import fmean
+from typing import Iterator, Optional, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import as_record, read_json_object, require_version, write_json_atomically
+from fairseq_alma.text.defaults import num_params, row_of
+
+RECORD, VERSION = "update.json", 2
+STREAM, LOG = "stream", "update.log"
+BUDGET = 3.0
+LEAST_PASSES = 1.0
+"""Minimum number of passes through the new text, even if ``--size`` or ``--redo`` has used up the budget."""
+LEAST_RESTART = 1.5
+"""Minimum number of passes through all text that a larger model needs to reach the loss of the current model."""
+TOKENS_PER_PARAMETER = 8
+"""Maximum number of training tokens per parameter; above this number, a model is too small for its text."""
+AHEAD = 6
+"""Factor on the tokens so far when choosing the size of a new model, because more text follows (how-to/monthly.md)."""
+LEAST_TOKENS = 2_600_000
+"""Minimum number of tokens for choosing the size of a new model (width 128), because more text follows a small month.
+
+Mean bits per byte after six months of novels: 1.960 (1.15M parameters, batch 2), 2.004 (522k, batch 4), 2.065 (320k,
+batch 8; the text of the first month alone determined the size)."""
+WORSE = 1.01
+"""Ratio of bits per byte on old text (after / before the month) above which the command prints a warning."""
+
+
+class Month(Struct, omit_defaults=True):
+    """A month in ``update.json``. Test results are bits per byte, or None without held-out text."""
+
+    step: tuple[str, float]  # result of `next_step`
+    first: int  # index (from 0) of the first month of this month's run
+    size: Optional[int] = None  # number of parameters of a new model; None if alma-stream chooses the size
+    replaces: bool = False  # whether this month trains a new run, which then replaces the current run
+    before: Optional[float] = None  # result on the held-out text of this month, before training on the month
+    months: list[Optional[float]] = []  # result on the held-out text of each month so far, after training
+    test: Optional[float] = None  # result on the test set of the first month, after training
+    params: int = 0  # number of parameters; 0 before the training
+    train_tokens: int = 0  # number of training tokens, including trainings that --redo replaced
+    is_done: bool = False  # whether report and export are written
+
+
+class UpdateRecord(Struct):
+    """Content of ``update.json``."""
+
+    version: int
+    text: list[str]  # options of the first call for alma-prep-text
+    words: list[str]  # options of the first call for fairseq-train
+    months: list[Month]
+    redo: Optional[Month] = None  # record of the newest month while --redo trains the month again
+
+    def save(self, root: Path) -> None:
+        """Write the record to the model folder."""
+        write_json_atomically(root / RECORD, msgspec.to_builtins(self))
+
+
+def read_record(root: Path) -> UpdateRecord:
+    """Read ``update.json``; return an empty record for a new model. Raises AlmaError if the folder is not a model."""
+    path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
+    if path.exists():
+        content = read_json_object(path, remedy)
+        require_version(content.get("version"), VERSION, path, "give a new MODEL and the texts of all months")
+        return as_record(content, UpdateRecord, path, remedy)
+    others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
+    if root.is_file() or others - {STREAM, LOG}:
+        raise AlmaError(f"{root}: not a folder of alma-update (no {RECORD} found); give a new folder as MODEL")
+    return UpdateRecord(VERSION, [], [], [])
+
+
+def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: float = BUDGET) -> tuple[str, float]:
+    """Decide whether to continue the training of the current model, or to train a new, larger model.
+
+    Args:
+        parameters: number of parameters of the current model; 0 if there is no model.
+        tokens: number of tokens of each month so far, including the new month.
+        spent: number of tokens of all earlier trainings, counting each pass.
+        budget: maximum number of training tokens of all months, in passes through all text so far; ``--size`` and
+            ``--redo`` may exceed the budget.
+
+    Returns:
+        (``begin`` or ``restart``, passes of a new model through all text) or (``continue``, passes through the new
+        text).
+    """
+    total = sum(tokens)
+    affordable = (budget * total - spent) / total
+    if not parameters:
+        return "begin", budget
+    if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
+        return "restart", min(budget, affordable)
+    return "continue", min(budget, max(LEAST_PASSES, (budget * total - spent) / tokens[-1]))
+
+
+def new_size(tokens: float, vocab_size: int) -> int:
+    """Return the number of parameters for a new model whose first training reads ``tokens``, counting each pass."""
+    row = row_of(max(LEAST_TOKENS, AHEAD * tokens))
+    return num_params(row.width, row.layers, vocab_size)
+
+
+def describe(months: Sequence[Month]) -> Iterator[str]:
+    """Yield lines about the newest month: bits per byte before and after its training, and cost of the training."""
+    month, last = months[-1], months[-2] if len(months) > 1 else Month(("", 0), 0)
+    rows = {
+        "all text so far": ([*last.months, month.before], month.months),
+        "old text": (last.months, month.months[:-1]),
+        "new month": ([month.before], month.months[-1:]),
+        "test set of the first month": ([last.test], [month.test]),
+    }
+    for what, values in rows.items():
+        before, after = (fmean(known) if (known := [x for x in each if x is not None]) else None for each in values)
+        if before is not None and after is not None:
+            change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
+            yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
+            if what == "old text" and after > WORSE * before:
+                yield f"warning: the loss on old text is {change} than before; for R passes, give --redo --budget R"
+        elif after is not None:
+            yield f"{what}: {after:.3f} bits per byte"
+    action, passes = month.step
+    how = {"begin": "new model", "restart": "new, larger model", "continue": "current model"}
+    text = "the new text" if action == "continue" else "all text so far"
+    yield f"training: {how[action]}, {passes:.2g} passes through {text} (sampled from all months)"
+    yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} training tokens so far"
