@@ -17,7 +17,7 @@ source recipes/lib/environment.sh
 
 : "${RUNS:=runs/quickstart}"            # output folder
 : "${LEARNERS:=ens gmoe sm retrain}"    # the longest run first
-: "${PASSES:=0.4}"                     # passes over each mega-batch
+: "${PASSES:=0.3}"                     # passes over each mega-batch
 : "${SEED:=1}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # two runs with one thread each are faster than one with two
 OPTIONS=("$@") # options of alma-stream
