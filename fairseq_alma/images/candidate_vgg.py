@@ -1,12 +1,12 @@
-"""VGG networks for a Firefly growth step: with all candidates (`CandidateVGG`), and grown by the kept candidates.
+"""VGG networks of a Firefly growth step: `CandidateVGG` has all candidates; `keep_candidates` builds a grown network.
 
-`firefly` explains the method and selects the candidates.
+The module `firefly` explains the method and selects the candidates.
 
 Letters in shapes: B images, I input and O output channels of a layer, P and Q new channels of the previous and of this
 layer, T channels of the previous layer that are split, H and W height and width, K classes.
 """
 
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +52,8 @@ class CandidateLayer(nn.Module):
         self.weight = weight
         self.outgoing_length = steps.new * (weight.square().sum() / weight.size(1)).sqrt()
 
-    def draw(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
-        """Sample directions of norm 1, (directions, channels, …), on the CPU so that every device gets the same."""
+    def sample_directions(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
+        """Return random directions of norm 1, (directions, channels, …); a CPU generator gives equal ones on a GPU."""
         directions = torch.randn(num_directions, num_channels, *self.weight.shape[2:], generator=generator)
         return nn.Parameter(unit_length(directions).to(self.weight))
 
@@ -73,37 +73,40 @@ class CandidateBlock(CandidateLayer):
         lengths = self.weight.flatten(1).norm(dim=1)
         self.split_lengths = steps.split * lengths.view(-1, 1, 1, 1)
         self.new_length = lengths.square().mean().sqrt()
-        self.split = self.draw(out_channels, in_channels, generator)
-        self.new = self.draw(num_new, in_channels, generator)
-        self.outgoing = self.draw(num_new_before, out_channels, generator)
+        self.split = self.sample_directions(out_channels, in_channels, generator)
+        self.new = self.sample_directions(num_new, in_channels, generator)
+        self.outgoing = self.sample_directions(num_new_before, out_channels, generator)
         self.set_path(1.0)
 
     def set_path(self, position: float) -> tuple[Tensor, Tensor]:
-        """Set the position of all candidates on their paths. Return (positions of splits (O), of new channels (Q))."""
+        """Set the position of all candidates on their paths.
+
+        Returns:
+            (positions of splits (O), positions of new channels (Q)); gradients flow to both tensors.
+        """
         self.split_path, self.new_path = (
             torch.full_like(each[:, 0, 0, 0], position, requires_grad=True) for each in (self.split, self.new)
         )
         return self.split_path, self.new_path
 
-    def split_change(self) -> Tensor:
-        """Return the change d of each channel's weights, (O, I, 3, 3)."""
-        return self.split * self.split_lengths
+    def candidate_weights(self) -> tuple[Tensor, Tensor]:
+        """Return (change d of each channel's weights (O, I, 3, 3), incoming weights of new channels (Q, I, 3, 3)).
 
-    def new_weight(self) -> Tensor:
-        """Return the incoming weights of new channels, (Q, I, 3, 3); batch norm makes their norm irrelevant."""
-        return self.new * self.new_length
+        Batch norm makes the norm of the incoming weights irrelevant.
+        """
+        return self.split * self.split_lengths, self.new * self.new_length
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Map images, (B, I, H, W), or the output of the previous block, (B, 2 I + P, H, W), to (B, 2 O + Q, H, W)."""
         out_channels, in_channels = self.weight.shape[:2]
-        weights = torch.cat([self.weight, self.split_change(), self.new_weight()])
+        weights = torch.cat([self.weight, *self.candidate_weights()])
         old_before, new_before = join_halves(x, in_channels)
         sizes = [out_channels, len(self.split), len(self.new)]
         old, change, new = F.conv2d(old_before, weights, padding=1).split(sizes, dim=1)
         if len(self.outgoing):
             old = old + F.conv2d(new_before, self.outgoing_weight(), padding=1)
         change = change * self.split_path[:, None, None]
-        # Batch statistics, as in training: training would remove a constant shift, so a shift must not score as a gain.
+        # Use batch statistics, as training does. Training would remove a constant shift, so a shift is not a gain.
         affine = self.norm_weight, self.norm_bias
         halves = [
             F.relu(F.batch_norm(half, None, None, *affine, training=True, eps=BATCH_NORM_EPS))
@@ -114,12 +117,12 @@ class CandidateBlock(CandidateLayer):
 
 
 class CandidateClassifier(CandidateLayer):
-    """The linear layer after the last candidates."""
+    """Linear layer after the last candidates."""
 
     def __init__(self, classifier: MemberLinear, num_new_before: int, steps: Steps, generator: Generator) -> None:
         super().__init__(classifier.weight.detach()[0], steps)
         self.bias = classifier.bias.detach()[0]
-        self.outgoing = self.draw(num_new_before, len(self.weight), generator)
+        self.outgoing = self.sample_directions(num_new_before, len(self.weight), generator)
 
     def forward(self, features: Tensor) -> Tensor:
         """Map (1, B, 2 I + P) to (1, B, K)."""
@@ -129,7 +132,7 @@ class CandidateClassifier(CandidateLayer):
 
 
 class CandidateVGG(VGG):
-    """A VGG network with candidates in every layer; the only parameters are the candidates' directions, of norm 1.
+    """VGG network with candidates in every layer; its only parameters are the directions of candidates, of norm 1.
 
     Args:
         network: network of `ConvBlock`s with one member; not modified.
@@ -142,25 +145,19 @@ class CandidateVGG(VGG):
         self, network: VGG, num_new: Sequence[int], generator: Generator, steps: Steps = DEFAULT_STEPS
     ) -> None:
         assert network.num_members == 1
-        old: Any = network.blocks
-
-        def make_block(layer: int, before: int, after: int) -> CandidateBlock:
-            return CandidateBlock(old[layer], num_new[layer - 1] if layer else 0, num_new[layer], steps, generator)
-
+        blocks = [
+            CandidateBlock(block, new_before, new, steps, generator)
+            for block, new_before, new in zip(network.blocks, [0, *num_new[:-1]], num_new, strict=True)
+        ]
         sizes = network.image_shape, network.num_classes, network.channels
-        super().__init__(*sizes, last_pool=network.last_pool, make_block=make_block)
+        super().__init__(*sizes, last_pool=network.last_pool, blocks=blocks)
         self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], steps, generator))
-
-    def layers(self) -> Iterator[CandidateBlock]:
-        for block in self.blocks:
-            assert isinstance(block, CandidateBlock)
-            yield block
 
 
 def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
-    """Return (mean of the two halves of each old channel, new channels).
+    """Return (mean of the two halves of each old channel, new channels) from the output of the previous layer.
 
-    The next layer computes this mean, because max pooling after the previous layer must act on each half separately.
+    Max pooling acts on each half separately, so the next layer computes the mean.
 
     Args:
         x: output of the previous layer (B, 2 I + P, …), or images (B, I, …), which have no halves.
@@ -183,19 +180,20 @@ def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[Kep
 
     The channels of a layer are the old channels, then the second halves of split channels, then the new channels.
     """
-    old_blocks: Any = network.blocks
     before, state = KeptCandidates([], []), {}
-    for number, (old, block, kept) in enumerate(zip(old_blocks, candidates.layers(), growth, strict=True)):
-        change = block.split_change()[kept.split]
+    for number, (old, block, kept) in enumerate(zip(network.blocks, candidates.blocks, growth, strict=True)):
+        change, new_weight = block.candidate_weights()
         first_halves = block.weight.clone()
-        first_halves[kept.split] += change
-        weight = torch.cat([first_halves, block.weight[kept.split] - change, block.new_weight()[kept.new]])
-        # Weights for new inputs: both halves of a split channel get the channel's weights, new channels get zeros.
+        first_halves[kept.split] += change[kept.split]
+        second_halves = block.weight[kept.split] - change[kept.split]
+        weight = torch.cat([first_halves, second_halves, new_weight[kept.new]])
+        # Weights for the new channels of the previous layer: both halves of a split channel get the weights of this
+        # channel, new channels get zeros.
         outgoing = block.outgoing_weight()
         zeros = outgoing.new_zeros(len(kept.new), *outgoing.shape[1:])
         outgoing = torch.cat([outgoing, outgoing[kept.split], zeros])
         state[f"blocks.{number}.conv.weight"] = _widen_inputs(weight, outgoing, before)
-        new = block.new_norm.state_dict()  # batch statistics that score_candidates measured
+        new = block.new_norm.state_dict()  # batch statistics measured by `score_candidates`
         new |= {"weight": torch.ones_like(new["running_mean"]), "bias": torch.zeros_like(new["running_mean"])}
         for name, values in old.norm.state_dict().items():
             state[f"blocks.{number}.norm.{name}"] = torch.cat([values[0], values[0][kept.split], new[name][kept.new]])
@@ -211,11 +209,11 @@ def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[Kep
 
 
 def _widen_inputs(weight: Tensor, outgoing: Tensor, before: KeptCandidates) -> Tensor:
-    """Return the weight of a layer after growth of the previous layer, (O, I + T + P, …).
+    """Return the weight of a layer after the previous layer has grown, (O, I + T + kept new channels, …).
 
     Args:
         weight: weight for the old input channels, (O, I, …).
-        outgoing: weight for all new channels of the previous layer, (O, new channels, …).
+        outgoing: weight for all new channels of the previous layer, (O, P, …).
         before: kept candidates of the previous layer.
     """
     first_halves = weight.clone()

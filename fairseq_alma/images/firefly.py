@@ -5,13 +5,15 @@ A growth step follows section 2 of Wu et al.:
 1. Every channel of every layer may be split, and every layer may get new channels: `CandidateVGG`. A *split* replaces a
    channel by two halves, with incoming weights w + d and w - d and half of the outgoing weights each. A *new* channel
    has its own incoming weights and small outgoing weights. One network contains all candidates and costs about three
-   times as much. Both halves of a split have the same outgoing weights, so the next layer takes the mean of the halves.
-   A factor moves each candidate along a *path*, from 0 (network without the candidate) to 1.
-2. `tune_directions` tunes all directions together on the images of the stage. It does not change the network's weights.
+   times as much as the network without candidates. Both halves of a split have the same outgoing weights, so the next
+   layer takes the mean of the halves. A factor moves each candidate along a *path*, from 0 (network without the
+   candidate) to 1 (network with the candidate).
+2. `tune_directions` tunes the directions of all candidates together on the images of the stage. The weights of the
+   network do not change.
 3. `score_candidates` estimates the change of the loss along each path from the gradient at the middle of the path. At
    the start of a path the gradient of a split is 0, because the two halves cancel each other (second-order gain).
-4. `select_candidates` keeps the best candidates of all layers up to the requested number of parameters, or of neurons
-   as in the paper's released code.
+4. `select_candidates` keeps the best candidates of all layers, up to the requested number of parameters. The paper's
+   released code counts neurons instead of parameters.
 
 Each step adds the same share of the *initial* size, so a network grows linearly: "at every growth phase, we add
 approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1; section 4 calls this learner FF).
@@ -38,33 +40,28 @@ SizeOf = Callable[[Sequence[int]], int]
 
 
 class LayerScores(NamedTuple):
-    """Scores of the candidates of one layer: of each channel to split, and of each new channel. Lower is better."""
+    """Scores of the candidates of one layer: scores of splits and scores of new channels. Lower is better."""
 
     split: Sequence[float]
     new: Sequence[float]
 
 
-def num_chain_parameters(image_channels: int, channels: Sequence[int], num_classes: int) -> int:
-    """Return the number of parameters of a VGG network with these output ``channels`` of each convolution."""
+def vgg_size(image_channels: int, channels: Sequence[int], num_classes: int, share_of: str = "parameters") -> int:
+    """Return the number of ``parameters`` or ``neurons`` of a VGG network with these output ``channels``."""
+    if share_of == "neurons":
+        return sum(channels)
     inputs = [image_channels, *channels[:-1]]
     convolutions = sum(9 * before * after for before, after in zip(inputs, channels, strict=True))
     return convolutions + 2 * sum(channels) + (channels[-1] + 1) * num_classes
 
 
-def size_of_chain(share_of: str, image_channels: int, num_classes: int) -> SizeOf:
-    """Return a function that counts the ``parameters`` or ``neurons`` of a VGG network."""
-    if share_of == "neurons":
-        return sum
-    return partial(num_chain_parameters, image_channels, num_classes=num_classes)
-
-
 def select_candidates(
     scores: Sequence[LayerScores], channels: Sequence[int], size_of: SizeOf, num_added: float
 ) -> list[KeptCandidates]:
-    """Return the candidates to keep: in the order of scores, until another candidate would exceed the requested size.
+    """Return the candidates to keep, for each layer ("greedy selection" in Wu et al. 2020).
 
-    The resulting size is the nearest to the present size plus ``num_added`` parameters or neurons ("greedy selection"
-    in Wu et al. 2020).
+    The function adds candidates in the order of their scores, and stops at the size that is nearest to the present size
+    plus ``num_added`` parameters or neurons.
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)
@@ -97,7 +94,7 @@ def grow_firefly(
 
     Args:
         network: trained network of `ConvBlock`s with one member; not modified.
-        batches: normalized images, (B, C, H, W), and their labels, (B) int64, on the device of the network.
+        batches: normalized images (B, C, H, W) and int64 labels (B), on the device of the network.
         first_channels: output channels of each convolution before any growth.
         share: parameters or neurons to add, relative to the network before any growth; 0.25 in the paper.
         generator: random generator for the initial directions, on the CPU.
@@ -108,7 +105,8 @@ def grow_firefly(
         must build a new optimizer.
 
     Raises:
-        AlmaError: the share is not positive or is less than one channel, or the loss of the network is NaN or infinite.
+        AlmaError: the share is not a positive number, the share is less than one channel, or the loss of the network is
+            NaN or infinite.
     """
     image_channels = network.image_shape[0]
     num_added = amount_to_add(image_channels, first_channels, network.num_classes, share, share_of)
@@ -116,7 +114,7 @@ def grow_firefly(
     candidates = CandidateVGG(network, [num_new] * NUM_CONVOLUTIONS, generator)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
-    size_of = size_of_chain(share_of, image_channels, network.num_classes)
+    size_of = partial(vgg_size, image_channels, num_classes=network.num_classes, share_of=share_of)
     growth = select_candidates(scores, network.channels, size_of, num_added)
     if not any(kept.split or kept.new for kept in growth):
         raise _too_small(share, num_added, share_of)
@@ -130,9 +128,9 @@ def amount_to_add(
 ) -> float:
     """Return the number of parameters or neurons to add. Raises AlmaError if the share is less than one channel."""
     if not 0 < share < math.inf:
-        raise AlmaError(f"--grow-share {share}: a finite number above 0 is required; the paper uses 0.25")
+        raise AlmaError(f"--grow-share {share}: expected a finite number above 0; the paper uses 0.25")
     first = [first_channels] * NUM_CONVOLUTIONS
-    size_of = size_of_chain(share_of, image_channels, num_classes)
+    size_of = partial(vgg_size, image_channels, num_classes=num_classes, share_of=share_of)
     num_added: float = share * size_of(first)
     if share_of == "neurons":
         num_added = round(num_added)
@@ -144,15 +142,15 @@ def amount_to_add(
 
 def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
     return AlmaError(
-        f"--grow-share {share}: {num_added:.0f} {share_of} to add, less than one channel; give a larger share, the "
-        "paper uses 0.25"
+        f"--grow-share {share}: {num_added:.0f} {share_of} are less than one channel; give a larger share (the paper "
+        "uses 0.25)"
     )
 
 
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
-    """Move every direction against the gradient of the loss, in place, once for each batch.
+    """Move the direction of every candidate against the gradient of the loss, in place, once for each batch.
 
-    Directions and gradients are scaled to norm 1, so each update has the norm ``rate``.
+    An update subtracts ``rate`` times the gradient of norm 1, and then scales the direction to norm 1.
     """
     directions = [direction for direction in candidates.parameters() if len(direction)]
     for images, labels in batches:
@@ -163,17 +161,17 @@ def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TU
 
 
 def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerScores]:
-    """Return each candidate's score: the estimated change of the loss in nats.
+    """Return the score of each candidate: the estimated change of the loss in nats.
 
-    A score is the gradient of the mean loss with all candidates at the middle of their paths. It is exact if the loss
-    is linear or quadratic along the paths. (Wu et al. average the gradient over several points.) The function also
+    A score is the gradient of the mean loss with all candidates at the middle of their paths. The score is exact if the
+    loss is linear or quadratic along the paths. (Wu et al. average the gradient over several points.) The function also
     measures the batch norm statistics of new channels.
 
     Raises:
         AlmaError: a score is NaN or infinite.
     """
     paths: list[Tensor] = []
-    for layer in candidates.layers():
+    for layer in candidates.blocks:
         layer.new_norm.reset_running_stats()
         paths += layer.set_path(0.5)
     totals, num_images = [torch.zeros_like(path) for path in paths], 0

@@ -43,13 +43,16 @@ class ImageInput:
         return (images.float() - self.mean) / self.std
 
     def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Return uint8 images (B, C, H, W) after random crops, random flips and normalization; generator on the CPU."""
+        """Return uint8 images (B, C, H, W) after random crops, random flips and normalization.
+
+        The random generator is on the CPU; None: torch's global generator.
+        """
         batch, _, height, width = images.shape
         device = images.device
-        drawn = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
+        top, left = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
         flip = torch.rand(batch, 1, generator=generator) < 0.5
-        rows = drawn[0] + torch.arange(height)  # (B, H)
-        columns = drawn[1] + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))  # (B, W)
+        rows = top + torch.arange(height)  # (B, H)
+        columns = left + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))  # (B, W)
         padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C), for contiguous reads
         each = torch.arange(batch, device=device)[:, None, None]
         crops = padded[each, rows.to(device)[:, :, None], columns.to(device)[:, None]]
@@ -57,12 +60,12 @@ class ImageInput:
 
 
 class TrainingImages:
-    """Training images of a stage, with the images that each member trains on.
+    """Training images of a stage, with the selection of images that each member trains on.
 
     Args:
         images: uint8 images (n, C, H, W).
         labels: int64 labels (n).
-        rows: for each member, indices (S) into ``images``, such as a bootstrap sample; None: each image once.
+        rows: for each member, indices (S) of ``images``, such as a bootstrap sample; None: each image once.
         source: converter of the images to network input.
     """
 
@@ -98,7 +101,7 @@ class TrainingImages:
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:
-    """Return the size of each batch. A single last image joins the previous batch, as batch norm needs two values."""
+    """Return the size of each batch. A single last image joins the previous batch: batch norm needs two images."""
     full, rest = divmod(num_images, batch_size)
     sizes = [batch_size] * full + [rest] * (rest > 0)
     if rest == 1 and full:

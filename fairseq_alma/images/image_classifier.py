@@ -1,4 +1,4 @@
-"""Base classes of the image models: a network of N members, and an ensemble of trained models.
+"""Base classes of image models: `ImageClassifier` contains a network of N members, `ImageEnsemble` trained models.
 
 A subclass of `ImageClassifier` builds a network from the options of an architecture. ``alma-stream`` trains the network
 directly; fairseq's commands train and test the model.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees
+from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkList, join_logits
 from fairseq_alma.training.fairseq_options import check_options
 
@@ -31,11 +32,6 @@ class GrownLayers:
     trees: tuple[GateTree, ...] = ()
     channels: tuple[int, ...] = ()
 
-    @property
-    def num_experts(self) -> int:
-        """Number of experts in each mixture layer; 1 for a network without mixture layers."""
-        return self.trees[0].num_experts if self.trees else 1
-
     def options(self) -> dict[str, Any]:
         """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads.
 
@@ -44,7 +40,7 @@ class GrownLayers:
         """
         options: dict[str, Any] = {}
         if self.trees:
-            options.update(num_experts=self.num_experts, gate_trees=format_gate_trees(self.trees))
+            options.update(num_experts=self.trees[0].num_experts, gate_trees=format_gate_trees(self.trees))
         if self.channels:
             options.update(layer_channels=",".join(map(str, self.channels)))
         return options
@@ -61,12 +57,8 @@ class ImageClassifier(BaseFairseqModel):
         self.network, self.joint_logits = network, joint_logits
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any) -> "ImageClassifier":
-        return cls.build_joint(cfg, task, num_members=1)
-
-    @classmethod
-    def build_joint(cls, cfg: Any, task: Any, num_members: int, joint_logits: str = "mean") -> "ImageClassifier":
-        """Build a joint model of ``num_members`` members, or a single model, for the images of a task."""
+    def build_model(cls, cfg: Any, task: Any, num_members: int = 1, joint_logits: str = "mean") -> "ImageClassifier":
+        """Build a single model, or a joint model of ``num_members`` members, for the images of a task."""
         if not hasattr(task, "image_shape"):
             raise AlmaError(f"{cls.__name__}: the task does not provide images; give --task alma_image_classification")
         check_options(cfg)
@@ -107,14 +99,8 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         """Return the layer sizes of a network after growth; all members have the same layer sizes."""
-        return GrownLayers()
-
-    @classmethod
-    def build_ensemble(
-        cls, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]
-    ) -> "ImageEnsemble":
-        """Build an ensemble of trained models of any image class; see `ImageEnsemble`."""
-        return ImageEnsemble(members, weights, embedded)
+        trees = [layer.gate.tree for layer in mixture_layers(network)]
+        return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (B, K) logits for (B, C, H, W) normalized images."""
@@ -127,10 +113,10 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
     Args:
         members: trained models.
         weights: weight of each member's probabilities; the sum is 1.
-        embedded: numbers of the members whose parameters are stored in the checkpoint of the ensemble.
+        embedded: indices of the members whose weights are stored in the checkpoint of the ensemble.
     """
 
-    members: Any  # an nn.ModuleList, which mypy cannot give the type of the members
+    members: Any  # an nn.ModuleList; Any because mypy does not know the class of the members
 
     def __init__(self, members: Sequence[BaseFairseqModel], weights: Sequence[float], embedded: Sequence[int]) -> None:
         super().__init__()
@@ -138,8 +124,6 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
         self.weights = list(weights)
         self.embedded = frozenset(embedded)
         self.requires_grad_(False)
-
-    build_ensemble = ImageClassifier.build_ensemble
 
     def trained_members(self) -> Sequence[nn.Module]:
         return self.members

@@ -1,4 +1,4 @@
-"""Back end of ``alma-stream`` for streams of images; trains and tests all stages in this process."""
+"""Back end of ``alma-stream`` for streams of images. It trains and tests all stages in this process."""
 
 import copy
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ImageJob:
-    """Options of ``alma-stream`` on images, and the back end of the runs; see `loop.Backend`.
+    """Options of ``alma-stream`` on images, and back end of the runs; see `loop.Backend`.
 
     Args:
         request: options of ``alma-stream``.
@@ -60,15 +60,16 @@ class ImageJob:
         for plan in plans:
             if not len(self.images.valid_indices(plan.stage.megabatches)):
                 raise AlmaError(
-                    f"{self.images.stream.root}: stage {plan.stage.index} has no validation images, which are required "
-                    "to select the best epoch; prepare the stream with fewer mega-batches, or increase --wait"
+                    f"{self.images.stream.root}: stage {plan.stage.index} has no validation images to select the best "
+                    "epoch; prepare the stream with fewer mega-batches, or increase --wait"
                 )
-        # Must be set before torch is imported. On a busy machine, small networks are slower with several threads.
+        # Set the variable before torch is imported. On a busy machine, small networks are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        import fairseq  # noqa: F401  imported first: it registers the models and fails on partly imported modules
+        # Import fairseq first: fairseq imports and registers our models, which fails if they are partly imported.
+        import fairseq  # noqa: F401
 
-        from fairseq_alma.images.image_models import check_growth
+        from fairseq_alma.images.firefly import amount_to_add
         from fairseq_alma.images.image_settings import ImageSettings
         from fairseq_alma.images.stage_trainer import StageTrainer
         from fairseq_alma.training.processes import keep_freed_memory
@@ -76,7 +77,9 @@ class ImageJob:
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
-            check_growth(settings.cfg.model, settings.images, growth)
+            if growth.method == "firefly":
+                sizes = settings.images.shape[0], int(settings.cfg.model.channels), settings.images.num_classes
+                amount_to_add(*sizes, growth.share, growth.share_of)  # raises AlmaError if the share is too small
         features = Features(self.features.each, Setting(settings.device.type, str(settings.cfg.optimizer._name)))
         features.prepare()
 
@@ -90,7 +93,7 @@ class ImageJob:
         return begin
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print one command for each stage, with all training options."""
+        """Print the command that runs each stage, with all training options."""
         print("# all stages run in one process; each of these commands runs one stage, in this order")
         own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):
@@ -112,7 +115,7 @@ class ImageJob:
         return [*(ImageStep(self, folder, plan, group) for group in groups), ImageStep(self, folder, plan, ())]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
-        """Return the checkpoints of the models that predict after a stage."""
+        """Return the checkpoint of each model that predicts after the stage."""
         return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
@@ -122,7 +125,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """Step that trains ``trainings`` as one network or, without ``trainings``, tests the predictors of the stage."""
+    """Step that trains the models of ``trainings`` in one network. Without trainings, it tests the predictors."""
 
     job: ImageJob
     folder: RunFolder

@@ -1,4 +1,4 @@
-"""Registered image models (paper v5, section 5 and Appendices B.1.1 and B.1.2).
+"""Registered image models, and their growth (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
 - ``alma_mlp``: fully connected network, by default with two hidden layers with ReLU
 - ``alma_vgg``: VGG19 with batch norm and the same number of channels in every layer
@@ -9,7 +9,7 @@
 To add an architecture, define a network, and a class in this module that builds the network from options.
 """
 
-from typing import Any, Callable, ClassVar, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
@@ -24,10 +24,10 @@ from fairseq_alma.checkpoints.model_options import (
 )
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
-from fairseq_alma.images.firefly import amount_to_add, grow_firefly
+from fairseq_alma.images.firefly import grow_firefly
 from fairseq_alma.images.image_batches import batch_sizes
 from fairseq_alma.images.image_classifier import Examples, GrownLayers, ImageClassifier
-from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, grow_losing_experts, mixture_layers
+from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, grow_losing_experts
 from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, SMALLEST_IMAGE, VGG, ImageKind, ImageNetwork
 from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import fairseq_config
@@ -59,53 +59,37 @@ class AlmaVGG(ImageClassifier):
         return _build_vgg("alma_vgg", images, cfg, [cfg.channels] * NUM_CONVOLUTIONS, num_members)
 
 
-class MixtureClassifier(ImageClassifier):
-    """Base class of models with mixture layers."""
-
-    stacks_members: ClassVar[bool] = False
-
-    @classmethod
-    def num_mixtures(cls, cfg: Any) -> int:
-        """Return the number of mixture layers."""
-        raise NotImplementedError
-
-    @classmethod
-    def read_grown(cls, cfg: MixtureOptions) -> GrownLayers:
-        return GrownLayers(trees=tuple(parse_gate_trees(cfg.gate_trees, cls.num_mixtures(cfg), cfg.num_experts)))
-
-    @classmethod
-    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        trees = [layer.gate.tree for layer in mixture_layers(network)]
-        return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
-
-
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
-class AlmaMoEMLP(MixtureClassifier):
+class AlmaMoEMLP(ImageClassifier):
     """Fully connected network with mixtures of experts as hidden layers."""
+
+    stacks_members = False
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureMLP:
         return MixtureMLP(*images, cfg.width, grown.trees, str(cfg.gate))
 
     @classmethod
-    def num_mixtures(cls, cfg: Any) -> int:
-        return cfg.hidden_layers
+    def read_grown(cls, cfg: Any) -> GrownLayers:
+        return GrownLayers(trees=tuple(parse_gate_trees(cfg.gate_trees, cfg.hidden_layers, cfg.num_experts)))
 
 
 @register_model("alma_moe_vgg", dataclass=AlmaMoEVGGConfig)
-class AlmaMoEVGG(MixtureClassifier):
+class AlmaMoEVGG(ImageClassifier):
     """VGG network with mixtures of experts as convolutions."""
+
+    stacks_members = False
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
-        def make_block(layer: int, before: int, after: int) -> MixtureConv:
-            return MixtureConv(before, after, grown.trees[layer], str(cfg.gate))
-
-        return _build_vgg("alma_moe_vgg", images, cfg, [cfg.channels] * NUM_CONVOLUTIONS, 1, make_block)
+        channels = [cfg.channels] * NUM_CONVOLUTIONS
+        sizes = zip([images.shape[0], *channels[:-1]], channels, grown.trees, strict=True)
+        blocks = [MixtureConv(before, after, tree, str(cfg.gate)) for before, after, tree in sizes]
+        return _build_vgg("alma_moe_vgg", images, cfg, channels, 1, blocks)
 
     @classmethod
-    def num_mixtures(cls, cfg: Any) -> int:
-        return NUM_CONVOLUTIONS
+    def read_grown(cls, cfg: Any) -> GrownLayers:
+        return GrownLayers(trees=tuple(parse_gate_trees(cfg.gate_trees, NUM_CONVOLUTIONS, cfg.num_experts)))
 
 
 @register_model("alma_firefly_vgg", dataclass=AlmaFireflyVGGConfig)
@@ -123,8 +107,8 @@ class AlmaFireflyVGG(ImageClassifier):
         words = [word.strip() for word in cfg.layer_channels.split(",")]
         if len(words) != NUM_CONVOLUTIONS or not all(word.isdecimal() and int(word) > 0 for word in words):
             raise AlmaError(
-                f"--layer-channels {cfg.layer_channels}: {NUM_CONVOLUTIONS} comma-separated numbers of at least 1 are "
-                "required, one for each convolution; remove the option to use --channels in every layer"
+                f"--layer-channels {cfg.layer_channels}: expected {NUM_CONVOLUTIONS} comma-separated numbers of at "
+                "least 1, one for each convolution; remove the option to use --channels in every layer"
             )
         channels = tuple(map(int, words))
         if min(channels) < cfg.channels:
@@ -140,12 +124,6 @@ class AlmaFireflyVGG(ImageClassifier):
         return GrownLayers(channels=network.channels)
 
 
-def check_growth(cfg: Any, images: ImageKind, growth: Growth) -> None:
-    """Raise AlmaError if a network with the options ``cfg`` does not support this growth step."""
-    if growth.method == "firefly":
-        amount_to_add(images.shape[0], int(cfg.channels), images.num_classes, growth.share, growth.share_of)
-
-
 def grow_network(
     network: ImageNetwork,
     growth: Growth,
@@ -155,20 +133,20 @@ def grow_network(
     batch_size: int,
     generator: Generator,
 ) -> tuple[ImageNetwork, int]:
-    """Run a growth step.
+    """Grow a network by one growth step.
 
     Args:
         network: trained network of one member.
         growth: method and size of the step.
         cfg: options of the network before any growth.
-        examples: function that returns the training images of the stage.
-        valid: validation images of the stage.
+        examples: function that returns the training images and labels of the stage.
+        valid: validation images and labels of the stage.
         batch_size: images per update.
         generator: random generator on the CPU.
 
     Returns:
-        (grown network, training FLOPs of the step). A network with mixtures is changed in place and needs 0 FLOPs,
-        because validation does not count as training.
+        (grown network, training FLOPs of the step). The function changes a network with mixtures in place and returns
+        0 FLOPs, because validation does not count as training.
     """
     if growth.method == "firefly":
         assert isinstance(network, VGG)
@@ -187,7 +165,7 @@ def _build_vgg(
     cfg: VGGVariantOptions,
     channels: Sequence[int],
     num_members: int,
-    make_block: Optional[Callable[[int, int, int], nn.Module]] = None,
+    blocks: Optional[Sequence[nn.Module]] = None,
 ) -> VGG:
     """Build a VGG network. Raises AlmaError if the images are too small for the max pooling layers."""
     _, height, width = images.shape
@@ -196,7 +174,7 @@ def _build_vgg(
     if min(height, width) < smallest:
         option, remedy = (" --last-pool max", "--last-pool mean or ") if last_pool == "max" else ("", "")
         raise AlmaError(
-            f"--arch {arch}{option}: the images have {height} x {width} pixels, but at least {smallest} x {smallest} "
-            f"are required; give {remedy}--arch alma_mlp"
+            f"--arch {arch}{option}: expected images of at least {smallest} x {smallest} pixels, found {height} x "
+            f"{width}; give {remedy}--arch alma_mlp"
         )
-    return VGG(*images, channels, num_members, last_pool, str(cfg.initial_weights), make_block)
+    return VGG(*images, channels, num_members, last_pool, str(cfg.initial_weights), blocks)

@@ -1,6 +1,6 @@
-"""Settings of a run on images: architecture, training settings, and the configuration in checkpoints.
+"""Settings of a run on images: architecture, training settings, and the fairseq configuration for checkpoints.
 
-fairseq's parser reads the options, so fairseq's commands can train and test the same models.
+fairseq's parser reads the options, so that fairseq's commands can load and test the models of a run.
 """
 
 import argparse
@@ -38,11 +38,13 @@ class ImageSettings:
         images: shape and number of classes of the images.
         model_class: class of the architecture.
         cfg: fairseq's configuration, parsed from the options.
-        device: the GPU if one is available and --cpu is not given, else the CPU.
+        device: the GPU if a GPU is available and --cpu is not given, else the CPU.
         is_joint: whether several members are trained as one model.
+        training: settings of the training loop.
 
     Raises:
-        AlmaError: fairseq rejects an option, or the model does not fit into memory.
+        AlmaError: the architecture is not an image model, fairseq rejects an option, or the model does not fit into
+            memory.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ImageSettings:
         if options.arch not in possible:
             raise AlmaError(f"--arch {options.arch}: not an image model; choose from {', '.join(possible)}")
         self.model_class: type[ImageClassifier] = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[options.arch]]
+        self._model_words = options.words(name for name in options.values if name in MODEL_OPTIONS[1:])
         words = [str(stream.stream.root), "--task", "alma_image_classification"]
         words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
         parser = fairseq_options.get_training_parser()
@@ -68,41 +71,38 @@ class ImageSettings:
         content = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
         try:
-            self._optimizer = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
+            first = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
             raise AlmaError(
                 f"options after the --: --optimizer {self.cfg.optimizer._name} rejects its options ({error}); correct "
                 "or remove these options"
             ) from error
+        self.training = TrainingSettings(
+            **vars(options.loop),
+            # Copy the first optimizer, because fairseq would parse the options again for each optimizer.
+            build_optimizer=lambda parameters: type(first)(parameters, **first.defaults),
+            is_joint=self.is_joint,
+            joint_logits=joint_logits,
+        )
         try:  # fail before any file is written
             self.build(1)
         except RuntimeError as error:
             if not any(word in str(error) for word in ("memory", "overflow")):
                 raise
             raise AlmaError(
-                f"options after the --: {options.arch} {' '.join(self._model_words())} does not fit into memory; "
+                f"options after the --: {options.arch} {' '.join(self._model_words)} does not fit into memory; "
                 "reduce the sizes of the network"
             ) from error
-
-    def training(self) -> TrainingSettings:
-        """Return the settings of the training loop."""
-        first = self._optimizer  # copying it is faster: fairseq parses the options again for each optimizer
-        return TrainingSettings(
-            **vars(self.options.loop),
-            build_optimizer=lambda parameters: type(first)(parameters, **first.defaults),
-            is_joint=self.is_joint,
-            joint_logits=self.joint_logits,
-        )
 
     def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
         """Build a network without initial weights, on the CPU; see `ImageClassifier.build_members`."""
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
-        """Return the layer sizes after growth from model options in a checkpoint; see `GrownLayers.options`.
+        """Return the layer sizes after growth from the model options in a checkpoint; see `GrownLayers.options`.
 
         Raises:
-            AlmaError: an option is invalid.
+            AlmaError: the value of an option is invalid.
             OmegaConfBaseException: the architecture does not have one of the options.
         """
         return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
@@ -115,13 +115,10 @@ class ImageSettings:
                 "_name": JOINT_MODEL,
                 "num_members": self.num_joint,
                 "member_arch": self.options.arch,
-                "member_options": shlex.join(self._model_words()),
+                "member_options": shlex.join(self._model_words),
                 "joint_logits": self.joint_logits,
             }
         return {**self._plain, "model": model}
-
-    def _model_words(self) -> list[str]:
-        return self.options.words(name for name in self.options.values if name in MODEL_OPTIONS[1:])
 
 
 def _refuse(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Task ``alma_image_classification`` for fairseq's commands: train or test on a stage of a stream of images.
+"""Task ``alma_image_classification`` for fairseq's commands: trains and tests on the images of a stage of a stream.
 
     fairseq-train STREAM --user-dir fairseq_alma --task alma_image_classification --megabatch 3 \\
         --criterion alma_image_cross_entropy --arch alma_mlp --optimizer adadelta --lr 1.0 --max-epoch 100 \\
@@ -40,7 +40,7 @@ from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_
 
 
 class ImageDataset(FairseqDataset):
-    """Dataset of the normalized images of a stream at (n) indices.
+    """Dataset of the images of a stream at ``indices`` (n); batches contain normalized images.
 
     In training, each epoch has a new random order and, with ``source.augment``, new random crops and flips.
     """
@@ -51,6 +51,7 @@ class ImageDataset(FairseqDataset):
         super().__init__()
         self.stream, self.indices, self.source = stream, indices, source
         self.seed, self.is_training, self.epoch = seed, is_training, 1
+        self.sizes = np.ones(len(indices), dtype=np.int64)  # fairseq compares the sizes with --max-tokens
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.indices[index]
@@ -58,14 +59,6 @@ class ImageDataset(FairseqDataset):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def num_tokens(self, index: int) -> int:
-        return 1
-
-    size = num_tokens
-
-    def num_tokens_vec(self, indices: Sequence[int]) -> np.ndarray:
-        return np.ones(len(indices), dtype=np.int64)
 
     def ordered_indices(self) -> np.ndarray:
         """Return the image order of the current epoch; random in training."""
@@ -81,16 +74,18 @@ class ImageDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Split an epoch into batches of ``max_tokens`` or ``max_sentences`` images.
+        """Split an epoch into batches of at most ``max_tokens`` or ``max_sentences`` images.
 
-        ``required_batch_size_multiple`` (default 8) is ignored, because it would drop the images of a smaller last
-        batch. Raises AlmaError if the batch size is below 1.
+        This method ignores ``required_batch_size_multiple``, which would reduce the batch size to a multiple of 8.
+
+        Raises:
+            AlmaError: the batch size is below 1.
         """
         size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
         if size < 1:
-            raise AlmaError(f"--batch-size {size}: at least 1 image is required")
+            raise AlmaError(f"--batch-size {size}: expected at least 1 image; give a larger number")
         batches = np.split(indices, range(size, len(indices), size))
-        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm needs at least two images
+        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm requires at least two images
             batches[-2:] = [np.concatenate(batches[-2:])]
         return batches
 
@@ -100,7 +95,7 @@ class ImageDataset(FairseqDataset):
             return {}
         images = torch.from_numpy(np.stack([sample["image"] for sample in samples]))
         if self.is_training and self.source.augment:
-            # The batch determines the seed, so that worker processes that start within an epoch sample the same crops.
+            # The batch determines the seed, so that crops do not depend on the worker process that loads the batch.
             images = self.source.augmented(images, seeded(self.seed, self.epoch, samples[0]["id"]))
         else:
             images = self.source.normalised(images)
@@ -123,7 +118,7 @@ class ImageDataset(FairseqDataset):
 
 @dataclass
 class ImageTaskConfig(CommandConfig):
-    """Stream folder, and the general fairseq options that the task uses."""
+    """Stream folder, and the options of fairseq's commands that the task reads."""
 
     data: str = field(default=MISSING, metadata={"help": "stream folder written by alma-prep-images"})
     seed: int = II("common.seed")
@@ -132,7 +127,7 @@ class ImageTaskConfig(CommandConfig):
 AlmaImageClassificationConfig = fairseq_config(
     "AlmaImageClassificationConfig", ImageTaskConfig, [StageOptions, *FEATURES], "images"
 )
-"""Configuration of the task, with the options of training features."""
+"""Configuration of the task: options of the stage and of training features."""
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
@@ -145,6 +140,7 @@ class AlmaImageClassificationTask(StageTask):
     """
 
     kind, stream_config = "images", ImageTaskConfig
+    target_dictionary = None  # fairseq's criterions read this attribute
 
     def __init__(self, cfg: Any, stream: ImageStream) -> None:
         super().__init__(cfg)
@@ -156,7 +152,7 @@ class AlmaImageClassificationTask(StageTask):
     @classmethod
     @in_one_line()
     def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
-        """Check the ranges of all options and open the stream."""
+        """Create the task: check the ranges of all options and open the stream."""
         check_options(cfg)
         stream = ImageStream.open(cfg.data)
         task = cls(cfg, stream)
@@ -171,7 +167,7 @@ class AlmaImageClassificationTask(StageTask):
         """
         stream, cfg = self.stream, self.cfg
         if split not in ("train", "valid", "test"):
-            raise AlmaError(f"split {split!r}: unknown; choose from train, valid, test")
+            raise AlmaError(f"split {split!r}: no such split; choose from train, valid, test")
         if split == "test":
             indices = stream.test_indices()
         elif cfg.megabatch is not None:
@@ -183,12 +179,16 @@ class AlmaImageClassificationTask(StageTask):
         elif split == "valid":
             indices = stream.valid_indices(range(stream.num_megabatches))
         else:
-            raise AlmaError("--megabatch: missing; give the number of the last mega-batch of the stage, from 0")
+            raise AlmaError("--megabatch: missing; give the number of the last mega-batch of the stage (from 0)")
         self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model. Check that it is an image model and matches the checkpoint that training starts from."""
-        with in_one_line():  # no decorator here, because fairseq inspects the argument names
+        """Build the model.
+
+        Raises:
+            AlmaError: the model is not an image model, or does not match the checkpoint that training starts from.
+        """
+        with in_one_line():  # a decorator would hide the argument names, which fairseq inspects
             option, arch = "--member-arch", cfg.get("member_arch")
             possible = [ENSEMBLE_ARCH, *image_architectures()]
             if arch is None:
@@ -209,24 +209,16 @@ class AlmaImageClassificationTask(StageTask):
             check_weights(checkpoint, start, model)
             return model
 
-    def max_positions(self) -> None:
-        return None
-
-    @property
-    def source_dictionary(self) -> None:
-        return None
-
-    @property
-    def target_dictionary(self) -> None:
-        return None
-
 
 @register_criterion("alma_image_cross_entropy", dataclass=FairseqDataclass)
 class AlmaImageCrossEntropy(FairseqCriterion):
-    """Cross entropy. Logs ``loss`` (nats per image) and ``error`` (share of misclassified images, 0 to 1)."""
+    """Cross-entropy criterion. Logs ``loss`` (nats per image) and ``error`` (share of misclassified images, 0 to 1)."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return (loss in nats, number of images, log); the loss is the sum if ``reduce``, else one value per image."""
+        """Return (loss in nats, number of images, log output).
+
+        The loss is the sum over images if ``reduce`` is True, else a tensor with one value per image.
+        """
         logits, target = model(**sample["net_input"]), sample["target"]
         loss = F.cross_entropy(logits, target, reduction="sum" if reduce else "none")
         num_images = target.size(0)

@@ -1,7 +1,7 @@
-"""Options after ``--`` of alma-stream on images: options of fairseq-train that the training loop supports.
+"""Options after ``--`` of alma-stream on images: the options of fairseq-train that the training loop supports.
 
-Defaults are from the paper (Appendix B.1). MNIST and similar data sets use a fully connected network and AdaDelta;
-CIFAR uses a VGG network and SGD.
+The defaults are the settings of the paper (Appendix B.1). MNIST and similar data sets use a fully connected network and
+AdaDelta; CIFAR uses a VGG network and SGD.
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,16 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("--momentum", "--weight-decay"),
     "adam": ("--adam-betas", "--adam-eps", "--weight-decay"),
 }
-"""Optimizer -> its options. These optimizers update each weight independently, so members do not affect each other."""
+"""Optimizer -> options of the optimizer.
+
+These optimizers update each weight independently, so the members of a network do not affect each other.
+"""
 MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
 
 
 @dataclass(frozen=True)
 class LoopOptions(Options):
-    """Options of the training loop; fairseq-train does not have ``--select`` and ``--least-gain``."""
+    """Options of the training loop. fairseq-train has all options except ``--select`` and ``--least-gain``."""
 
     lr: Optional[float] = opt(
         None, "learning rate, constant over all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
@@ -67,11 +70,19 @@ TRAINING_OPTIONS = ("--optimizer", "--cpu", *flags_of(LoopOptions))
 
 
 class ImageTrainOptions:
-    """Options after ``--`` of a run on images. Defaults come from the preset, else from the paper.
+    """Options after ``--`` of a run on images. Without a preset, the defaults are the settings of the paper.
+
+    Args:
+        words: words of the command line after ``--``.
+        learner: class of the learner.
+        for_photographs: whether to use the paper's settings for CIFAR instead of the paper's settings for MNIST.
+        preset: preset that determines defaults; None: no preset.
 
     Attributes:
         values: option -> words of the option's value.
         overridden: options for which the user gave another value than the preset.
+        arch: name of the architecture.
+        loop: options of the training loop.
 
     Raises:
         ValueError: an option is unknown or out of range, or the learner does not support the architecture.
@@ -113,35 +124,29 @@ class ImageTrainOptions:
             raise ValueError(
                 f"{' '.join(('--arch', *self.values['--arch']))} after the --: give exactly one architecture"
             )
+        (self.arch,) = self.values["--arch"]
         prefix = learner.arch_prefix
         if prefix is not None and not self.arch.startswith(prefix):
             raise ValueError(f"--arch {self.arch}: --learner {learner.name} requires an architecture {prefix}_…")
         for name, instead in learner.owned.items():
             if any(self.values.get(name, ())):
                 raise ValueError(f"{name} after the --: {instead}")
-        for kind in (LoopOptions, *IMAGE_NETWORKS, VGGVariantOptions):
+        self.loop = LoopOptions(**self.values_of(options_of(LoopOptions).values()))
+        for kind in (*IMAGE_NETWORKS, VGGVariantOptions):
             self.values_of(options_of(kind).values())  # raises ValueError if a value is out of range
         self.values_of(feature_options().values())
 
-    @property
-    def arch(self) -> str:
-        return self.values["--arch"][0]
-
-    @property
-    def loop(self) -> LoopOptions:
-        return LoopOptions(**self.values_of(options_of(LoopOptions).values()))
-
     def words(self, names: Optional[Iterable[str]] = None) -> list[str]:
-        """Return options as words of a command line; ``names``: options to return, None: all options."""
+        """Return the options ``names`` (None: all options) as words of a command line."""
         return [word for name in (self.values if names is None else names) for word in (name, *self.values[name])]
 
     def fairseq_words(self) -> list[str]:
-        """Return the options that fairseq's training parser supports, as words of a command line."""
+        """Return the options that the parser of fairseq-train supports, as words of a command line."""
         others = {*CURVE_OPTIONS, *OWN_OPTIONS, *feature_options()}
         return self.words(name for name in self.values if name not in others)
 
     def values_of(self, options: Iterable[Option]) -> dict[str, Any]:
-        """Return the values of those ``options`` that are set, by field name.
+        """Return the values of ``options`` by field name, without the options that have neither a value nor a default.
 
         Raises:
             ValueError: a value is out of range.
@@ -153,7 +158,7 @@ class ImageTrainOptions:
 
 
 def feature_options() -> dict[str, Option]:
-    """Return the options after ``--`` of training features that support images, by flag."""
+    """Return the options of training features for streams of images that are given after ``--``, by flag."""
     return {
         option.flag: option
         for kind in FEATURES

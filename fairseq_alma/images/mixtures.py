@@ -3,9 +3,9 @@
 The hidden layers of the fully connected network, or the sixteen convolutions of the VGG network, are mixtures. Such a
 network has one member, because members with different gate trees cannot be stacked.
 
-A growth step (Appendix A, Algorithm 2) selects the expert with the largest validation loss in each layer. ``split``
-replaces this expert by two equal experts below a new random gate node; the loss does not change. ``copy`` copies the
-expert and its row of a flat gate (v1, section 5.2, ablations); the loss changes.
+A growth step (Appendix A, Algorithm 2) selects the expert with the largest validation loss in each layer. The method
+``split`` replaces this expert by two equal experts below a new random gate node; the loss does not change. The method
+``copy`` copies the expert and its row of a flat gate (paper v1, section 5.2, ablations); the loss changes.
 
 Letters in shapes: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
 """
@@ -87,7 +87,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network. Each gate tree makes one hidden layer: a mixture of experts of ``width`` neurons."""
+    """Fully connected network whose hidden layers are mixtures of experts of ``width`` neurons, one per gate tree."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str
@@ -113,9 +113,10 @@ def mixture_layers(network: nn.Module) -> list[MixtureLayer]:
 
 @torch.no_grad()
 def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
-    """Return the loss of each expert in each layer, summed over images; sets the network to evaluation mode.
+    """Return the loss of each expert in each layer, summed over the images of the expert.
 
-    Soft gates divide the loss of an image among experts in proportion to the gate's probabilities.
+    Soft gates divide the loss of an image among the experts in proportion to the gate's probabilities. The function
+    leaves the network in evaluation mode.
     """
     network.eval()
     sums = ExpertLosses()
@@ -129,7 +130,7 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
 def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
-    """Split or copy, in place, the expert with the largest validation loss in each layer. Return these experts."""
+    """Split or copy, in place, the expert with the largest validation loss in each layer. Return their indices."""
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
         layer.grow(expert, generator, method)

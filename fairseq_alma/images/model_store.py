@@ -1,4 +1,4 @@
-"""Store of a run's trained models, in fairseq checkpoints and in memory; files of unfinished trainings."""
+"""Store of the trained models of a run, in fairseq checkpoints and in memory; files of unfinished trainings."""
 
 import contextlib
 import sys
@@ -24,7 +24,7 @@ from fairseq_alma.terminal import print_line
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
-"""Key in ``extra_state`` of a checkpoint, for the attributes of `TrainedModel` other than weights."""
+"""Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel` other than weights."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
 
@@ -36,11 +36,11 @@ class TrainedModel:
     Attributes:
         state: state dictionary of the network.
         grown: layer sizes after growth, which a checkpoint stores as model options.
-        num_updates: number of updates in the model's last stage.
+        num_updates: number of updates in the last stage that trained the model.
         num_images: number of training images in these updates; an image counts once per epoch.
-        growth: record of the growth step before the model's last stage; empty without growth.
-        tested: weights to predict with, from the average or the branch (copy of the model whose learning rate decays);
-            None: ``state``.
+        growth: record of the growth step before these updates; empty without growth.
+        tested: weights to predict with, from the average of weights or from the branch (copy of the model whose
+            learning rate decays); None: the model predicts with ``state``.
     """
 
     state: Mapping[str, Tensor]
@@ -52,7 +52,7 @@ class TrainedModel:
 
     @property
     def predicting(self) -> "TrainedModel":
-        """This model with the weights to predict with as its ``state``."""
+        """Return this model with the weights to predict with as ``state``."""
         return self if self.tested is None else replace(self, state=self.tested, tested=None)
 
 
@@ -96,7 +96,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
     weights = checkpoint["model"]
     is_valid = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
     if not is_valid or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
-        raise AlmaError(f"{path}: damaged, not the content of an alma-stream checkpoint; {remedy}")
+        raise AlmaError(f"{path}: damaged, as entries of an alma-stream checkpoint are missing or invalid; {remedy}")
     try:
         grown = read_grown(facts["grown"])
     except (OmegaConfBaseException, AlmaError) as error:
@@ -125,9 +125,12 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
 
 
 class ModelStore:
-    """Mapping from model identifiers to trained models of a run.
+    """Mapping from model identifiers to the trained models of a run.
 
-    ``predicts_with``: weights to predict with, ``last``, ``average`` or ``branch``.
+    Args:
+        folder: folder of the run.
+        settings: settings of the run.
+        predicts_with: weights to predict with: ``last``, ``average`` or ``branch``.
     """
 
     def __init__(self, folder: RunFolder, settings: ImageSettings, predicts_with: str = "last") -> None:
@@ -144,7 +147,7 @@ class ModelStore:
         return all(zipfile.is_zipfile(path) for path in (self._tested(model), self.folder.checkpoint(model)))
 
     def __getitem__(self, model: ModelId) -> TrainedModel:
-        """Return a model. Raises AlmaError if the model's checkpoint is missing or damaged."""
+        """Return a trained model. Raises AlmaError if the checkpoint of the model is missing or damaged."""
         if model in self.models:
             return self.models[model]
         path = self.folder.checkpoint(model)
@@ -181,7 +184,7 @@ class ModelStore:
             self.models.pop(model, None)
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Return one network for prediction with several models; caches the last network."""
+        """Return one network that predicts with several models. The store caches the last network."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model].predicting for model in models])
             self.built = ([*models], network)
@@ -201,7 +204,7 @@ class ModelStore:
 
 
 def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
-    """Build a network with the weights of several models of one architecture, or of one joint model, on the device."""
+    """Build a network on the device, with the weights of one joint model or of several models of equal layer sizes."""
     if settings.is_joint:
         network = settings.build(settings.num_joint, models[0].grown)
         network.load_state_dict(dict(models[0].state))

@@ -1,12 +1,12 @@
 """Networks of the image study: fully connected, and VGG19 (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
-A network has N members: models with separate weights that run in one batched operation. Except for rounding, the output
-of a member equals that of the same model alone. A single model is the case N = 1.
+A network has N members: models with separate weights that run in one batched operation. Except for rounding, a member
+has the same output as in a network of its own. A single model is the case N = 1.
 
 The paper uses the reduced VGG of Wu et al. 2020 (Firefly) and gives no details. This network has sixteen 3 x 3
-convolutions in five groups, with batch norm and the same number of channels in every layer. A max pooling follows each
-of the first four groups; global average pooling and one linear layer follow the last group. Initial weights are those
-of VGG (fan-out, He et al. 2015). The paper's released code has a fifth max pooling and torch's initial weights.
+convolutions in five groups, with batch norm and the same number of channels in every layer. Max pooling follows each of
+the first four groups; global average pooling and one linear layer follow the last group. The initial weights follow He
+et al. 2015 (fan-out), as in VGG. The paper's released code has a fifth max pooling and torch's initial weights.
 
 Letters in shapes: N members, B images, I input and O output features or channels, C channels of an image, H and W
 height and width, K classes.
@@ -14,7 +14,7 @@ height and width, K classes.
 
 import itertools
 import math
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from fairseq_alma.moe.gate import draw_as_linear
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
-CHUNK_VALUES = 1 << 21  # maximum pixels times channels in a prediction batch, to limit memory
+CHUNK_VALUES = 1 << 21  # maximum number of image values (pixels times channels) in a prediction batch; limits memory
 
 
 class ImageKind(NamedTuple):
@@ -47,17 +47,24 @@ class ImageNetwork(nn.Module):
 
         Args:
             images: normalized images (N, B, C, H, W), or (B, C, H, W) for all members.
-            generators: random generators on the CPU for hard gates in training, one for each member or one for all.
-                Empty: torch's global generator.
+            generators: random generators on the CPU for hard gates in training, one for each member or one for all
+                members. Empty: torch's global generator.
         """
         raise NotImplementedError
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Sample the initial weights of each member with the member's generator."""
-        reset_children(self, generators)
+        pending = [*self.children()]
+        while pending:
+            module = pending.pop(0)
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is None:
+                pending[:0] = module.children()
+            else:
+                reset(generators)
 
-    def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
-        """Return one member's state dictionary from that of all members; the tensors share memory."""
+    def select_member(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+        """Return the tensors of one member from a state dictionary of the network; the tensors share memory."""
         if self.num_members == 1:
             return dict(state)
         return {name: tensor[member : member + 1] for name, tensor in state.items()}
@@ -65,7 +72,7 @@ class ImageNetwork(nn.Module):
     def member_states(self) -> list[dict[str, Tensor]]:
         """Return the state dictionary of each member; the tensors share memory with the network."""
         state = self.state_dict()
-        return [self.part_of(state, member) for member in range(self.num_members)]
+        return [self.select_member(state, member) for member in range(self.num_members)]
 
 
 class NetworkList(ImageNetwork):
@@ -73,7 +80,7 @@ class NetworkList(ImageNetwork):
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
-        self.networks = nn.ModuleList(networks)
+        self.networks: Any = nn.ModuleList(networks)  # Any because mypy does not know the class of the networks
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         inputs = images if images.dim() == 5 else [images] * self.num_members
@@ -82,9 +89,9 @@ class NetworkList(ImageNetwork):
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         for network, generator in zip(self.networks, generators, strict=True):
-            reset_children(network, [generator])
+            network.reset_parameters([generator])
 
-    def part_of(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+    def select_member(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
         prefix = f"networks.{member}."
         return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
@@ -94,23 +101,13 @@ def join_logits(logits: Tensor, how: str) -> Tensor:
     return logits.mean(dim=0) if how == "mean" else logits.sum(dim=0)
 
 
-def reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
-    """Call ``reset_parameters`` of all submodules that have this method, in order."""
-    for child in module.children():
-        reset: Any = getattr(child, "reset_parameters", None)
-        if reset is None:
-            reset_children(child, generators)
-        else:
-            reset(generators)
-
-
 def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of ``state``. Raises KeyError if names differ, RuntimeError if shapes differ."""
+    """Copy all tensors of ``state`` to ``into``. Raises KeyError if names differ, RuntimeError if shapes differ."""
     if into.keys() != state.keys():
         raise KeyError(f"missing or unexpected tensors: {', '.join(sorted(set(into) ^ set(state)))}")
     for name, tensor in into.items():
         if tensor.shape != state[name].shape:
-            raise RuntimeError(f"{name}: shape {tuple(state[name].shape)} found, but {tuple(tensor.shape)} is required")
+            raise RuntimeError(f"{name}: expected shape {tuple(tensor.shape)}, found {tuple(state[name].shape)}")
         tensor.copy_(state[name])
 
 
@@ -119,7 +116,7 @@ class NetworkFlops(NamedTuple):
 
     Attributes:
         train: FLOPs of a forward and a backward pass; with hard gates, training computes all experts.
-        test: FLOPs of a forward pass in evaluation; with hard gates, it computes one expert in each layer.
+        test: FLOPs of a forward pass in evaluation; with hard gates, evaluation computes one expert in each layer.
     """
 
     train: int
@@ -129,7 +126,8 @@ class NetworkFlops(NamedTuple):
 def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlops:
     """Count the FLOPs for one image of shape (C, H, W) by running the network.
 
-    `metrics` defines which operations count. Sets the network to evaluation mode and restores the buffers.
+    The module `metrics` defines the operations that are counted. The function leaves the network in evaluation mode
+    and restores the buffers.
     """
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     # Batch norm cannot train on a single value, so count the FLOPs of two images and divide by 2.
@@ -148,15 +146,6 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
 def in_chunks(images: Tensor) -> Sequence[Tensor]:
     """Split images (B, C, H, W) into prediction batches."""
     return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
-
-
-@torch.no_grad()
-def member_logits(network: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits (N, B, K) for images (B, C, H, W); sets the network to evaluation mode."""
-    if network.training:
-        network.eval()
-    logits = [network(chunk) for chunk in in_chunks(images)]
-    return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
 
 class MemberLinear(nn.Module):
@@ -285,8 +274,10 @@ class VGG(ImageNetwork):
         last_pool: pooling after the last convolution: ``mean`` (global average) or ``max`` (a fifth max pooling, then
             global average).
         initial_weights: distribution of the convolutions' initial weights; see `MemberConv2d`.
-        make_block: function that builds a block from its number, input and output channels; None: `ConvBlock`.
+        blocks: one block for each convolution; None: `ConvBlock`s.
     """
+
+    blocks: Any  # an nn.ModuleList; Any because mypy does not know the class of the blocks
 
     def __init__(
         self,
@@ -296,18 +287,17 @@ class VGG(ImageNetwork):
         num_members: int = 1,
         last_pool: str = "mean",
         initial_weights: str = "he",
-        make_block: Optional[Callable[[int, int, int], nn.Module]] = None,
+        blocks: Optional[Sequence[nn.Module]] = None,
     ) -> None:
         super().__init__(num_members)
         assert len(channels) == NUM_CONVOLUTIONS
         self.image_shape, self.num_classes, self.channels = image_shape, num_classes, tuple(channels)
         self.last_pool = last_pool
         self._pool_after = {end - 1 for end in itertools.accumulate(VGG19[:-1])}
-        make_block = make_block or (lambda layer, before, after: ConvBlock(num_members, before, after))
-        self.blocks = nn.ModuleList(
-            make_block(layer, before, after)
-            for layer, (before, after) in enumerate(itertools.pairwise([image_shape[0], *channels]))
-        )
+        if blocks is None:
+            sizes = itertools.pairwise([image_shape[0], *channels])
+            blocks = [ConvBlock(num_members, before, after) for before, after in sizes]
+        self.blocks = nn.ModuleList(blocks)
         self.classifier = MemberLinear(num_members, channels[-1], num_classes)
         for module in self.modules():
             if isinstance(module, MemberConv2d):
@@ -327,7 +317,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the statistics of each batch norm to the mean over batches of normalized images (B, C, H, W)."""
+    """Set the statistics of each batch norm to their mean over batches of normalized images (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

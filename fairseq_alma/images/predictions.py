@@ -1,6 +1,6 @@
 """Predictions of one or several models: mean of probabilities, mean of logits, or majority vote.
 
-In a growing ensemble, each model predicts the test set once; later stages reuse the sums.
+In a growing ensemble, each model predicts the test set once; later stages reuse the sum of predictions.
 
 Letters in shapes: N models, B images, K classes.
 """
@@ -76,7 +76,7 @@ def predict(
         joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``; None: no joint model.
 
     Returns:
-        (logits (N, B, K), or (1, B, K) of a joint model; share of the images of each expert, for each mixture layer).
+        (logits (N, B, K), or (1, B, K) of a joint model; for each mixture layer, the share of images of each expert).
     """
     network.eval()
     layers = mixture_layers(network)
@@ -99,9 +99,10 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 @torch.no_grad()
 def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
-    """Write the selected experts of the first test images for figures. Writes nothing without mixture layers.
+    """Write the expert that each mixture layer selects for the first test images, as data for a figure.
 
-    The file contains ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert`` (layers, n).
+    The file contains the arrays ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert``
+    (layers, n). Without mixture layers, the function writes no file.
     """
     layers = mixture_layers(network)
     if not layers:
@@ -129,7 +130,7 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return (loss and error on the test set, expert usage in the last network as in `predict`)."""
+        """Return (loss and error on the test set, expert usage of the last network as returned by `predict`)."""
         can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
@@ -153,7 +154,7 @@ class Predictions:
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Return groups of models that share a network: each model of an earlier stage alone, then those of this stage."""
+    """Return groups of models that share a network: each model of an earlier stage alone, all models of this stage."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

@@ -1,12 +1,11 @@
 """Train and test the models of a stage on images, in this process.
 
-One network contains all members of a stage, including members of other runs that differ only in the seed. Trained
+One network contains all members of a stage, including the members of other runs that differ only in the seed. Trained
 models remain in memory.
 """
 
 import time
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -50,24 +49,25 @@ from fairseq_alma.training.feature import Features, Part
 SAVE_EVERY_SECONDS = 20.0
 """Default interval between two saves of an unfinished training, in seconds."""
 SEEDS = "seeds"
-"""Key in the file of an unfinished training, for the seeds of its trainings."""
+"""Key in the file of an unfinished training; the value is the random seed of each model."""
 GROWTH_FLOPS = "growth_flops"
-"""Key in stage.json, for the part of train_flops used by Firefly's growth step."""
+"""Key in stage.json; the value is the FLOPs of the growth step of Firefly, which ``train_flops`` includes."""
 
 
 class StageTrainer:
-    """Trains and tests the stages of runs that differ only in the seed.
+    """Trainer of the stages of runs that differ only in the seed.
 
     Args:
         settings: settings of all runs.
         runs: runs whose stages are trained together.
         shared_folder: folder for files of unfinished trainings of several runs.
-        keep_maps: whether to write the experts of test images after every stage (False: after the last stage only).
+        keep_maps: whether to write the experts of test images after every stage; False: after the last stage only.
         features: training features of all runs.
         save_every: seconds between two saves of an unfinished training; None: `SAVE_EVERY_SECONDS`.
 
     Attributes:
         stores: root folder of each run -> models of the run.
+        test_examples: normalized images and labels of the test set.
     """
 
     def __init__(
@@ -85,11 +85,13 @@ class StageTrainer:
         self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment, settings.device)
         self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
-        self.predictions = {root: Predictions(store, self._test_examples) for root, store in self.stores.items()}
+        self.test_examples = self._examples(self.stream.test_indices())
+        self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
 
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
-        """Train models of a stage, or all models together with those of the other runs. Return the training cost.
+        """Train the models ``trainings`` of a stage, and return the training cost for stage.json.
 
+        If ``trainings`` contains all models of the stage, the models of the other runs are trained in the same network.
         If the file of one model is missing, all models are trained again, with bit-identical results.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
@@ -129,7 +131,7 @@ class StageTrainer:
             "num_params": sum(
                 tensor.numel() for model in models for name, tensor in model.state.items() if ".running_" not in name
             ),
-            "num_experts": max(model.grown.num_experts for model in models),
+            "num_experts": max((tree.num_experts for model in models for tree in model.grown.trees), default=1),
             "num_members": self.settings.num_joint * len(models),
             "test_flops_per_image": sum(store.flops_of(model.grown).test for model in models),
             "valid": valid,
@@ -143,7 +145,7 @@ class StageTrainer:
                 figures["expert_usage"] = usage
         if self.keep_maps or plan.stage.index == self.last_stage:
             network = store.network_of(plan.predictors[-trained:])
-            write_experts(work.folder.stage_folder(plan.stage.index), network, self._test_examples)
+            write_experts(work.folder.stage_folder(plan.stage.index), network, self.test_examples)
         return figures
 
     def _train_stage(self, work: StageWork, group: Sequence[tuple[ModelStore, Training]], unfinished: Path) -> None:
@@ -151,7 +153,7 @@ class StageTrainer:
 
         ``group`` contains the trainings that share one network, each with the model store of its run.
         """
-        stage, how, seeds = work.plan.stage, self.settings.training(), [training.seed for _, training in group]
+        stage, how, seeds = work.plan.stage, self.settings.training, [training.seed for _, training in group]
         rows = self.stream.train_indices(stage.megabatches)
         own = [
             bootstrap(len(rows), seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
@@ -161,24 +163,24 @@ class StageTrainer:
         valid = self._examples(self.stream.valid_indices(stage.megabatches))
         network, grown, growth = self._start(work.plan, group, lambda: self._examples(rows), valid)
 
-        part, images_of_copy = self._part(data.num_images), 0
-        copy: tuple[Any, ...] = ()
+        part, images_of_branch = self._part(data.num_images), 0
+        branch: tuple[Any, ...] = ()
         if self.branch.is_on:  # train a branch (copy of the model whose learning rate decays)
             total = part.num_updates or 0
             first = total - self.branch.num_updates(total)
-            copy = (self.features.for_part(replace(part, is_branch=True)), first)
+            branch = (self.features.for_part(replace(part, is_branch=True)), first)
             sizes = batch_sizes(data.num_images, how.batch_size)
             epochs, updates = divmod(first, len(sizes))
-            images_of_copy = (how.max_epoch - epochs) * data.num_images - sum(sizes[:updates])
+            images_of_branch = (how.max_epoch - epochs) * data.num_images - sum(sizes[:updates])
         orders = [seeded(seed, stage.index, ORDER) for seed in seeds]
-        training = StageTraining(network, data, *valid, how, orders, self.features.for_part(part), *copy)
+        training = StageTraining(network, data, *valid, how, orders, self.features.for_part(part), *branch)
         self._run(work, training, seeds, unfinished)
         training.finish()
 
         tested = self._tested(training, grown, rows)
         for unit, (store, member) in enumerate(group):
             epochs = training.epochs_of(unit)
-            num_images = epochs * data.num_images + images_of_copy
+            num_images = epochs * data.num_images + images_of_branch
             store[member.model] = TrainedModel(
                 training.states[unit], grown, epochs * training.updates_per_epoch, num_images, growth, tested[unit]
             )
@@ -204,7 +206,7 @@ class StageTrainer:
         if first.growth is None:
             return network, before[0].grown, {}
         growth: dict[str, Any] = {"before_growth": {"valid": measure(network, *valid)}}
-        generator, batch_size = seeded(first.growth.seed, plan.stage.index, GROWTH), settings.training().batch_size
+        generator, batch_size = seeded(first.growth.seed, plan.stage.index, GROWTH), settings.training.batch_size
         how = first.growth, settings.cfg.model, examples, valid, batch_size, generator
         network, flops = grow_network(network, *how)
         growth["after_growth"] = {"valid": measure(network, *valid)}
@@ -214,13 +216,13 @@ class StageTrainer:
 
     def _part(self, num_images: int) -> Part:
         """Return the `Part` for training features; its number of updates ignores early stopping."""
-        how = self.settings.training()
+        how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the weights to test of each unit. Measures batch norm statistics for averaged weights."""
+        """Return the weights to test, for each unit. Averaged weights get newly measured batch norm statistics."""
         averages = [each for each in training.tested if each is not None]
         is_last = all(  # the average equals the weights
             torch.equal(tensor, state[name])
@@ -235,9 +237,9 @@ class StageTrainer:
         return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
-        """Run all epochs. Save the training state every ``save_every`` seconds."""
+        """Run all remaining epochs. Save the training state every ``save_every`` seconds."""
         before = read_unfinished(unfinished)
-        if before is not None and before.get(SEEDS) == seeds:  # other seeds: other runs wrote the file
+        if before is not None and before.get(SEEDS) == seeds:  # with other seeds, the file belongs to other runs
             try:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -257,10 +259,6 @@ class StageTrainer:
                 if now - saved >= self.save_every and not training.is_over:
                     write_unfinished(unfinished, {**training.state_dict(), SEEDS: seeds})
                     saved = time.monotonic()
-
-    @cached_property
-    def _test_examples(self) -> Examples:
-        return self._examples(self.stream.test_indices())
 
     def _examples(self, rows: np.ndarray) -> Examples:
         images, labels = self._load(rows)

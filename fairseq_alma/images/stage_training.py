@@ -1,8 +1,8 @@
 """Train one network on the images of one stage, and select its best epoch by validation (paper v1, section 5).
 
 Members that are not trained jointly have separate image orders, best epochs and early stopping. Each such member gets
-the same weights as in a training of its own. A *unit* has one best epoch: it is one member, or all members of a joint
-model. A *branch* is a copy of the model whose learning rate decays; it is tested instead of the model.
+the same weights as in a training of its own. A *unit* is one member, or all members of a joint model; each unit has one
+best epoch. A *branch* is a copy of the model whose learning rate decays; the branch is tested instead of the model.
 
 Letters in shapes: N members, B images in a batch, C channels, H and W height and width, K classes.
 """
@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_batches import TrainingImages, batch_sizes
 from fairseq_alma.images.image_train_options import LoopOptions
-from fairseq_alma.images.networks import ImageNetwork, join_logits, load_exactly, member_logits
+from fairseq_alma.images.networks import ImageNetwork, in_chunks, join_logits, load_exactly
 from fairseq_alma.training.feature import Features
 
 COUNTS = ("ntokens", "nsentences", "sample_size")
@@ -42,7 +42,7 @@ class TrainingSettings(LoopOptions):
 
 @dataclass
 class UnitProgress:
-    """Progress of one unit."""
+    """Training progress of one unit."""
 
     best_loss: float = math.inf  # best score: validation loss in nats, or with --select accuracy the error, 0 to 1
     best_epoch: int = 0  # epoch with the best score, from 1; 0: no epoch yet
@@ -50,7 +50,7 @@ class UnitProgress:
 
 
 class StageTraining:
-    """Training of one stage, which can be resumed after any epoch from `state_dict`.
+    """Training of one stage. A new object can resume the training after any epoch from `state_dict`.
 
     Args:
         network: network with initial weights, on its device.
@@ -61,8 +61,9 @@ class StageTraining:
         generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
             model.
         features: training features; None: no features.
-        copy: training features of the branch; None: no branch. The next stage does not start from the branch.
-        copy_from: first update whose learning rate differs in the branch; the branch starts with this update's epoch.
+        branch: training features of the branch; None: no branch. The next stage does not start from the branch.
+        branch_from: first update whose learning rate decays in the branch. The branch starts with the epoch of this
+            update.
 
     Attributes:
         best: weights of the best epoch, for each unit.
@@ -78,10 +79,10 @@ class StageTraining:
         settings: TrainingSettings,
         generators: Sequence[Generator],
         features: Optional[Features] = None,
-        copy: Optional[Features] = None,
-        copy_from: int = 0,
+        branch: Optional[Features] = None,
+        branch_from: int = 0,
     ) -> None:
-        self.features, self.copy = features or Features(), copy
+        self.features, self.branch = features or Features(), branch
         self.network, self.data, self.settings = network, data, settings
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
@@ -92,16 +93,15 @@ class StageTraining:
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
         self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
         self.units = [UnitProgress() for _ in self.states]
-        self._fork_epoch = copy_from // self.updates_per_epoch
-        self._fork: Optional[dict[str, Any]] = None  # state at the start of the branch
-        self._trunk: Optional[list[dict[str, Tensor]]] = (
-            None  # best weights without the branch; set when the branch starts
-        )
+        self._branch_epoch = branch_from // self.updates_per_epoch
+        self._branch_start: Optional[dict[str, Any]] = None  # state before the first epoch of the branch
+        # best weights of the training without the branch; set when the training of the branch begins
+        self._main_best: Optional[list[dict[str, Tensor]]] = None
 
     @property
     def is_over(self) -> bool:
         """Return whether the training of all units and of the branch is complete."""
-        return self._is_part_over and (self.copy is None or self._trunk is not None)
+        return self._is_part_over and (self.branch is None or self._main_best is not None)
 
     @property
     def _is_part_over(self) -> bool:
@@ -110,8 +110,8 @@ class StageTraining:
     @property
     def num_epochs(self) -> tuple[int, int]:
         """Return (completed epochs, maximum epochs), including the branch."""
-        of_copy = self.settings.max_epoch - self._fork_epoch if self.copy is not None else 0
-        return self.epoch + (0 if self._trunk is None else of_copy), self.settings.max_epoch + of_copy
+        of_branch = self.settings.max_epoch - self._branch_epoch if self.branch is not None else 0
+        return self.epoch + (0 if self._main_best is None else of_branch), self.settings.max_epoch + of_branch
 
     def epochs_of(self, unit: int) -> int:
         """Return the number of epochs that a unit was trained for."""
@@ -119,12 +119,12 @@ class StageTraining:
         return self.epoch if stopped is None else stopped
 
     def run_epoch(self) -> Tensor:
-        """Train for one epoch and keep the best weights. Return the mean loss of the last update, in nats."""
-        if self._is_part_over:  # restore the state at the start of the branch, and train the branch
-            assert self.copy is not None and self._fork is not None
-            self.load_state_dict({**self._fork, "trunk": deepcopy(self.best)})
-        if self.copy is not None and self._trunk is None and self.epoch == self._fork_epoch:
-            self._fork = deepcopy(self.state_dict())
+        """Train for one epoch and store the best weights. Return the mean loss of the last update, in nats."""
+        if self._is_part_over:  # restore the state before the first epoch of the branch, and train the branch
+            assert self.branch is not None and self._branch_start is not None
+            self.load_state_dict({**self._branch_start, "trunk": deepcopy(self.best)})
+        if self.branch is not None and self._main_best is None and self.epoch == self._branch_epoch:
+            self._branch_start = deepcopy(self.state_dict())
         self.network.train()
         batches = self.data.epoch(self.settings.batch_size, self.generators)
         for update, (images, labels) in enumerate(batches, start=self.epoch * self.updates_per_epoch):
@@ -141,14 +141,14 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load each unit's weights of the best epoch, from which the next stage starts."""
-        if self._trunk is not None:
+        """Load the weights of the best epoch of each unit. The next stage starts from these weights."""
+        if self._main_best is not None:
             self.tested = [*self.best]
-        for state, best in zip(self.states, self._trunk or self.best, strict=True):
+        for state, best in zip(self.states, self._main_best or self.best, strict=True):
             load_exactly(state, best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to resume from."""
+        """Return the training state, for `load_state_dict`."""
         return {
             "epoch": self.epoch,
             "network": self.network.state_dict(),
@@ -158,12 +158,12 @@ class StageTraining:
             "tested": self.tested,
             "units": [vars(unit) for unit in self.units],
             "features": self.features.state_dict(),
-            "fork": self._fork,
-            "trunk": self._trunk,
+            "fork": self._branch_start,
+            "trunk": self._main_best,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Raises errors of several types if the state belongs to another training."""
+        """Resume from a `state_dict`. Raises an error of any type if the state belongs to another training."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for generator, before in zip(self.generators, state["generators"], strict=True):
@@ -171,14 +171,14 @@ class StageTraining:
         for best, before in zip(self.best, state["best"], strict=True):
             load_exactly(best, before)
         self.units = [UnitProgress(**unit) for unit in state["units"]]
-        self.tested, self._fork, self._trunk = state["tested"], state["fork"], state["trunk"]
-        if self.copy is not None and self._trunk is not None:
-            self.features = self.copy
+        self.tested, self._branch_start, self._main_best = state["tested"], state["fork"], state["trunk"]
+        if self.branch is not None and self._main_best is not None:
+            self.features = self.branch
         self.features.load_state_dict(state["features"])
         self.epoch = state["epoch"]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the units' mean cross entropies; a sum keeps the gradients of units independent."""
+        """Return the sum of the mean cross entropy of each unit; a sum keeps the gradients of units independent."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
             logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
@@ -200,7 +200,7 @@ class StageTraining:
                 load_exactly(self.best[number], state)
                 own = self.features.to_test(self.network) if own is None else own
                 if own is not None:
-                    mine = own if self.settings.is_joint else self.network.part_of(own, number)
+                    mine = own if self.settings.is_joint else self.network.select_member(own, number)
                     self.tested[number] = self.best[number] | {name: tensor.clone() for name, tensor in mine.items()}
                 continue
             is_out_of_patience = self.epoch - unit.best_epoch >= patience
@@ -215,11 +215,14 @@ class StageTraining:
 
 @torch.no_grad()
 def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
-    """Return each unit's validation score: mean cross entropy in nats, or with --select accuracy the error (0 to 1).
+    """Return the validation score of each unit, and leave the network in evaluation mode.
 
-    The error is NaN if a logit is not finite.
+    The score is the mean cross entropy in nats. With ``--select accuracy``, the score is the error (0 to 1), or NaN if
+    a logit is not finite.
     """
-    logits = member_logits(network, images).float()
+    network.eval()
+    outputs = [network(chunk) for chunk in in_chunks(images)]
+    logits = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).float()  # (N, B, K)
     if settings.is_joint:
         logits = join_logits(logits, settings.joint_logits)[None]
     if settings.select == "accuracy":

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, TrainedMembers, log_of_mean, members_of
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images.image_classifier import ImageEnsemble
 from fairseq_alma.training.loading import refuse_other_weights
 
 
@@ -141,8 +142,8 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
                 member.load_state_dict(dict(entry.weights))
             members.append(member)
         weights = [each.weight for each in cfg.members]
-        if hasattr(members[0], "build_ensemble"):
-            return members[0].build_ensemble(members, weights, embedded)
+        if cfg.num_classes:
+            return ImageEnsemble(members, weights, embedded)
         return cls(EnsembleDecoder(task.source_dictionary, members, weights), embedded)
 
     def trained_members(self) -> Sequence[nn.Module]:

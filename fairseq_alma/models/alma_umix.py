@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.model_options import JointOptions
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 AlmaUMixConfig: Any = fairseq_config("AlmaUMixConfig", FairseqDataclass, [JointOptions])
@@ -42,7 +43,7 @@ class AlmaUMix(BaseFairseqModel):
         """
         check_options(cfg)
         model, config = build_member_config(cfg)
-        return model.build_joint(config, task, cfg.num_members, str(cfg.joint_logits))
+        return model.build_model(config, task, cfg.num_members, str(cfg.joint_logits))
 
     @classmethod
     def member_config(cls, cfg: Mapping[str, Any]) -> FairseqDataclass:
@@ -62,9 +63,7 @@ def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
     Raises:
         AlmaError: the architecture cannot be a member, or an option does not exist.
     """
-    possible = sorted(
-        name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if hasattr(MODEL_REGISTRY[model], "build_joint")
-    )
+    possible = image_architectures()
     if cfg.member_arch not in possible:
         raise AlmaError(f"--member-arch {cfg.member_arch}: cannot be a member; choose from {', '.join(possible)}")
     model: Any = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[cfg.member_arch]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_alma.cli.stream import main
-from fairseq_alma.images.firefly import num_chain_parameters
+from fairseq_alma.images.firefly import vgg_size
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, count_flops
 from tests.images.image_streams import NUM_CLASSES, make_stream
 
@@ -23,9 +23,9 @@ def test_the_second_stage_has_a_quarter_more_parameters_and_records_the_cost_and
     stream, run = make_stream(tmp_path / "S", num_megabatches=2, num_train=80, shape=SHAPE), tmp_path / "R"
     assert main(["--stream", str(stream), "--run", str(run), "--learner", "firefly", *WORDS]) == 0
     first, second = (json.loads((run / f"stage-00{stage}/stage.json").read_text()) for stage in (0, 1))
-    size = num_chain_parameters(SHAPE[0], FIRST, NUM_CLASSES)
+    size = vgg_size(SHAPE[0], FIRST, NUM_CLASSES)
     assert first["num_params"] == size and "after_growth" not in first
-    assert second["num_params"] == num_chain_parameters(SHAPE[0], channels_of(run), NUM_CLASSES)
+    assert second["num_params"] == vgg_size(SHAPE[0], channels_of(run), NUM_CLASSES)
     assert second["num_params"] == pytest.approx(1.25 * size, rel=0.05)
     before, after = (second[name]["valid"]["loss"] for name in ("before_growth", "after_growth"))
     assert after == pytest.approx(before, rel=0.1)

@@ -112,7 +112,7 @@ def test_an_option_takes_precedence_over_the_preset_and_run_json_records_it(stre
 
 def test_a_stage_needs_validation_images(stream, tmp_path, monkeypatch):
     monkeypatch.setattr(ImageStream, "valid_indices", lambda self, megabatches: np.arange(2 in megabatches))
-    with pytest.raises(AlmaError, match=r"S: stage 1 has no validation images, .* increase --wait"):
+    with pytest.raises(AlmaError, match=r"S: stage 1 has no validation images to select .* increase --wait"):
         run(stream, tmp_path / "R", "--wait", "3")
     assert not (tmp_path / "R").exists()
 
@@ -252,7 +252,7 @@ def test_usage_errors_write_nothing(options, words, said, stream, tmp_path, caps
     [
         (["--width", "0"], "--width 0: expected a number of at least 1"),
         (["--arch", "alma_vgg"], "at least 16 x 16"),
-        (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 x 32 are required; give --last-pool mean"),
+        (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 x 32 pixels, found 8 x 8; give --last-pool mean"),
         (["--arch", "alma_switch_lm"], "not an image model"),
     ],
 )

@@ -10,9 +10,9 @@ from fairseq_alma.images.candidate_vgg import CandidateVGG, KeptCandidates, Step
 from fairseq_alma.images.firefly import (
     FEWEST_NEW,
     grow_firefly,
-    num_chain_parameters,
     score_candidates,
     tune_directions,
+    vgg_size,
 )
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, grow_network
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
@@ -21,7 +21,7 @@ from tests.images.image_streams import NUM_CLASSES, make_images
 
 CHANNELS = 4
 FIRST = [CHANNELS] * NUM_CONVOLUTIONS
-FIRST_SIZE = num_chain_parameters(3, FIRST, 10)
+FIRST_SIZE = vgg_size(3, FIRST, 10)
 
 
 def seeded(seed):
@@ -60,7 +60,7 @@ def test_a_share_of_neurons_adds_as_many_at_each_step():
     for num_neurons in (80, 96):
         network, _ = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(3), share_of="neurons")
         assert sum(channels_of(network)) == num_neurons
-    with pytest.raises(AlmaError, match=r"--grow-share 0\.001: 0 neurons to add, less than one channel"):
+    with pytest.raises(AlmaError, match=r"--grow-share 0\.001: 0 neurons are less than one channel"):
         grow_firefly(network, batches_of(), CHANNELS, 0.001, seeded(3), share_of="neurons")
 
 
@@ -104,7 +104,7 @@ def test_splits_whose_halves_are_equal_change_no_output(exact_network, training)
 @pytest.mark.parametrize("position", [0.0, 1.0])
 def test_the_paths_lead_from_the_network_to_the_network_with_all_candidates(exact_network, position):
     candidates = CandidateVGG(exact_network, [2, 3] * 8, seeded(0))
-    for layer in candidates.layers():
+    for layer in candidates.blocks:
         layer.set_path(position)
     everything = [KeptCandidates([0, 1, 2, 3], list(range(num_new))) for num_new in [2, 3] * 8]
     end = keep_candidates(exact_network, candidates, everything) if position else copy.deepcopy(exact_network)
@@ -131,7 +131,7 @@ def test_tuned_directions_score_better_than_random_ones_and_keep_their_length(ne
     tuned = score_candidates(candidates, batches)
     for kind in (0, 1):
         assert sum(sum(layer[kind]) for layer in tuned) < min(0, sum(sum(layer[kind]) for layer in first))
-    for layer in candidates.layers():
+    for layer in candidates.blocks:
         torch.testing.assert_close(layer.split.flatten(1).norm(dim=1), torch.ones(4))
 
 
@@ -141,7 +141,7 @@ def test_every_step_adds_the_share_of_the_first_size_so_that_growth_is_linear(ne
         network = grown(network, seed=step)
         sizes.append(num_params(network))
         largest_channel = 18 * max(channels_of(network)) + 12
-        assert sizes[-1] == num_chain_parameters(3, channels_of(network), 10)
+        assert sizes[-1] == vgg_size(3, channels_of(network), 10)
         assert abs(sizes[-1] - sizes[-2] - 0.25 * FIRST_SIZE) <= largest_channel / 2
     assert all(before < after for before, after in pairwise(sizes))
     assert sizes[-1] == pytest.approx(1.5 * FIRST_SIZE, rel=0.1)

@@ -1,24 +1,24 @@
 import random
+from functools import partial
 
 import pytest
 
 from fairseq_alma.images.candidate_vgg import KeptCandidates
 from fairseq_alma.images.firefly import (
     LayerScores,
-    num_chain_parameters,
     select_candidates,
-    size_of_chain,
+    vgg_size,
 )
 
 # Images of 1 channel, layers of 2 and 3 channels, 2 classes: 18 + 54 weights, 10 of batch norm, 8 of the classifier.
 FIRST = LayerScores(split=[-5.0, 0.1], new=[-1.0])
 SECOND = LayerScores(split=[-4.0, -0.5, 0.0], new=[-3.0, 2.0])
 CHANNELS = [2, 3]
-PARAMETERS, NEURONS = (size_of_chain(share_of, 1, 2) for share_of in ("parameters", "neurons"))
+PARAMETERS, NEURONS = (partial(vgg_size, 1, num_classes=2, share_of=share_of) for share_of in ("parameters", "neurons"))
 
 
-def test_the_number_of_parameters_of_a_chain():
-    assert num_chain_parameters(1, [2, 3], 2) == 18 + 54 + 10 + 8
+def test_the_number_of_parameters_of_a_vgg_network():
+    assert vgg_size(1, [2, 3], 2) == 18 + 54 + 10 + 8
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_each_selected_candidate_has_a_better_score_than_the_others(seed):
         for _ in range(8)
     ]
     channels = [len(layer.split) for layer in scores]
-    growth = select_candidates(scores, channels, size_of_chain("parameters", 3, 10), 900)
+    growth = select_candidates(scores, channels, partial(vgg_size, 3, num_classes=10), 900)
     kept, left = [], []
     for of_layer, of_growth in zip(scores, growth, strict=True):
         for values, indices in zip(of_layer[:2], of_growth[:2], strict=True):

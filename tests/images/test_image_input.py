@@ -127,5 +127,5 @@ def test_crops_depend_on_the_epoch_and_not_on_which_worker_makes_the_batch(strea
 
 def test_a_batch_without_images_is_refused(stream):
     dataset = dataset_of(stream)
-    with pytest.raises(AlmaError, match=r"--batch-size 0: at least 1 image is required"):
+    with pytest.raises(AlmaError, match=r"--batch-size 0: expected at least 1 image"):
         dataset.batch_by_size(dataset.ordered_indices(), max_sentences=0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_alma.images.firefly import num_chain_parameters
+from fairseq_alma.images.firefly import vgg_size
 from fairseq_alma.images.networks import (
     NUM_CONVOLUTIONS,
     VGG,
@@ -172,7 +172,7 @@ def test_the_number_of_parameters_follows_the_formula():
     expected = sum(9 * before * after + 2 * after for before, after in zip([3, *channels], channels, strict=False))
     expected += channels[-1] * 10 + 10
     assert sum(parameter.numel() for parameter in VGG((3, 32, 32), 10, channels).parameters()) == expected
-    assert num_chain_parameters(3, channels, 10) == expected
+    assert vgg_size(3, channels, 10) == expected
 
 
 def test_measured_batch_norm_statistics_are_the_mean_over_batches():
