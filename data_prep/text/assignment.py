@@ -1,7 +1,7 @@
 """Assign documents at random to sets: mega-batches, a validation set, a test set, and a held-out set per mega-batch.
 
-The key of a document is computed from its hash and the seed. Documents are sorted by key and cut into consecutive
-sets where the number of UTF-8 bytes reaches the size of a set. So the size of each set is exact to within one document.
+The hash of a document and the seed determine its key. The documents, sorted by key, are cut into consecutive sets where
+the number of UTF-8 bytes reaches the size of a set. So the size of each set is exact to within one document.
 """
 
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the sorting keys of documents, uint64; with ``positions``, equal documents get different keys."""
+    """Return the sorting keys of documents, uint64. With ``positions``, equal documents get different keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Number and sizes of the sets."""
+    """Number of sets, and requested sizes of the sets."""
 
     num_megabatches: int
-    by_argument: bool = False  # whether each INPUT, or each group of ``--by``, is a mega-batch
+    by_argument: bool = False  # whether each INPUT or each group of ``--by`` is a mega-batch
     held_out: bool = True  # whether the stream gets a validation set and a test set
-    like_paper: bool = False  # whether their default sizes are the sizes of the paper
+    like_paper: bool = False  # whether the sets have the sizes of the paper by default
     valid: Optional[Size] = None
     test: Optional[Size] = None
-    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None for no held-out parts
-    sample: int = 0  # number of bytes of mega-batch 0 on which the tokenizer is trained
+    holdout: Optional[Size] = None  # size of the held-out set of each mega-batch; None for no such sets
+    sample: int = 0  # number of bytes of mega-batch 0 for training the tokenizer
 
     @property
     def num_sets(self) -> int:
         return self.num_megabatches * (1 if self.holdout is None else 2) + (2 if self.held_out else 0)
 
     def held_out_bytes(self, total: int) -> tuple[int, int]:
-        """Return (bytes of the validation set, bytes of the test set) for a text of ``total`` bytes."""
+        """Return the sizes of the validation set and of the test set, for a text of ``total`` bytes."""
         if not self.held_out:
             return 0, 0
         valid, test = bytes_of(self.valid, total), bytes_of(self.test, total)
@@ -56,19 +56,19 @@ class Shares:
 
 
 def bytes_of(size: Optional[Size], total: int) -> Optional[int]:
-    """Convert a size to bytes for a text of ``total`` bytes; return None for None."""
+    """Return a size in bytes for a text of ``total`` bytes, or None for None."""
     return size if size is None or isinstance(size, int) else max(1, round(size * total))
 
 
 def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarray:
     """Return the set of each document, int16.
 
-    Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out parts follow, if requested.
-    The number ``num_sets`` marks the documents of mega-batch 0 on which the tokenizer is trained.
+    Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out sets of the mega-batches
+    follow, if requested. The number ``num_sets`` marks the documents of mega-batch 0 for training the tokenizer.
 
     Args:
-        sizes: ``(documents,)``: bytes of each document, sorted by key; at least one document.
-        arguments: ``(documents,)``: number of the INPUT or group of each document.
+        sizes: ``(documents,)``: bytes of each document, sorted by key. There must be at least one document.
+        arguments: ``(documents,)``: index of the INPUT or group of each document.
         shares: number and sizes of the sets.
 
     Raises:
@@ -78,11 +78,11 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     total, num_megabatches, first = int(ends[-1]), shares.num_megabatches, 0
     valid, test = shares.held_out_bytes(total)
     if valid + test >= total:
-        given = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}
-        asked = {flag: f"{wanted:,}" for flag, (size, wanted) in given.items() if size is not None}
+        sizes_of = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}
+        requested = {flag: f"{size:,}" for flag, (given, size) in sizes_of.items() if given is not None}
         raise AlmaError(
-            f"{', '.join(asked)}: {' and '.join(asked.values())} bytes requested, but the text has only {total:,}; "
-            "give smaller sizes, or more text"
+            f"{', '.join(requested)}: {' and '.join(requested.values())} bytes requested, but the text has only "
+            f"{total:,}; give smaller sizes, or more text"
         )
     sets = np.empty(len(sizes), np.int16)
     if shares.held_out:
@@ -104,11 +104,11 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         if shares.holdout is not None:
             own_ends = np.cumsum(sizes[own], dtype=np.int64)
             own_total = int(own_ends[-1]) if len(own) else 0
-            wanted = bytes_of(shares.holdout, own_total) or 0
-            num_held_out = _count(own_ends, wanted)
-            if 2 * wanted > own_total or num_held_out == len(own):
+            size = bytes_of(shares.holdout, own_total) or 0
+            num_held_out = _count(own_ends, size)
+            if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
-                    f"--holdout-bytes {wanted}: mega-batch {number} has {own_total:,} bytes; at most half of them and "
+                    f"--holdout-bytes {size}: mega-batch {number} has {own_total:,} bytes; at most half of them and "
                     "not all documents can be held out; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
@@ -120,5 +120,5 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
 
 
 def _count(ends: np.ndarray, num_bytes: int) -> int:
-    """Return the smallest n such that the first n documents have ``num_bytes`` bytes, or the number of documents."""
+    """Return the smallest n such that the first n documents have at least ``num_bytes`` bytes, or all documents."""
     return min(int(np.searchsorted(ends, num_bytes)) + 1, len(ends))

@@ -1,7 +1,7 @@
 """Run the steps of ``alma-prep-text`` as datatrove pipeline steps, on one machine, SLURM or Ray.
 
-The ranks of a stage share the pieces of the input (see ``documents``) and write their files atomically; datatrove
-skips completed ranks. The stream is byte-identical to the stream of the command. Requires the extra ``[cluster]``.
+The ranks of a stage share the pieces of the input (see ``documents``) and write files atomically. datatrove skips
+completed ranks. The stream is byte-identical to the stream of the command. Requires the extra ``[cluster]``.
 """
 
 import os
@@ -14,7 +14,7 @@ from datatrove.executor import SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.build_folder import publish_additions, publish_stream
+from data_prep.build_folder import publish_stream
 from data_prep.text.command import completed_before, existing_stream, record_of
 from data_prep.text.options import PrepOptions, parse_options
 from data_prep.text.steps import Encoded, Work
@@ -29,7 +29,10 @@ SINGLE = ("plan", "assign", "prepare", "publish")
 
 
 class StreamStage(PipelineStep):
-    """One of `STAGES`. It needs a pipeline of its own: its ranks start when all ranks of the stage before are done."""
+    """Pipeline step that runs one of `STAGES`. It must be the only step of its pipeline.
+
+    The ranks of a stage may start only when all ranks of the previous stage are complete.
+    """
 
     type = "alma"
 
@@ -42,22 +45,23 @@ class StreamStage(PipelineStep):
         """Run the stage on the pieces of this rank.
 
         Raises:
-            AlmaError: the input or the options are invalid, or the pipeline has an earlier step.
+            AlmaError: the input or the options are invalid, or the pipeline has another step before this step.
         """
         if data is not None:
             raise AlmaError(
-                f"{self.name}: must be the only step of its pipeline; end the earlier pipeline with a writer "
-                "such as JsonlWriter, and give its folder as INPUT"
+                f"{self.name}: this step must be the only step of its pipeline; end the earlier pipeline with a writer "
+                "such as JsonlWriter, and give the folder of the writer as INPUT"
             )
         work = Work(self.folder)
         if self.name == "plan":
             there = existing_stream(self.options)
             if there is not None and not self.options.append:
-                raise AlmaError(f"--out {self.options.out}: a stream is there; give another folder, or --append")
+                raise AlmaError(f"--out {self.options.out}: the stream exists; give another folder, or --append")
             return work.make_plan(there, self.options, None, default_workers())
         if work.plan.options != self.options:
             raise AlmaError(
-                f"{self.folder}: contains the work of a command with other options; give another folder, also for logs"
+                f"{self.folder}: the folder contains files of a command with other options; give another work folder "
+                "and another logging_dir"
             )
         if self.name == "publish":
             return self._publish(work)
@@ -86,7 +90,7 @@ class StreamStage(PipelineStep):
                     f"--out {plan.options.out}: another command appended to the stream; give another work folder"
                 )
             stream = write_stream(work, root / "stream", self._encoded(len(plan.pieces)), record)
-            (publish_stream if there is None else publish_additions)(root / "stream", stream)
+            publish_stream(root / "stream", stream, is_addition=there is not None)
 
     def _encoded(self, num_pieces: int) -> Iterator[Encoded]:
         for number in range(num_pieces):
@@ -97,18 +101,18 @@ class StreamStage(PipelineStep):
 
 
 def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
-    """Return the stages that make a stream, in order; run each in a separate pipeline.
+    """Return the stages that make a stream, in order. Each stage needs a separate pipeline.
 
     Args:
-        words: command line of ``alma-prep-text``; ``--workers`` is ignored.
-        work: work folder that all ranks can access; you can delete it afterwards.
+        words: command line of ``alma-prep-text``. ``--workers`` has no effect.
+        work: work folder that all ranks can access. The stream does not need this folder after the last stage.
 
     Raises:
         AlmaError: an input is ``-`` (standard input).
     """
     options = parse_options(words)
     if "-" in options.inputs:
-        raise AlmaError("INPUT -: several machines cannot read standard input; write it to a file first")
+        raise AlmaError("INPUT -: several machines cannot read standard input; write the text to a file first")
     inputs = tuple(map(os.path.abspath, options.inputs))
     tokenizer = None if options.tokenizer is None else options.tokenizer.absolute()
     options = replace(options, inputs=inputs, out=options.out.absolute(), tokenizer=tokenizer, workers=1)
@@ -123,13 +127,13 @@ def run_stages(
     depends: Optional[PipelineExecutor] = None,
     **options: Any,
 ) -> None:
-    """Run stages one after the other; with SLURM, submit all stages, each depending on the previous stage.
+    """Run stages one after the other. With SLURM, submit all stages, each with a dependency on the previous stage.
 
     Args:
         stages: stages returned by `stream_stages`.
         executor: ``LocalPipelineExecutor``, ``SlurmPipelineExecutor`` or ``RayPipelineExecutor``.
-        tasks: number of ranks of a stage; the stages in `SINGLE` use one rank.
-        logging_dir: folder of datatrove's logs and its list of completed ranks.
+        tasks: number of ranks of a stage. The stages in `SINGLE` use one rank.
+        logging_dir: folder for the logs of datatrove and for its list of completed ranks.
         depends: pipeline that must be complete before the first stage starts.
         options: additional arguments of the executor.
 

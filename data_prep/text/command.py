@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from data_prep.build_folder import publish_additions, publish_stream, refuse_other_command, stream_at
+from data_prep.build_folder import publish_stream, recorded_name, refuse_other_command, stream_at
 from data_prep.text.options import AUTO, PrepOptions, parse_options
 from data_prep.text.steps import Encoded, Plan, Work
 from data_prep.text.workers import Function, in_order
@@ -25,7 +25,7 @@ LARGE_SHARE = 0.1  # share of the training text
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command and print a summary."""
+    """Make or extend a stream of text, and print a summary."""
     options = parse_options(argv)
     start = time.monotonic()
     stream = prepare(options)
@@ -41,12 +41,12 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     """Make a new stream, or append to an existing one.
 
     Returns:
-        The stream, or None if the same command was completed before.
+        The stream, or None if the same command completed before.
 
     Raises:
         AlmaError: the input, the options or the files at ``--out`` are invalid.
     """
-    existing_stream(options)  # Report errors before reading the input.
+    existing_stream(options)  # Report errors before the input is read.
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)
     with work_folder(options.out, "alma-prep-text") as root:
@@ -63,12 +63,12 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         work.prepare()
         stream = write_stream(work, root / "stream", _each_piece(plan, work.encode, "encoding"), record)
         plan.refuse_changes()
-        (publish_stream if there is None else publish_additions)(root / "stream", stream)
+        publish_stream(root / "stream", stream, is_addition=there is not None)
     return stream
 
 
 def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
-    """Yield the results of a step for all pieces, and show the progress: share of bytes, MB/s and time left."""
+    """Yield the results of a step for all pieces, and show progress: share of bytes, MB/s and remaining time."""
     line, start, done = LiveLine(), time.monotonic(), 0
     total = sum(size for size, _ in plan.stamps)
     try:
@@ -84,7 +84,7 @@ def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
 
 
 def existing_stream(options: PrepOptions) -> Optional[Stream]:
-    """Return the stream at ``--out`` or None. Raises AlmaError if there is no stream for ``--append``."""
+    """Return the stream at ``--out``, or None. Raises AlmaError if ``--append`` finds no stream or a damaged stream."""
     there = stream_at(options.out, "text")
     if there is None and options.append:
         raise AlmaError(f"--out {options.out}: no stream to append to; remove --append to make a new stream")
@@ -94,10 +94,10 @@ def existing_stream(options: PrepOptions) -> Optional[Stream]:
 
 
 def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
-    """Return whether the same command was completed on the stream before.
+    """Return whether the same command completed on the stream before.
 
     Raises:
-        AlmaError: the stream was made by a different command, and this one does not append.
+        AlmaError: another command made the stream, and ``--append`` is not given.
     """
     if options.append:
         return any(all(entry[key] == record[key] for key in record) for entry in there.history)
@@ -107,13 +107,19 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
 
 
 def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
-    """Return the command's record for the history of the stream, with the sha256 of each input file."""
+    """Return the record of a command for the history of the stream.
+
+    Args:
+        plan: plan of the command.
+        digests: sha256 of each input file.
+    """
     options = plan.options
     tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
-    inputs = [
-        {"argument": each.argument, "name": each.name, "format": each.form, "size": size, "sha256": digest}
-        for each, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True)
-    ]
+    inputs = []
+    for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True):
+        name = "-" if source.is_copy else recorded_name(source.path)
+        entry = {"argument": source.argument, "name": name, "format": source.form, "size": size, "sha256": digest}
+        inputs.append(entry)
     command = "append" if options.append else "create"
     return {"command": command, "options": options.determining(tokenizer), "inputs": inputs}
 
@@ -138,17 +144,18 @@ def _describe(stream: Stream, seconds: float) -> None:
         trained = [split for split in stream.splits if split.name in last["splits"] and split.name.endswith("/train")]
         share = num_bytes / (num_bytes + sum(split.num_bytes for split in trained))
         print(
-            f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of the training text) dropped: "
-            f"they share {size} words in a row with held-out text (listed in stream.json)"
+            f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of the training text) dropped, "
+            f"because they share {size} words in a row with held-out text (listed in stream.json)"
         )
         if share > LARGE_SHARE:
             print(
-                f"warning: a large share was dropped. Texts such as program code can share {size} words without being "
-                f"copies; {DECONTAMINATE} {4 * size} drops only longer copies, --no-decontaminate keeps all documents"
+                f"warning: a large share of the text was dropped. Texts such as program code can share {size} words "
+                f"without being copies. {DECONTAMINATE} {4 * size} drops only longer copies. --no-decontaminate keeps "
+                "all documents."
             )
-    wanted = last["options"].get("--vocab-size")
-    if wanted not in (None, AUTO) and wanted != vocab_size:
-        print(f"--vocab-size {wanted}: the first mega-batch gives only {vocab_size} tokens")
+    requested = last["options"].get("--vocab-size")
+    if requested not in (None, AUTO) and requested != vocab_size:
+        print(f"--vocab-size {requested}: the first mega-batch is too small, so the vocabulary has {vocab_size} tokens")
 
 
 if __name__ == "__main__":

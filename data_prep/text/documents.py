@@ -1,6 +1,6 @@
 """Cut input files into pieces for workers, and read the blocks and documents of a piece.
 
-A piece is a byte range of a plain file, a range of row groups of a Parquet file, or several complete files. A block is
+A piece is a byte range of a plain file, a range of row groups of a Parquet file, or several complete files. A block has
 about one MiB of a piece and contains complete documents. The documents do not depend on the sizes of pieces and blocks.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence, Union
 
-from data_prep.build_folder import recorded_name
 from data_prep.compression import DecompressedFile
 from fairseq_alma.errors import AlmaError
 
@@ -21,7 +20,7 @@ PERIODS = {"year": 4, "month": 7, "day": 10}
 """Length of the date prefix that identifies a period, in a date such as ``2024-05-17``."""
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
-PIECE_SIZE = 1 << 23  # bytes of a file
+PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
 _EMPTY_LINE = re.compile(r"\n\s*\n")
 _BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)")}
 _LINE_END = re.compile(rb"\n")
@@ -37,20 +36,15 @@ class Source:
     path: Path
     label: str  # name of the file in messages
     argument: int  # index of the INPUT argument that names the file or its folder
-    form: str  # ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``
+    form: str  # format: ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``
     field: str  # field or column of the text
     is_copy: bool = False  # whether the file is a copy of standard input or of a pipe
     by: Optional[str] = None  # field or column with the group of a document (``--by``)
-    period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None: the full value
-
-    @property
-    def name(self) -> str:
-        """File name in the manifest."""
-        return "-" if self.is_copy else recorded_name(self.path)
+    period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None if they are complete values
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """(size in bytes, modification time), to detect changes of the content."""
+        """Return size in bytes and modification time, to detect changes of the content."""
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 
@@ -60,16 +54,21 @@ class Block:
     """Consecutive complete documents of one file, about one MiB."""
 
     source: Source
-    content: Union[bytes, Sequence[tuple]]  # bytes, or for Parquet rows ``(text,)`` or ``(text, group)``
-    start: int = 0  # offset of the first byte in the decompressed file, or for Parquet index of the first row
+    content: Union[bytes, Sequence[tuple]]  # bytes; for Parquet, rows ``(text,)`` or ``(text, group)``
+    start: int = 0  # offset of the first byte in the decompressed file; for Parquet, index of the first row
     bytes_read: int = 0  # number of bytes of the file that were read for the block
 
     def where(self, number: int) -> str:
-        """Return the file name and the line or row number of line ``number`` (from 0) of the block, for messages."""
+        """Return the label of the file and the number of a line or row, for messages.
+
+        Args:
+            number: index of the line or row in the block.
+        """
         if self.source.form == "parquet":
             return f"{self.source.label}, row {self.start + number + 1}"
         line, left = number + 1, self.start
-        with DecompressedFile(self.source.path, self.source.label) as file:
+        with open(self.source.path, "rb") as raw:
+            file = DecompressedFile(raw, self.source.label)
             while left > 0 and (content := file.read(min(left, BLOCK_SIZE))):
                 line += content.count(b"\n")
                 left -= len(content)
@@ -84,7 +83,7 @@ def documents_of(block: Block) -> list[str]:
 def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     """Return (document, group) for each document of a block; the group is empty without ``--by``.
 
-    White space at the start and end of a document is removed. A document of white space only is dropped.
+    Remove white space at the start and end of a document, and drop documents of white space only.
 
     Raises:
         AlmaError: the block is not UTF-8 text, a record lacks a field, or a field has an invalid value.
@@ -98,14 +97,14 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     for number, value, group in _records(block):
         if not isinstance(value, str):
             raise AlmaError(
-                f"{block.where(number)}: {source.field!r} is {value!r:.40}, a string is needed; correct the record or "
-                "give another --field"
+                f"{block.where(number)}: expected a string in {source.field!r}, found {value!r:.40}; correct the "
+                "record, or give another --field"
             )
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise AlmaError(
-                f"{block.where(number)}: {source.field!r} contains half of a surrogate pair, valid Unicode is needed; "
+                f"{block.where(number)}: expected Unicode text in {source.field!r}, found half of a surrogate pair; "
                 "correct the record"
             ) from error
         if stripped := value.strip():
@@ -114,17 +113,19 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
 
 
 def _text_of(block: Block) -> str:
-    """Decode a block of bytes; all line ends become line feeds."""
+    """Decode a block of bytes, with line feeds as line ends."""
     content = block.content
     assert isinstance(content, bytes)
-    remedy = "UTF-8 text is needed; convert the file (iconv), or remove it from the input"
+    remedy = "convert the file (iconv), or remove it from the input"
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         where = block.where(content.count(b"\n", 0, error.start))
-        raise AlmaError(f"{where}: byte 0x{content[error.start]:02x} is not UTF-8; {remedy}") from error
+        found = f"byte 0x{content[error.start]:02x}"
+        raise AlmaError(f"{where}: expected UTF-8 text, found {found}; {remedy}") from error
     if (null := text.find("\0")) >= 0:
-        raise AlmaError(f"{block.where(text.count(chr(10), 0, null))}: binary data (a NUL byte) found; {remedy}")
+        where = block.where(text.count("\n", 0, null))
+        raise AlmaError(f"{where}: expected UTF-8 text, found binary data (a NUL byte); {remedy}")
     if block.start == 0:
         text = text.removeprefix("\ufeff")
     return text.replace("\r\n", "\n") if "\r" in text else text
@@ -143,23 +144,26 @@ def _records(block: Block) -> Iterator[tuple[int, object, object]]:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise AlmaError(
-                f"{block.where(number)}: not JSON ({error}); each line must be one JSON object, or choose another "
-                "--format"
+                f"{block.where(number)}: expected one JSON object on each line, found an invalid line ({error}); "
+                "correct the line, or choose another --format"
             ) from error
         if not isinstance(record, dict):
             raise AlmaError(
-                f"{block.where(number)}: a JSON {type(record).__name__} found; each line must be one JSON object"
+                f"{block.where(number)}: expected one JSON object on each line, found a JSON {type(record).__name__}; "
+                "correct the line, or choose another --format"
             )
         for name, flag in ((field, "--field"), (by, "--by")):
             if name is not None and name not in record:
                 fields = ", ".join(map(repr, record)) or "none"
                 raise AlmaError(
-                    f"{block.where(number)}: no field {name!r}, the fields are {fields}; name one of them with {flag}"
+                    f"{block.where(number)}: expected a field {name!r}, found {fields}; name one of these fields with "
+                    f"{flag}"
                 )
         yield number, record[field], record[by] if by is not None else None
 
 
 def _group_name(block: Block, number: int, value: object) -> str:
+    """Return the group of a document: the value of its field for ``--by``, or the period of the date in this field."""
     period = block.source.period
     name = value.isoformat() if isinstance(value, datetime.date) else value
     if isinstance(name, int) and not isinstance(name, bool):
@@ -170,15 +174,16 @@ def _group_name(block: Block, number: int, value: object) -> str:
         length = PERIODS[period]
         if len(name) >= length and _DATE.fullmatch(name[:length]):
             return name[:length]
-    needed = "a word or an integer" if period is None else f"a date with its {period} (2024-05-17)"
+    expected = "a word or an integer" if period is None else f"a date with its {period} (2024-05-17)"
     raise AlmaError(
-        f"{block.where(number)}: {block.source.by!r} is {value!r:.40}, {needed} is needed; correct the record or --by"
+        f"{block.where(number)}: expected {expected} in {block.source.by!r}, found {value!r:.40}; correct the record, "
+        "or give another --by"
     )
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file, or a range of its bytes that contains complete documents, or a range of its Parquet row groups."""
+    """A file, a range of bytes of a file with complete documents, or a range of row groups of a Parquet file."""
 
     source: Source
     start: int = 0  # first byte or row group
@@ -186,17 +191,47 @@ class FilePart:
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks. Raises AlmaError if the file is damaged or a document is too long."""
-        return _table_blocks(self) if self.source.form == "parquet" else _byte_blocks(self)
+        source, start = self.source, self.start
+        if source.form == "parquet":
+            yield from _table_blocks(self)
+            return
+        boundary = _BOUNDARY.get(source.form, _LINE_END)
+        pending, done, chunk = bytearray(), start, b"-"
+        with open(source.path, "rb") as raw:
+            file = DecompressedFile(raw, source.label)
+            if start:
+                raw.seek(start)
+            while chunk:
+                left = BLOCK_SIZE if self.end is None else self.end - start - len(pending)
+                chunk = file.read(min(left, BLOCK_SIZE))
+                searched = max(0, len(pending) - BLOCK_SIZE)  # A blank line may have begun in an earlier chunk.
+                pending += chunk
+                # A block ends at the last boundary between two documents in each MiB.
+                line_end = len(pending)
+                while chunk and (line_end := pending.rfind(b"\n", searched, line_end)) >= 0:
+                    if boundary.match(pending, line_end):
+                        break
+                cut = line_end + 1 if chunk else line_end
+                if cut > 0:
+                    yield Block(source, bytes(pending[:cut]), start, raw.tell() - done)
+                    start, done = start + cut, raw.tell()
+                    del pending[:cut]
+                elif len(pending) > MAX_DOCUMENT_SIZE:
+                    separator = "an empty line" if source.form == "text" else "a line feed"
+                    raise AlmaError(
+                        f"{Block(source, b'', start).where(0)}: a document has more than {MAX_DOCUMENT_SIZE >> 20} "
+                        f"MiB; separate documents by {separator}, or choose another --format"
+                    )
 
 
 Piece = tuple[FilePart, ...]
-"""The input of one task: a part of a large file, or several small files."""
+"""The input of one task: one range of a large file, or several small files."""
 
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     """Cut files into pieces of about `PIECE_SIZE` bytes."""
     pieces: list[Piece] = []
-    size = PIECE_SIZE + 1  # size of the last piece; this value makes the next file begin a new piece
+    size = PIECE_SIZE + 1  # size of the last piece. This initial value makes the next file begin a new piece.
     for source in sources:
         starts, own_size = _part_starts(source), source.stamp[0]
         if pieces and len(starts) == 1 and size + own_size <= PIECE_SIZE:
@@ -210,6 +245,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
 
 
 def _part_starts(source: Source) -> list[int]:
+    """Return the first byte or row group of each range into which a file is cut."""
     size = source.stamp[0]
     if size <= PIECE_SIZE:
         return [0]
@@ -217,8 +253,8 @@ def _part_starts(source: Source) -> list[int]:
         with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as table:
             number = table.metadata.num_row_groups
         return [*range(0, max(number, 1), max(1, number * PIECE_SIZE // size))]
-    with DecompressedFile(source.path, source.label) as opened:
-        if opened.is_packed:
+    with open(source.path, "rb") as raw:
+        if DecompressedFile(raw, source.label).is_packed:
             return [0]
     starts = [0]
     with open(source.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -231,44 +267,14 @@ def _part_starts(source: Source) -> list[int]:
     return starts
 
 
-def _byte_blocks(part: FilePart) -> Iterator[Block]:
-    """Yield blocks that end at the last boundary between two documents in each MiB."""
-    source, start = part.source, part.start
-    boundary = _BOUNDARY.get(source.form, _LINE_END)
-    pending, done, chunk = bytearray(), part.start, b"-"
-    with DecompressedFile(source.path, source.label) as file:
-        if part.start:
-            file.skip(part.start)
-        while chunk:
-            left = BLOCK_SIZE if part.end is None else part.end - start - len(pending)
-            chunk = file.read(min(left, BLOCK_SIZE))
-            searched = max(0, len(pending) - BLOCK_SIZE)  # A blank line may have begun in an earlier chunk.
-            pending += chunk
-            line_end = len(pending)
-            while chunk and (line_end := pending.rfind(b"\n", searched, line_end)) >= 0:
-                if boundary.match(pending, line_end):
-                    break
-            cut = line_end + 1 if chunk else line_end
-            if cut > 0:
-                yield Block(source, bytes(pending[:cut]), start, file.position - done)
-                start, done = start + cut, file.position
-                del pending[:cut]
-            elif len(pending) > MAX_DOCUMENT_SIZE:
-                separator = "an empty line" if source.form == "text" else "a line feed"
-                raise AlmaError(
-                    f"{Block(source, b'', start).where(0)}: a document of more than {MAX_DOCUMENT_SIZE >> 20} MiB "
-                    f"found; documents must be separated by {separator}, or choose another --format"
-                )
-
-
 @contextmanager
 def reading_table(source: Source) -> Iterator[Any]:
-    """Yield the module pyarrow. Convert its errors to AlmaError, also if it is not installed."""
+    """Yield the module pyarrow. Convert errors of pyarrow, and its absence, to AlmaError."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise AlmaError(f"{source.label}: Parquet data, which needs pyarrow; pip install pyarrow") from error
+        raise AlmaError(f"{source.label}: reading Parquet data requires a package; pip install pyarrow") from error
     try:
         yield pyarrow
     except AlmaError:
@@ -281,17 +287,16 @@ def reading_table(source: Source) -> Iterator[Any]:
 
 
 def _table_blocks(part: FilePart) -> Iterator[Block]:
-    """Yield blocks of a few hundred rows of the needed columns of a Parquet file."""
+    """Yield blocks of at most `_ROWS_AT_ONCE` rows, with the columns for text and group, of a Parquet file."""
     source = part.source
     with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as table:
         names = table.schema_arrow.names
         columns = [source.field] if source.by is None else [source.field, source.by]
         for column, flag in zip(columns, ("--field", "--by"), strict=False):
             if names.count(column) != 1:
-                found = f"{names.count(column)} columns {column!r}" if column in names else f"no column {column!r}"
                 raise AlmaError(
-                    f"{source.label}: {found}, the columns are {', '.join(map(repr, names))}; name one of them with "
-                    f"{flag}"
+                    f"{source.label}: expected one column {column!r}, found {', '.join(map(repr, names))}; name one of "
+                    f"these columns with {flag}"
                 )
         sizes = [table.metadata.row_group(number).num_rows for number in range(table.metadata.num_row_groups)]
         groups, row = range(len(sizes))[part.start : part.end], sum(sizes[: part.start])

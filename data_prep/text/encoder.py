@@ -1,15 +1,15 @@
-"""Encode documents. With byte-level BPE, a cache makes this several times faster than `StreamTokenizer`.
+"""Encode documents. With byte-level BPE, a cache makes encoding several times faster than `StreamTokenizer`.
 
-GPT-2's pre-tokenization rule splits a text into words before any merge. So a chunk that begins and ends at such a
-split always has the same ids, which the cache stores. One regular expression finds the chunks; it splits only at
-places where the rule also splits. The tokenizer encodes documents with control characters or added tokens without
-splitting them. A test compares the ids of both on unusual text.
+The pre-tokenization rule of GPT-2 splits a text into words before any merge. So a chunk that begins and ends at such a
+split always has the same ids, which the cache stores. One regular expression finds the chunks. It splits only at places
+where the rule also splits. Documents with control characters or added tokens are not split. A test compares the ids
+with the ids of the tokenizer on unusual text.
 """
 
 import json
 import re
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ _MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:
-    """Convert documents to the bytes of a token file; store up to ``cache_size`` chunks, each about 200 bytes."""
+    """Encoder of documents as bytes of a token file, with a cache of ``cache_size`` chunks of about 200 bytes."""
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
         self._tokenizer = tokenizer
@@ -42,42 +42,37 @@ class DocumentEncoder:
         self._eos = np.array([EOS], dtype=dtype).tobytes()
         self._cache: dict[str, bytes] = {}
         self._cache_size = cache_size
-        self._unsplit_if = _needs_tokenizer(tokenizer.file) if tokenizer.kind == "tokenizers" else re.compile("")
+        is_json = tokenizer.kind == "tokenizers"
+        self._unsplit = _unsplit_documents(tokenizer.file) if is_json else re.compile("")
 
     def encode(self, documents: Sequence[str]) -> list[bytes]:
         """Return the ids of each document, followed by the id of EOS, as bytes of ``dtype``."""
-        if self._unsplit_if is None:
-            return self._encode_by_chunks(documents)
-        unsplit = [number for number, document in enumerate(documents) if self._unsplit_if.search(document)]
+        unsplit = [number for number, document in enumerate(documents) if self._unsplit.search(document)]
         tokens = self._tokenizer.encode_batch([documents[number] for number in unsplit])
         encoded = {number: self._ids(each) + self._eos for number, each in zip(unsplit, tokens, strict=True)}
         others = [number for number in range(len(documents)) if number not in encoded]
-        encoded |= zip(others, self._encode_by_chunks([documents[number] for number in others]), strict=True)
-        return [encoded[number] for number in range(len(documents))]
-
-    def _encode_by_chunks(self, documents: Sequence[str]) -> list[bytes]:
-        chunked = [_CHUNK.findall(document) for document in documents]
+        chunked = [_CHUNK.findall(documents[number]) for number in others]
         missing = list(set().union(*chunked) - self._cache.keys())
         self._cache.update(zip(missing, map(self._ids, self._tokenizer.encode_batch(missing)), strict=True))
-        ids_of = self._cache.__getitem__
-        encoded = [b"".join(map(ids_of, chunks)) + self._eos for chunks in chunked]
+        for number, chunks in zip(others, chunked, strict=True):
+            encoded[number] = b"".join(map(self._cache.__getitem__, chunks)) + self._eos
         # Frequent chunks occur early, so a full cache replaces no chunk.
         keep = self._cache_size - (len(self._cache) - len(missing))
         for chunk in [chunk for chunk in missing if len(chunk) > _MAX_CACHED_LENGTH] if keep > 0 else missing:
             del self._cache[chunk]
-        return encoded
+        return [encoded[number] for number in range(len(documents))]
 
     def _ids(self, tokens: list[int]) -> bytes:
         return (np.array(tokens, dtype=self.dtype) + self.dtype.type(NUM_FAIRSEQ_SYMBOLS)).tobytes()
 
 
-def _needs_tokenizer(tokenizer_json: Path) -> Optional[re.Pattern]:
-    """Return a pattern that matches documents that must not be split; the empty pattern matches every document."""
+def _unsplit_documents(tokenizer_json: Path) -> re.Pattern:
+    """Return a pattern that matches documents that must not be split. The empty pattern matches every document."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
     model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
     is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")
-    is_cut_by_the_rule = pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer.get("use_regex", True)
-    if not is_bpe or not is_cut_by_the_rule or pre_tokenizer.get("add_prefix_space", True):
+    is_gpt2_rule = pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer.get("use_regex", True)
+    if not is_bpe or not is_gpt2_rule or pre_tokenizer.get("add_prefix_space", True):
         return re.compile("")
     added = [re.escape(token["content"]) for token in content.get("added_tokens") or []]
     return re.compile("|".join([f"[{_ODD}]", *added]))

@@ -1,4 +1,4 @@
-"""The options of ``alma-prep-text``."""
+"""Options of ``alma-prep-text``."""
 
 import argparse
 from dataclasses import MISSING, dataclass
@@ -17,12 +17,12 @@ from fairseq_alma.options import Options, flag, integer, opt, options_of, real, 
 DEFAULT_FIELD = "text"
 FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
 FORMS_OF_TEXT = ("text", "lines")  # formats without fields
-MAX_INPUTS = 65_535  # 16 bits number them
+MAX_INPUTS = 65_535  # The number of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Name of the ``--decontaminate`` option in the history of a stream."""
+"""Option whose value in the history of a stream also applies to ``--append``."""
 AUTO = 0
-"""Value of ``--vocab-size`` that chooses the vocabulary size by the number of bytes of the first mega-batch."""
+"""Value of ``--vocab-size`` for a vocabulary size chosen by the size of the first mega-batch."""
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
@@ -33,14 +33,14 @@ A size is a number of UTF-8 bytes (N) or a share of all bytes (3%). Repeating a 
 
 
 def read_size(word: str) -> Size:
-    """Convert a word to a number of bytes, or ``3%`` to 0.03. Raises ValueError with the rule."""
+    """Return a number of bytes, or a share such as 0.03 for ``3%``. Raises ValueError with the valid range."""
     if word.endswith("%"):
         return float(real(0, 50, above=True).read(word[:-1])) / 100
     return int(integer(1, MAX_COUNT).read(word))
 
 
 def read_vocab_size(word: str) -> int:
-    """Convert a word to a vocabulary size (at least 256). Raises ValueError with the rule."""
+    """Return a vocabulary size of at least 256, or `AUTO`. Raises ValueError with the valid range."""
     return AUTO if word == "auto" else int(integer(256, 2**24).read(word))
 
 
@@ -50,9 +50,9 @@ class PrepOptions(Options):
 
     out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
     megabatches: Optional[int] = opt(
-        None, "number of mega-batches, equal in bytes", range=integer(1, MAX_MEGABATCHES), metavar="B"
+        None, "number of mega-batches, of equal size in bytes", range=integer(1, MAX_MEGABATCHES), metavar="B"
     )
-    one_per_input: bool = opt(False, "make each INPUT a mega-batch, in the given order")
+    one_per_input: bool = opt(False, "make one mega-batch for each INPUT, in the given order")
     by: Optional[str] = opt(
         None,
         "make one mega-batch for each value of this field or column, sorted by value",
@@ -60,9 +60,9 @@ class PrepOptions(Options):
         metavar="NAME",
     )
     period: Optional[str] = opt(
-        None, "with --by: make one mega-batch for each period of the dates in the field", choices=tuple(PERIODS)
+        None, "make one mega-batch for each period of the dates in the --by field", choices=tuple(PERIODS)
     )
-    append: bool = opt(False, "add mega-batches of new documents to the stream at --out")
+    append: bool = opt(False, "add mega-batches with new documents to the stream at --out")
     seed: int = opt(1, "random seed for assigning documents to sets", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
         None, "make the test set as large as a mega-batch, and the validation set 1/10 of that", choices=("paper",)
@@ -72,9 +72,9 @@ class PrepOptions(Options):
     )
     test_bytes: Optional[Size] = opt(None, "size of the test set (default: 2%, 12 kB to 1.2 MB)", parse=read_size)
     holdout_bytes: Optional[Size] = opt(
-        None, "size of the held-out part of each mega-batch, also with --append (default: none)", parse=read_size
+        None, "size of the held-out set of each mega-batch, also with --append (default: none)", parse=read_size
     )
-    format: str = opt("auto", "text: an empty line between documents; lines: one document a line", choices=FORMATS)
+    format: str = opt("auto", "text: an empty line separates documents; lines: one document per line", choices=FORMATS)
     field: Optional[str] = opt(
         None, f"field or column of the text (default: {DEFAULT_FIELD})", parse=utf8_word, metavar="NAME"
     )
@@ -90,13 +90,13 @@ class PrepOptions(Options):
     no_decontaminate: bool = opt(False, "do not drop training documents that share words with held-out text")
     vocab_size: int = opt(
         50_000,
-        "vocabulary size of the trained tokenizer, or auto: chosen by the size of the first mega-batch",
+        "vocabulary size of the trained tokenizer, or auto to choose it by the size of the first mega-batch",
         parse=read_vocab_size,
         metavar="V",
     )
     # More text hardly changes the vocabulary, and training needs memory for each distinct word.
     tokenizer_bytes: int = opt(
-        180_000_000, "maximum bytes of the first mega-batch to train the tokenizer on", range=integer(1, MAX_COUNT)
+        180_000_000, "maximum bytes of the first mega-batch for training the tokenizer", range=integer(1, MAX_COUNT)
     )
     tokenizer: Optional[Path] = opt(
         None,
@@ -105,35 +105,30 @@ class PrepOptions(Options):
         metavar="PATH",
     )
     workers: int = opt(
-        default_workers(), "number of worker processes; does not change the stream", range=integer(1, 1024)
+        default_workers(), "number of worker processes; has no effect on the stream", range=integer(1, 1024)
     )
     inputs: tuple[str, ...] = ()
 
     @property
     def num_megabatches(self) -> Optional[int]:
-        """Number of new mega-batches; None if ``--by`` determines the number."""
+        """Return the number of new mega-batches, or None if ``--by`` determines the number."""
         if self.by is not None:
             return None
         return len(self.inputs) if self.one_per_input or self.megabatches is None else self.megabatches
 
     @property
-    def form(self) -> Optional[str]:
-        """Format of all inputs; None to detect the format of each file."""
-        return None if self.format == "auto" else self.format
-
-    @property
-    def text_field(self) -> str:
-        """Field or column with the text of a document."""
-        return self.field or DEFAULT_FIELD
-
-    @property
     def ngram(self) -> Optional[int]:
-        """Size in words of the n-grams that training text must not share with held-out text; None for no limit."""
+        """Return the n-gram size in words of the decontamination, or None for ``--no-decontaminate``."""
         return None if self.no_decontaminate else self.decontaminate_ngram
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
-        """Return the options that determine the content of the stream (flag -> value), with the tokenizer's sha256."""
-        values = {**vars(self), "megabatches": self.num_megabatches, "format": self.form, "field": self.text_field}
+        """Return the options that determine the content of the stream, by flag.
+
+        Args:
+            tokenizer_sha256: sha256 of the ``--tokenizer`` file, or None.
+        """
+        values = {**vars(self), "megabatches": self.num_megabatches, "field": self.field or DEFAULT_FIELD}
+        values |= {"format": None if self.format == "auto" else self.format}
         values |= {"decontaminate_ngram": self.ngram, "tokenizer": tokenizer_sha256}
         names = ["megabatches", "one_per_input", "by", "period", "seed", "format", "field"]
         names += ["keep_duplicates", "decontaminate_ngram"]
@@ -144,11 +139,11 @@ class PrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
-    """Parse the command line; exit with a usage error if options contradict each other."""
+    """Parse the command line. Exit with a usage error if options contradict each other."""
     parser = Parser(
         prog="alma-prep-text",
         usage="%(prog)s INPUT… --out STREAM (--megabatches B | --one-per-input | --by NAME) [options]",
-        description="Turn raw text into a stream: B mega-batches, a validation set and a test set of token files.",
+        description="Convert raw text to a stream: B mega-batches, a validation set and a test set of token files.",
         epilog=_EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=120),
     )
@@ -156,7 +151,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="text, JSON lines or Parquet, plain, .gz, .bz2, .xz or .zst: a file, a folder, a pipe, or - for stdin",
+        help="file, folder or pipe with text, JSON lines or Parquet (also .gz, .bz2, .xz, .zst), or - for stdin",
     )
     PrepOptions.add_to(parser)
     args = parser.parse_intermixed_args(argv)
@@ -166,7 +161,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     fixed = [*trains, *(given[name] for name in sizes if name in given)]
     if args.tokenizer is not None and trains:
         parser.error(
-            f"{trains[0]} is for training a tokenizer, but --tokenizer names a trained one; remove one of the options"
+            f"{trains[0]} is for training a tokenizer, but --tokenizer names a trained tokenizer; remove one option"
         )
     if args.append and fixed:
         parser.error(f"{fixed[0]}: --append uses the setting recorded in the stream; remove the option")
@@ -174,21 +169,21 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         if (value := vars(args)[name]) is not None and args.format in FORMS_OF_TEXT:
             parser.error(f"--{name} {value}: --format {args.format} has no fields; remove one of the options")
     if args.period is not None and args.by is None:
-        parser.error(f"--period {args.period}: needs a field with dates; give --by NAME")
+        parser.error(f"--period {args.period}: expected a field with dates; give --by NAME")
     chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
     if len(chosen) > 1 and "--by" in chosen:
-        parser.error(f"--by {args.by}: makes one mega-batch for each value; remove {chosen[0]}")
+        parser.error(f"--by {args.by}: this option makes one mega-batch for each value; remove {chosen[0]}")
     if not chosen:
-        parser.error("give --megabatches B, --one-per-input, or --by NAME")
+        parser.error("number of mega-batches missing; give --megabatches B, --one-per-input, or --by NAME")
     num_inputs = len(args.inputs)
     if args.one_per_input and args.megabatches not in (None, num_inputs):
         parser.error(
             f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs} mega-batches; remove one option"
         )
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
-        parser.error(f"--one-per-input: {num_inputs} mega-batches, at most {MAX_MEGABATCHES} are possible; give fewer")
+        parser.error(f"--one-per-input: expected at most {MAX_MEGABATCHES} inputs, found {num_inputs}; give fewer")
     if num_inputs > MAX_INPUTS:
-        parser.error(f"INPUT: {num_inputs} given, at most {MAX_INPUTS} are possible; put them into a folder")
+        parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; put the files into a folder")
     if args.inputs.count(STANDARD_INPUT) > 1:
-        parser.error("INPUT -: standard input can be read only once; give it once")
+        parser.error("INPUT -: standard input can be read only once; give - once")
     return PrepOptions.read(args, inputs=tuple(args.inputs))

@@ -1,4 +1,4 @@
-"""Find the input files of a command in its arguments: files, folders, pipes and standard input."""
+"""Find the input files of ``alma-prep-text``: files, folders, pipes and standard input."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Optional, Sequence
 
-from data_prep.compression import strip_compression_suffix
+from data_prep.compression import COMPRESSION_SUFFIXES
 from data_prep.text.documents import BLOCK_SIZE, Source
 from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import print_line
@@ -26,35 +26,35 @@ _ABOUT_DATA = re.compile(
 
 def find_sources(
     inputs: Sequence[str],
-    form: Optional[str],
+    form: str,
     field: str,
     folder: Optional[Path],
     out: Optional[Path] = None,
     by: Optional[str] = None,
     period: Optional[str] = None,
 ) -> list[Source]:
-    """Return all input files; the files of a folder and its subfolders are sorted by name.
+    """Return all input files. The files of a folder and its subfolders are sorted by name.
 
-    Standard input and pipes are copied to files first, because every input is read more than once.
+    Copy standard input and pipes to files, because every input is read more than once.
 
     Args:
         inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
-        form: format of all files; None to detect the format of each file by name and content.
+        form: format of all files; ``auto`` to detect the format of each file by name and content.
         field: field or column with the text.
         folder: folder for copies of pipes; None to refuse pipes, because several machines read the input.
-        out: folder of the stream, which is ignored within an input folder.
+        out: folder of the stream. Its files are ignored in an input folder.
         by: see `Source`.
         period: see `Source`.
 
     Raises:
-        AlmaError: an input does not exist or cannot be read, or a folder contains no file or an unreadable one.
+        AlmaError: an input does not exist or cannot be read, or a folder contains no file or an unreadable file.
     """
     stream = None if out is None else out.resolve()
-    found: list[Optional[list[Path]]] = []  # None for a pipe, which is read after all other checks
+    found: list[Optional[list[Path]]] = []  # None for a pipe. Pipes are read after all other checks.
     for given in inputs:
         path = Path(given)
         if stream in (path.resolve(), *path.resolve().parents):
-            raise AlmaError(f"--out {out}: contains the input {given}; choose a folder outside the input")
+            raise AlmaError(f"--out {out}: the folder contains the input {given}; choose a folder outside the input")
         if given != STANDARD_INPUT and not path.exists():
             raise AlmaError(f"{given}: no such file or folder; give a file or folder of text, or - for standard input")
         mode = stat.S_IFIFO if given == STANDARD_INPUT else path.stat().st_mode
@@ -73,13 +73,13 @@ def find_sources(
                 pipe = sys.stdin.buffer if is_standard else opened.enter_context(open(given, "rb"))
                 shutil.copyfileobj(pipe, file, BLOCK_SIZE)
         for path in files:
-            own_label = label if is_pipe else str(path)
-            sources.append(Source(path, own_label, argument, form or _form_of(path), field, is_pipe, by, period))
+            own_label, own_form = label if is_pipe else str(path), _form_of(path) if form == "auto" else form
+            sources.append(Source(path, own_label, argument, own_form, field, is_pipe, by, period))
     return sources
 
 
 def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
-    """Return the files in a folder and its subfolders, sorted by name; print which files are ignored."""
+    """Return the files in a folder and its subfolders, sorted by name, and print which files are ignored."""
 
     def refuse(error: OSError) -> None:  # os.walk ignores folders that it cannot read.
         raise error
@@ -90,23 +90,23 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() != stream]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
-                print_line(f"note: {Path(root, name)}: link to a folder ignored", sys.stderr)
+                print_line(f"note: {Path(root, name)}: ignored, because it is a link to a folder", sys.stderr)
         visible = sorted(name for name in names if not name.startswith("."))
-        # A README is used if it is the only file.
+        # A README is text of the input if there is no other file.
         kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible
         splits = list(dict.fromkeys(match[0] for name in kept if (match := _SPLIT_NAME.match(name))))
         if len(splits) > 1:
             raise AlmaError(
-                f"{root}: contains the splits {', '.join(splits)} of a data set; give the files of one split "
-                f"({Path(root, splits[0])}…)"
+                f"{root}: the folder contains the splits {', '.join(splits)} of a data set; give the files of one "
+                f"split ({Path(root, splits[0])}…)"
             )
         ignored += [str(Path(root, name)) for name in visible if name not in kept]
         files += [Path(root, name) for name in kept]
     for path in files:
         if not path.is_file():
-            raise AlmaError(f"{path}: not a regular file, or a broken link; remove it, or name the files of text")
+            raise AlmaError(f"{path}: not a regular file, or a broken link; remove it, or give the files of text")
     if not files:
-        raise AlmaError(f"{folder}: no file in this folder; give a folder with text")
+        raise AlmaError(f"{folder}: the folder contains no file; give a folder with text")
     if ignored:
         shown = ", ".join(ignored[:5]) + (", …" if len(ignored) > 5 else "")
         print_line(f"note: {folder}: {len(files):,} files used, {len(ignored):,} ignored ({shown})", sys.stderr)
@@ -117,4 +117,5 @@ def _form_of(path: Path) -> str:
     with open(path, "rb") as file:
         if file.read(4) == b"PAR1":
             return "parquet"
-    return _FORMS.get(Path(strip_compression_suffix(path.name)).suffix, "text")
+    name = path.stem if path.suffix in COMPRESSION_SUFFIXES else path.name
+    return _FORMS.get(Path(name).suffix, "text")

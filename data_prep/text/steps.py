@@ -1,10 +1,10 @@
-"""The steps that make a stream of text, for any number of workers or machines. They exchange files in a work folder.
+"""Make a stream of text in steps, on any number of workers or machines. The steps exchange files in a work folder.
 
 - Hash: compute the hash, sorting key and size of each document of a piece (see ``documents``).
 - Assign: drop documents with the hash of an earlier document, and assign each other document to a set.
-- Sample: read the held-out documents and the training sample of the tokenizer again.
+- Sample: read the held-out documents and the training text of the tokenizer again.
 - Prepare: merge the n-grams of the held-out documents, and train the tokenizer.
-- Encode: read each document again, drop it if it shares an n-gram with held-out text, else encode it for its set.
+- Encode: read each document again. Drop it if it shares an n-gram with held-out text, else encode it for its set.
 """
 
 import pickle
@@ -18,7 +18,7 @@ import numpy as np
 from data_prep.text.assignment import Shares, assign, keys_of
 from data_prep.text.documents import Piece, Source, cut_into_pieces, documents_and_groups_of, documents_of
 from data_prep.text.encoder import DocumentEncoder
-from data_prep.text.options import AUTO, FORMS_OF_TEXT, HOLDOUT_BYTES, PrepOptions
+from data_prep.text.options import AUTO, DEFAULT_FIELD, FORMS_OF_TEXT, HOLDOUT_BYTES, PrepOptions
 from data_prep.text.source import find_sources
 from data_prep.text.tokenizer import train_tokenizer, vocab_size_for
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet, distinct, document_hashes, held_out_ngrams
@@ -30,14 +30,14 @@ from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
 DROPPED = -1
 """Set number of a dropped document."""
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
-_CHOSEN, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
-_CACHED_CHUNKS = 600_000  # cached chunks of all workers together
+_TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
+_CACHED_CHUNKS = 600_000  # maximum number of cached chunks in all workers together
 _SHOWN = 80  # number of characters of a dropped document in stream.json
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The input and the options of all steps."""
+    """Input and options of the steps."""
 
     options: PrepOptions
     sources: tuple[Source, ...]
@@ -47,14 +47,14 @@ class Plan:
     num_workers: int = 1  # number of processes on one machine
 
     def refuse_changes(self) -> None:
-        """Raise AlmaError if an input file changed since the plan was made."""
+        """Raise AlmaError if the size or modification time of an input file differs from the plan."""
         for source, stamp in zip(self.sources, self.stamps, strict=True):
             if source.stamp != stamp:
                 raise _changed(source.label)
 
 
 def _changed(label: str) -> AlmaError:
-    return AlmaError(f"{label}: changed while it was being read; run the command again when the file is complete")
+    return AlmaError(f"{label}: the file changed while it was read; run the command again when the file is complete")
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Assignment:
 
     names: list[str]  # name of each set, as in the manifest
     num_megabatches: int  # number of new mega-batches, which are the first sets
-    groups: list[str]  # group of each mega-batch with ``--by``; else empty
+    groups: list[str]  # group of each mega-batch; empty without ``--by``
     num_duplicates: int  # number of documents dropped because they equal an earlier document
     first_bytes: int  # number of bytes of the first mega-batch
 
 
 @dataclass
 class Encoded:
-    """The encoded documents of a block, sorted by set."""
+    """Encoded documents of a block, sorted by set."""
 
     bytes_read: int  # number of bytes of the input that were read for the block
     sets: np.ndarray  # ``(documents,)``, int16, ascending: set number of each document
@@ -80,16 +80,16 @@ class Encoded:
 
 
 class Work:
-    """The steps on one work folder. Each step reads the files that earlier steps wrote."""
+    """Steps that share a work folder. Each step reads the files that earlier steps wrote."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def __reduce__(self) -> tuple[type["Work"], tuple[str]]:
-        return Work, (self.folder,)  # Another process loads the values from the files.
+        return Work, (self.folder,)  # Another process loads all values from the files.
 
     def save(self, name: str, value: object) -> None:
-        """Write a value to a file of the work folder: bytes unchanged, an array as ``.npy``, other types pickled."""
+        """Write a value to a file of the work folder: bytes without change, an array as .npy, other types by pickle."""
         with open_atomically(Path(self.folder, name), durable=False) as file:
             if isinstance(value, bytes):
                 file.write(value)
@@ -99,23 +99,23 @@ class Work:
                 pickle.dump(value, file)
 
     def load(self, name: str) -> Any:
-        """Return the value in a file of the work folder; an array is memory-mapped."""
+        """Return the value of a file of the work folder, an array with memory mapping."""
         path = Path(self.folder, name)
         return np.load(path, mmap_mode="r") if path.suffix == ".npy" else pickle.loads(path.read_bytes())
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan that `make_plan` wrote."""
+        """Return the plan that `make_plan` wrote."""
         return self.load("plan")
 
     @cached_property
     def assignment(self) -> Assignment:
-        """The assignment that `assign` wrote."""
+        """Return the assignment that `assign` wrote."""
         return self.load("assignment")
 
     @cached_property
     def tokenizer(self) -> StreamTokenizer:
-        """The tokenizer that `prepare` wrote."""
+        """Return the tokenizer that `prepare` wrote."""
         (file,) = (path for name in FILE_NAMES.values() if (path := Path(self.folder, name)).exists())
         return StreamTokenizer(file)
 
@@ -131,13 +131,19 @@ class Work:
     def make_plan(
         self, there: Optional[Stream], options: PrepOptions, copies: Optional[Path], num_workers: int
     ) -> None:
-        """Find the input and write the plan; ``copies`` is the folder for copies of pipes, or None to refuse pipes.
+        """Find the input files and write the plan.
+
+        Args:
+            there: stream to append to; None for a new stream.
+            options: options of the command.
+            copies: folder for copies of pipes; None to refuse pipes.
+            num_workers: maximum number of processes.
 
         Raises:
-            AlmaError: an input cannot be read, or lacks a field that an option names.
+            AlmaError: an input cannot be read, or an option names a field, but the input is plain text.
         """
-        field, by = options.text_field, options.by
-        sources = tuple(find_sources(options.inputs, options.form, field, copies, options.out, by, options.period))
+        field, by = options.field or DEFAULT_FIELD, options.by
+        sources = tuple(find_sources(options.inputs, options.format, field, copies, options.out, by, options.period))
         text = [f"{each.label} is plain text, which has no fields" for each in sources if each.form in FORMS_OF_TEXT]
         if by is not None and text:
             raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
@@ -151,7 +157,7 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, key, bytes and INPUT number of each document of a piece; yield the bytes read for each block."""
+        """Write hash, key, size and INPUT index of each document of a piece. Yield the bytes read for each block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
@@ -173,7 +179,7 @@ class Work:
         self.save(f"hashed-{number:05d}", (list(groups), np.concatenate(parts)))
 
     def assign(self) -> None:
-        """Drop duplicates and assign all other documents to sets; use less than 64 bytes of memory per document.
+        """Drop duplicates and assign all other documents to sets, with less than 64 bytes of memory per document.
 
         Raises:
             AlmaError: an input has no document, there are too many groups, or a set is empty.
@@ -191,7 +197,7 @@ class Work:
         for source in plan.sources:
             if not (len(records) if options.by else documents_of_argument[source.argument]):
                 raise AlmaError(
-                    f"{source.label}: empty, no document found; remove it from the input, or add text to it"
+                    f"{source.label}: the file contains no document; remove the file from the input, or add text to it"
                 )
         # A stable sort keeps documents with equal keys in input order.
         order = np.argsort(records["key"], kind="stable")
@@ -243,21 +249,26 @@ class Work:
             self.save(f"sets-{piece:05d}.npy", part)
 
     def _ordered_groups(self, names: set[str]) -> list[str]:
-        """Return the groups sorted: by number if all are integers, else as text."""
+        """Return the groups, sorted by number if all groups are integers, else as text."""
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
         known = [group for entry in history for group in entry.get("groups", ())]
         if again := sorted(names & {*known}):
             raise AlmaError(
-                f"--by {plan.options.by}: {', '.join(again[:3])} is mega-batch {known.index(again[0])} of "
-                f"{plan.options.out} already; remove its documents, or append them with --megabatches"
+                f"--by {plan.options.by}: {plan.options.out} already has {', '.join(again[:3])} (mega-batch "
+                f"{known.index(again[0])}); remove these documents, or append them with --megabatches"
             )
         is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
 
     def refuse_empty_sets(self, counts: Sequence[int], num_dropped: int = 0) -> None:
-        """Raise AlmaError if a set has no document; ``num_dropped`` documents shared words with held-out text."""
+        """Raise AlmaError if a set has no document.
+
+        Args:
+            counts: number of documents of each set.
+            num_dropped: number of documents that were dropped because they share words with held-out text.
+        """
         if all(counts):
             return
         empty, options, groups = [*counts].index(0), self.plan.options, self.assignment.groups
@@ -271,10 +282,10 @@ class Work:
         if num_dropped:
             found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share words with held-out text"
             advice = "give other text, or --no-decontaminate"
-        raise AlmaError(f"{flag}: {found}, none remains for {name}; {advice}")
+        raise AlmaError(f"{flag}: {found}, but none for {name}; {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, marks, bytes read) of each block. Raises AlmaError if the number of documents changed."""
+        """Yield (documents, marks, bytes read) for each block. Raises AlmaError if the number of documents changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -287,23 +298,23 @@ class Work:
             raise _changed(label)
 
     def sample(self, number: int) -> Iterator[int]:
-        """Write the training sample of the tokenizer from a piece, and the n-grams of its held-out documents."""
+        """Write the training text of the tokenizer and the held-out n-grams of a piece. Yield bytes read per block."""
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)
         if plan.options.ngram is not None:
             marks[sets >= self.assignment.num_megabatches] = _HELD_OUT
-        marks[sets == num_sets] = _CHOSEN if plan.there is None and plan.options.tokenizer is None else 0
-        chosen: list[str] = []
+        marks[sets == num_sets] = _TOKENIZER_TEXT if plan.there is None and plan.options.tokenizer is None else 0
+        texts: list[str] = []
         hashes, hasher = [], NgramHasher(plan.options.decontaminate_ngram)
         for documents, own, num_bytes in self._read_again(number, marks) if marks.any() else ():
-            chosen += [documents[each] for each in np.flatnonzero(own == _CHOSEN)]
+            texts += [documents[each] for each in np.flatnonzero(own == _TOKENIZER_TEXT)]
             hashes.append(hasher([documents[each] for each in np.flatnonzero(own == _HELD_OUT)]).hashes)
             yield num_bytes
-        self.save(f"sample-{number:05d}", (chosen, distinct(hashes)))
+        self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Write the tokenizer (trained, or given by ``--tokenizer``) and the n-grams of all held-out text."""
+        """Write the n-grams of all held-out text, and the trained or given tokenizer."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:
@@ -324,11 +335,11 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def encode(self, number: int) -> Iterator[Encoded]:
-        """Encode the documents of a piece; drop documents that share n-grams with held-out text."""
+        """Yield the encoded documents of each block of a piece, except those that share n-grams with held-out text."""
         plan, num_megabatches = self.plan, self.assignment.num_megabatches
         hasher = NgramHasher(plan.options.decontaminate_ngram)
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
-        sets[sets == len(self.assignment.names)] = 0  # The training sample of the tokenizer belongs to mega-batch 0.
+        sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
         width = self._encoder.dtype.itemsize
         for documents, own, num_bytes in self._read_again(number, sets):
             dropped: list[dict[str, Any]] = []
@@ -342,7 +353,7 @@ class Work:
                     begins = " ".join(text[:_SHOWN].split())
                     dropped.append({"bytes": len(text.encode()), "begins": begins, "ngram": hasher.words(text, start)})
             order = np.argsort(own, kind="stable")
-            order = order[np.searchsorted(own[order], 0) :]  # without the dropped documents
+            order = order[np.searchsorted(own[order], 0) :]  # Dropped documents come first.
             texts = [documents[each] for each in order.tolist()]
             ids = self._encoder.encode(texts)
             counts = [
@@ -355,6 +366,6 @@ class Work:
 def _refuse_many_groups(number: int) -> None:
     if number > MAX_MEGABATCHES:
         raise AlmaError(
-            f"--by: {number:,} values found, at most {MAX_MEGABATCHES:,} mega-batches are supported; give a longer "
+            f"--by: expected at most {MAX_MEGABATCHES:,} values (mega-batches), found {number:,}; give a longer "
             "--period, or another field"
         )

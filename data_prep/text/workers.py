@@ -1,7 +1,7 @@
 """Run numbered tasks in worker processes and yield their results in the order of the tasks.
 
 Worker w of N runs the tasks w, w + N, w + 2N and so on. It sends each result at once, so that neither a large task nor
-a fast worker fills the memory. ``ProcessPoolExecutor`` would return all results of a task together.
+a fast worker fills the memory. With ``ProcessPoolExecutor``, a worker would send all results of a task together.
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ from fairseq_alma.errors import AlmaError
 Function = Callable[[int], Iterator[Any]]
 """Function that takes a task number and yields the results of the task."""
 _RESULT, _END, _ERROR = range(3)
-_BUFFERED_RESULTS = 32  # maximum number of unread results of a worker, each for about one MiB of text
+_BUFFERED_RESULTS = 32  # maximum number of unread results of a worker; each result is for about one MiB of text
 
 
 def default_workers() -> int:
@@ -26,7 +26,7 @@ def default_workers() -> int:
 
 
 def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[Any]:
-    """Yield the results of all tasks in the order of their numbers; re-raise exceptions of ``function``.
+    """Yield the results of all tasks in the order of their numbers, and re-raise exceptions of ``function``.
 
     Raises:
         AlmaError: a worker was killed.
@@ -42,11 +42,11 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
     try:
         os.environ["PYTHONSAFEPATH"] = "1"  # Workers must not import modules from the current directory.
         for worker in range(num_workers):
-            connection, theirs = context.Pipe(duplex=False)
+            connection, sender = context.Pipe(duplex=False)
             numbers = range(worker, num_tasks, num_workers)
-            process = context.Process(target=_work, args=(theirs, function, numbers), daemon=True)
+            process = context.Process(target=_work, args=(sender, function, numbers), daemon=True)
             process.start()
-            theirs.close()
+            sender.close()
             started.append((process, connection))
         os.environ["PYTHONSAFEPATH"] = before
         for number in range(num_tasks):
@@ -67,8 +67,8 @@ def _results(connection: Connection) -> Iterator[Any]:
             kind, content = connection.recv()
         except (EOFError, ConnectionResetError) as error:
             raise AlmaError(
-                "--workers: a worker process was killed, probably out of memory; run the command again with "
-                "fewer --workers"
+                "--workers: a worker process was killed, possibly out of memory; run the command again with fewer "
+                "--workers"
             ) from error
         if kind == _END:
             return

@@ -21,20 +21,29 @@ from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TOKENIZER_FOLDER, Toke
 
 MAX_LISTED = 1000
 """Maximum number of dropped documents that the manifest lists."""
-_MOST_PENDING = 1 << 26  # Bytes of tokens buffered in memory, because a process cannot keep thousands of files open.
+_MOST_PENDING = 1 << 26  # maximum number of bytes in memory, because a process cannot keep thousands of files open
 
 
 def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:
-    """Write the files of a stream, or of an addition to a stream, into ``root``, except for the manifest.
+    """Write the files of a stream, or of an addition to a stream, into a folder, except for the manifest.
+
+    Args:
+        work: steps of the command.
+        root: folder for the files.
+        blocks: encoded documents.
+        record: record of the command, see `record_of`.
+
+    Returns:
+        The stream with its new manifest.
 
     Raises:
-        AlmaError: a mega-batch is empty because all its documents share words with held-out text.
+        AlmaError: a mega-batch is empty, because all its documents share words with held-out text.
     """
     plan, assignment, tokenizer = work.plan, work.assignment, work.tokenizer
     there = plan.there
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
     counts = np.zeros((len(writers), 4), np.int64)  # documents, bytes, words, tokens
-    # Token counts of mega-batch 0, for dict.txt.
+    # Counts of each token in mega-batch 0, for dict.txt.
     id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
     listed: list[dict[str, Any]] = []
     num_dropped = bytes_dropped = pending = 0

@@ -132,8 +132,8 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             f"{root / RECORD}: the first call had other options ({first}); give these options or none, or a new MODEL"
         )
     how = dict(itertools.pairwise(record.text))
-    form = None if how.get("--format") == "auto" else how.get("--format")
-    sources = find_sources(options.inputs, form, how.get("--field", "text"), folder=None, out=root)
+    form, field = how.get("--format", "auto"), how.get("--field", "text")
+    sources = find_sources(options.inputs, form, field, folder=None, out=root)
     if record.months:
         stream = Stream.open(root / STREAM)
         hashes = sorted(file_sha256(Path(source.path)) for source in sources)
