@@ -30,8 +30,8 @@ _EPILOG = """examples:
   alma-prep-images arrays --images x.npy --labels y.npy --out stream --megabatches 10
   alma-prep-images folder --source photos/ --out stream --megabatches 10
 
-If the same command was completed before, it does nothing."""
-_DATASETS = {  # data set -> (help, options in addition to `_COMMON`)
+If the stream was written by the same command before, the command does nothing."""
+_DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
     "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
     "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),
     "emnist": ("EMNIST: the idx files of one split, plain or .gz; images are transposed", ("source", "split")),
@@ -58,14 +58,8 @@ _DATASETS = {  # data set -> (help, options in addition to `_COMMON`)
     ),
 }
 _COMMON = ("out", "megabatches", "seed", "valid_fraction")
-_FILES = (
-    "out",
-    "source",
-    "images",
-    "labels",
-    "test_images",
-    "test_labels",
-)  # the manifest records the sha256 of these files instead
+# The manifest does not record these options, because it records the sha256 of the files.
+_FILES = ("out", "source", "images", "labels", "test_images", "test_labels")
 _DEFAULT_TEST_FRACTION = 0.2
 _SHARE = real(0, 1, above=True, below=True)
 _LARGEST = 2**63 - 1
@@ -108,7 +102,7 @@ class ImagePrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
-    """Parse the command line. Exits with status 2 on a usage error."""
+    """Return the options in the command line; exit with status 2 on a usage error."""
     parser = Parser(
         prog="alma-prep-images",
         description="Convert an image data set to a stream: B mega-batches of equal size, each split into training "
@@ -126,7 +120,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     args = parser.parse_args(argv)
     options = ImagePrepOptions.read(args, dataset=args.dataset)
     if (options.test_images is None) != (options.test_labels is None):
-        parser.error("--test-images and --test-labels: only one of them given; give both or neither")
+        parser.error("--test-images and --test-labels: only one option is given; give both or neither")
     if options.test_images is not None and options.test_fraction is not None:
         parser.error("--test-fraction: not allowed with --test-images; remove one of them")
     fraction = options.test_fraction

@@ -1,10 +1,10 @@
-"""Read image data sets in their published file formats.
+"""Read image data sets in the file formats in which they are published.
 
-- idx: a magic number, the sizes of the dimensions, then bytes (http://yann.lecun.com/exdb/mnist/). EMNIST (Cohen et al.
-  2017) has rows and columns exchanged.
-- CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the binary version: label bytes, then pixels, channels first.
-- scikit-learn's digits: ``digits.csv.gz``, 64 pixels from 0 to 16 and a label in each row.
-- ``.npy`` files of images and labels.
+- idx: a magic number, the sizes of the dimensions, then bytes (http://yann.lecun.com/exdb/mnist/). In EMNIST (Cohen et
+  al. 2017), rows and columns of the images are exchanged.
+- CIFAR-10 and CIFAR-100 (Krizhevsky 2009), binary version: for each image the label bytes, then pixels, channels first.
+- scikit-learn's digits: ``digits.csv.gz``, with 64 pixels from 0 to 16 and a label in each row.
+- ``.npy`` files: one array of images and one array of labels.
 - Folders with one subfolder of image files for each class; Pillow reads the files.
 """
 
@@ -53,7 +53,7 @@ class ImageSet:
         num_train: number of training images.
         num_classes: number of classes.
         augment: whether training uses random crops and flips.
-        remarks: lines for the printed summary: changes to the images or labels, classes, test set.
+        remarks: lines for the printed summary, such as changes to the images or labels.
     """
 
     dataset: str
@@ -78,41 +78,48 @@ class InputFiles:
     def add(self, path: Path, flag: str) -> Path:
         """Record a file and return its path. Raises AlmaError if ``path`` is not a regular file."""
         if not path.is_file():
-            found = "a folder" if path.is_dir() else "not a regular file" if path.exists() else "no such file"
-            raise AlmaError(f"{flag} {path}: {found}; give a file")
+            found = "a folder" if path.is_dir() else "a special file" if path.exists() else "nothing"
+            raise AlmaError(f"{flag} {path}: expected a file, found {found}; give another path")
         self.records.append({"name": recorded_name(path), "size": path.stat().st_size, "sha256": file_sha256(path)})
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
-        """Record files, plain or ``.gz``, in ``source`` or its subfolder ``folder``. Return one path for each name."""
+        """Find and record files, plain or ``.gz``, in ``source`` or its subfolder ``folder``.
+
+        Returns:
+            One path for each of the ``names``.
+
+        Raises:
+            AlmaError: a file is missing.
+        """
         paths = []
         for name in names:
             candidates = [source / part / f"{name}{end}" for part in ("", folder) for end in ("", ".gz")]
             path = next((each for each in candidates if each.is_file()), None)
             if path is None:
                 raise AlmaError(
-                    f"--source {source}: {name} not found in this folder, nor {name}.gz; give the folder that contains "
-                    f"{', '.join(names)}{f' or {folder}/' if folder else ''}"
+                    f"--source {source}: neither {name} nor {name}.gz found in this folder; give the folder that "
+                    f"contains {', '.join(names)}{f' or {folder}/' if folder else ''}"
                 )
             paths.append(self.add(path, "--source"))
         return paths
 
 
 def _checked(images: np.ndarray, labels: np.ndarray, paths: Sequence[Path], num_classes: int, first: int = 0) -> Part:
-    """Check a training or test set. Return (images, labels from 0); ``first`` is the smallest label in the file."""
+    """Check a training or test set. Return (images, labels from 0); ``first`` is the first label in the file format."""
     images_path, labels_path = paths[0], paths[-1]
     if not len(images):
         raise AlmaError(f"{images_path}: no images found; give a file with images")
     if len(images) != len(labels):
         raise AlmaError(
-            f"{labels_path}: {len(labels)} labels found, but {images_path} has {len(images)} images; give one label "
-            "for each image"
+            f"{labels_path}: expected one label for each of the {len(images)} images in {images_path}, found "
+            f"{len(labels)} labels; give the labels of these images"
         )
     wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
     if len(wrong):
         raise AlmaError(
-            f"{labels_path}: label {labels[wrong[0]]} found at image {wrong[0]}, but labels must be from {first} to "
-            f"{first + num_classes - 1}; correct the labels, or download the file again"
+            f"{labels_path}: expected labels from {first} to {first + num_classes - 1}, found {labels[wrong[0]]} at "
+            f"image {wrong[0]}; correct the labels, or download the file again"
         )
     return images, labels.astype(np.int64) - first
 
@@ -126,16 +133,16 @@ def join_parts(
     test_fraction: float = 0.0,
     seed: int = 0,
 ) -> ImageSet:
-    """Join training sets and, as last part, the test set. If there is one part, sample the test set from it.
+    """Join the training sets and the test set of a data set. If there is one set only, sample the test set from it.
 
     Args:
         dataset: name in the manifest.
-        parts: images and labels of each part.
+        parts: images and labels of the training sets, then of the test set.
         num_classes: number of classes.
         augment: whether training uses random crops and flips.
         remarks: lines for the printed summary.
         test_fraction: share of the images to sample for the test set.
-        seed: random seed of this sample.
+        seed: random seed for sampling the test set.
     """
     if len(parts) > 1:
         images, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -157,16 +164,14 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     magic = struct.pack(">HBB", 0, 8, num_dimensions)
     if len(content) < header.size or not content.startswith(magic):
         raise AlmaError(
-            f"{path}: first bytes {content[:4].hex(' ') or 'missing'} found, but an idx file of bytes in "
-            f"{num_dimensions} dimensions starts with {magic.hex(' ')}; download the file again"
+            f"{path}: expected an idx file of bytes in {num_dimensions} dimensions (first bytes {magic.hex(' ')}), "
+            f"found {content[:4].hex(' ') or 'an empty file'}; download the file again"
         )
     sizes = header.unpack_from(content)[1:]
     needed, found = math.prod(sizes), len(content) - header.size
     if found != needed:
         shape = " x ".join(map(str, sizes))
-        raise AlmaError(
-            f"{path}: {found} bytes of data found, but the header requires {shape} = {needed}; download the file again"
-        )
+        raise AlmaError(f"{path}: expected {shape} = {needed} bytes of data, found {found}; download the file again")
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(sizes)
 
 
@@ -180,9 +185,7 @@ def load_idx(files: InputFiles, source: Path, dataset: str, split: str) -> Image
         images = read_idx(pair[0], 3)
         if images.shape[1:] != (28, 28):
             size = " x ".join(map(str, images.shape[1:]))
-            raise AlmaError(
-                f"{pair[0]}: images of {size} pixels found, but 28 x 28 is required; download the file again"
-            )
+            raise AlmaError(f"{pair[0]}: expected images of 28 x 28 pixels, found {size}; download the file again")
         images = images.swapaxes(1, 2) if is_emnist else images
         parts.append(_checked(images[:, None], read_idx(pair[1], 1), pair, num_classes, first))
     if is_emnist:
@@ -209,8 +212,8 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
         content = read_file(path)
         if not content or len(content) % size:
             raise AlmaError(
-                f"{path}: {len(content)} bytes found, but a multiple of {size} is required ({len(classes)} for labels "
-                f"and {math.prod(_CIFAR_SHAPE)} for pixels of each image); download the file again"
+                f"{path}: expected a multiple of {size} bytes ({len(classes)} for labels and "
+                f"{math.prod(_CIFAR_SHAPE)} for pixels of each image), found {len(content)}; download the file again"
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
@@ -219,7 +222,7 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
 
 
 def load_digits(files: InputFiles, given: Any) -> ImageSet:
-    """Load scikit-learn's 8 x 8 digits from ``--source`` or the installed package. Scale pixels from 0-16 to 0-255."""
+    """Load scikit-learn's 8 x 8 digits from ``--source`` or from the installed package; scale the pixels to 0-255."""
     source = given.source
     if source is None:
         spec = importlib.util.find_spec("sklearn")
@@ -237,8 +240,8 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
     pixels, labels = rows[:, :-1], rows[:, -1]
     if len(rows) < 2 or pixels.shape[1] != 64 or pixels.min() < 0 or pixels.max() > 16:
         raise AlmaError(
-            f"{path}: {len(rows)} rows of {pixels.shape[1]} pixels found, but at least 2 rows of 64 pixels from 0 to "
-            "16 are required; download the file again"
+            f"{path}: expected at least 2 rows of 64 pixels from 0 to 16, found {len(rows)} rows of {pixels.shape[1]} "
+            f"pixels from {pixels.min(initial=0)} to {pixels.max(initial=0)}; download the file again"
         )
     images = (2 * 255 * pixels + 16) // 32  # rounds 255 / 16 * pixels
     part = _checked(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels, [path], 10)
@@ -253,19 +256,19 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
         parts.append(_read_arrays(files, given, given.test_images, given.test_labels, "test-"))
         if parts[1][0].shape[1:] != parts[0][0].shape[1:]:
             raise AlmaError(
-                f"--test-images {given.test_images}: images of shape {parts[1][0].shape[1:]} found, but --images has "
-                f"{parts[0][0].shape[1:]}; give arrays with the same image shape"
+                f"--test-images {given.test_images}: expected images of shape {parts[0][0].shape[1:]} as in --images, "
+                f"found {parts[1][0].shape[1:]}; give arrays with the same image shape"
             )
     elif len(parts[0][0]) < 2:
-        raise AlmaError(f"--images {given.images}: one image found, but at least 2 are required; give more images")
+        raise AlmaError(f"--images {given.images}: expected at least 2 images, found one; give more images")
     labels = np.concatenate([labels for _, labels in parts])
     least, most = labels.min(), labels.max()
     num_classes = given.num_classes or int(most) + 1
     remarks: tuple[str, ...] = ()
     if least > 0:
         remarks = (
-            f"labels from {least} to {most} found: class 0 of {num_classes} classes has no images; if the first class "
-            f"is {least}, subtract {least} from the labels",
+            f"labels are from {least} to {most}: class 0 of {num_classes} classes has no images; if the first class is "
+            f"{least}, subtract {least} from the labels",
         )
     fraction = given.test_fraction or 0.0
     return join_parts(given.name, parts, num_classes, given.augment, remarks, fraction, given.seed)
@@ -283,8 +286,8 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
     images, labels = arrays
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise AlmaError(
-            f"--{part}images {images_path}: {images.dtype} {images.shape} found, but uint8 (images, height, width) or "
-            "(images, channels, height, width) is required; convert the array and save it again"
+            f"--{part}images {images_path}: expected uint8 (images, height, width) or (images, channels, height, "
+            f"width), found {images.dtype} {images.shape}; convert the array and save it again"
         )
     if images.ndim == 3:
         images = images[:, None]
@@ -292,14 +295,13 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
         images = images.transpose(0, 3, 1, 2)
     if images.shape[1] > _MOST_CHANNELS:
         raise AlmaError(
-            f"--{part}images {images_path}: images of {images.shape[1]} channels found, but at most {_MOST_CHANNELS} "
-            f"are allowed; check the order of the dimensions, or give --channels "
-            f"{'first' if given.channels == 'last' else 'last'}"
+            f"--{part}images {images_path}: expected at most {_MOST_CHANNELS} channels, found {images.shape[1]}; check "
+            f"the order of the dimensions, or give --channels {'first' if given.channels == 'last' else 'last'}"
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise AlmaError(
-            f"--{part}labels {labels_path}: {labels.dtype} {labels.shape} found, but integers (images,) are required; "
-            "convert the array and save it again"
+            f"--{part}labels {labels_path}: expected integers (images,), found {labels.dtype} {labels.shape}; convert "
+            "the array and save it again"
         )
     return _checked(images, labels, [images_path, labels_path], given.num_classes or _MOST_CLASSES)
 
@@ -338,13 +340,13 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
                 first = first or (path, image.shape)
                 if image.shape != first[1]:
                     raise AlmaError(
-                        f"{path}: image of shape {image.shape} found, but {first[0]} has {first[1]}; convert all "
-                        "images to the same size and color mode"
+                        f"{path}: expected an image of shape {first[1]} as in {first[0]}, found {image.shape}; convert "
+                        "all images to the same size and color mode"
                     )
                 images.append(image)
                 labels.append(label)
         if len(images) < 2:
-            raise AlmaError(f"{folder}: {len(images)} images found, but at least 2 are required; give more images")
+            raise AlmaError(f"{folder}: expected at least 2 images, found {len(images)}; give more images")
         parts.append((np.stack(images), np.array(labels, np.int64)))
     remarks = (f"classes in order: {', '.join(classes)[:200]}",)
     return join_parts(given.name, parts, len(classes), given.augment, remarks, given.test_fraction, given.seed)

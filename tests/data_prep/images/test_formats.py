@@ -13,8 +13,8 @@ from tests.data_prep.images.published import idx_bytes, random_images, write, wr
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (idx_bytes(np.zeros(9)), "first bytes 00 00 08 01 found, but an idx file of bytes in 3 dimensions"),
-        (idx_bytes(np.zeros((2, 3, 4)))[:-1], "23 bytes of data found, but the header requires 2 x 3 x 4 = 24;"),
+        (idx_bytes(np.zeros(9)), "expected an idx file of bytes in 3 dimensions.* found 00 00 08 01"),
+        (idx_bytes(np.zeros((2, 3, 4)))[:-1], "expected 2 x 3 x 4 = 24 bytes of data, found 23;"),
     ],
 )
 def test_a_damaged_idx_file_is_refused(tmp_path, content, message):
@@ -26,10 +26,10 @@ def test_a_damaged_idx_file_is_refused(tmp_path, content, message):
 def test_a_missing_file_is_named_with_all_required_files(tmp_path):
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
-    missing = r"t10k-labels-idx1-ubyte not found in this folder, nor .*\.gz; give the folder that contains"
+    missing = r"neither t10k-labels-idx1-ubyte nor .*\.gz found in this folder; give the folder that contains"
     with pytest.raises(AlmaError, match=missing):
         load_idx(InputFiles(), tmp_path, "mnist", "")
-    with pytest.raises(AlmaError, match=r"--source .*nowhere: train-images-idx3-ubyte not found"):
+    with pytest.raises(AlmaError, match=r"--source .*nowhere: neither train-images-idx3-ubyte nor"):
         load_idx(InputFiles(), tmp_path / "nowhere", "mnist", "")
 
 
@@ -39,10 +39,14 @@ def test_a_missing_file_is_named_with_all_required_files(tmp_path):
         (
             None,
             np.arange(40) % 11,
-            "train-labels-idx1-ubyte: label 10 found at image 10, but labels must be from 0 to 9",
+            "train-labels-idx1-ubyte: expected labels from 0 to 9, found 10 at image 10",
         ),
-        (None, np.zeros(41), r"41 labels found, but .*train-images-idx3-ubyte has 40 images"),
-        (np.zeros((3, 28, 27)), np.zeros(3), "images of 28 x 27 pixels"),
+        (
+            None,
+            np.zeros(41),
+            r"expected one label for each of the 40 images in .*train-images-idx3-ubyte, found 41 labels",
+        ),
+        (np.zeros((3, 28, 27)), np.zeros(3), "expected images of 28 x 28 pixels, found 28 x 27"),
         (np.zeros((0, 28, 28)), np.zeros(0), "no image"),
     ],
 )
@@ -73,7 +77,7 @@ def test_labels_of_emnist_letters_start_at_zero(tmp_path):
     read = load_idx(InputFiles(), tmp_path, "emnist", "letters")
     assert np.array_equal(read.labels, labels - 1)
     write_mnist(tmp_path, num_classes=26, first_label=0, names=names)
-    with pytest.raises(AlmaError, match="label 0 found at image 0, but labels must be from 1 to 26"):
+    with pytest.raises(AlmaError, match="expected labels from 1 to 26, found 0 at image 0"):
         load_idx(InputFiles(), tmp_path, "emnist", "letters")
 
 
@@ -87,7 +91,10 @@ def test_cifar10_keeps_the_order_of_publication(tmp_path, folder):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(bytes(3072), "3072 bytes found, but a multiple of 3073"), (b"\x0b" + bytes(3072), "label 11")],
+    [
+        (bytes(3072), "expected a multiple of 3073 bytes .*, found 3072;"),
+        (b"\x0b" + bytes(3072), "found 11 at image 0"),
+    ],
 )
 def test_damaged_files_of_cifar_are_named(tmp_path, content, message):
     write_cifar(tmp_path, "cifar10")
@@ -114,10 +121,10 @@ def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (np.zeros((9, 6, 7)), np.zeros(9, int), r"float64 \(9, 6, 7\) found, but uint8"),
-        (random_images(9, 6, 7), np.zeros(9), r"float64 \(9,\) found, but integers"),
-        (random_images(9, 6, 7, 3), np.zeros(9, int), "images of 6 channels found.*give --channels last"),
-        (random_images(1, 6, 7), np.zeros(1, int), "one image found, but at least 2"),
+        (np.zeros((9, 6, 7)), np.zeros(9, int), r"expected uint8 .* found float64 \(9, 6, 7\)"),
+        (random_images(9, 6, 7), np.zeros(9), r"expected integers .* found float64 \(9,\)"),
+        (random_images(9, 6, 7, 3), np.zeros(9, int), "expected at most 4 channels, found 6; .*give --channels last"),
+        (random_images(1, 6, 7), np.zeros(1, int), "expected at least 2 images, found one"),
         (np.array([{}] * 9, dtype=object), np.zeros(9, int), r"not a \.npy file of numbers \(Python objects found"),
     ],
 )
@@ -136,5 +143,5 @@ def test_digits_are_scaled_so_that_white_is_255(tmp_path):
 @pytest.mark.parametrize("content", ["a,b", "1,2\n3,4", f"{'1,' * 64}0\n{'17,' * 64}1"])
 def test_a_table_of_digits_with_other_content_is_refused(tmp_path, content):
     (tmp_path / "digits.csv").write_text(content)
-    with pytest.raises(AlmaError, match=r"not a table of integers|64 pixels from 0 to 16 are required"):
+    with pytest.raises(AlmaError, match=r"not a table of integers|64 pixels from 0 to 16, found"):
         load_digits(InputFiles(), Namespace(source=tmp_path, test_fraction=0.4, seed=1))
