@@ -37,7 +37,7 @@ _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
     "emnist": ("EMNIST: the idx files of one split, plain or .gz; images are transposed", ("source", "split")),
     "cifar10": ("CIFAR-10: the files of the binary version", ("source",)),
     "cifar100": ("CIFAR-100: the files of the binary version", ("source", "coarse")),
-    "digits": ("scikit-learn's 8 x 8 digits (--source: default the installed package)", ("source", "test_fraction")),
+    "digits": ("scikit-learn's 8 x 8 digits (default of --source: the installed package)", ("source", "test_fraction")),
     "arrays": (
         "images and labels in .npy files",
         (

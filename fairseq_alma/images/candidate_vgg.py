@@ -53,7 +53,7 @@ class CandidateLayer(nn.Module):
         self.outgoing_length = steps.new * (weight.square().sum() / weight.size(1)).sqrt()
 
     def sample_directions(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
-        """Return random directions of norm 1, (directions, channels, …); a CPU generator gives equal ones on a GPU."""
+        """Return random directions of norm 1, (directions, channels, …), sampled on the CPU: equal on every device."""
         directions = torch.randn(num_directions, num_channels, *self.weight.shape[2:], generator=generator)
         return nn.Parameter(unit_length(directions).to(self.weight))
 
@@ -63,7 +63,7 @@ class CandidateLayer(nn.Module):
 
 
 class CandidateBlock(CandidateLayer):
-    """A convolution, batch norm and ReLU with P = ``num_new_before`` and Q = ``num_new`` new channels."""
+    """Convolution, batch norm and ReLU with P = ``num_new_before`` and Q = ``num_new`` new channels."""
 
     def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
         super().__init__(block.conv.weight.detach()[0], steps)

@@ -43,7 +43,7 @@ AlmaFireflyVGGConfig = fairseq_config(
 
 @register_model("alma_mlp", dataclass=AlmaMLPConfig)
 class AlmaMLP(ImageClassifier):
-    """Fully connected network."""
+    """Fully connected network with hidden layers of equal width."""
 
     @classmethod
     def build_network(cls, cfg: MLPOptions, images: ImageKind, grown: GrownLayers, num_members: int) -> MLP:
@@ -52,7 +52,7 @@ class AlmaMLP(ImageClassifier):
 
 @register_model("alma_vgg", dataclass=AlmaVGGConfig)
 class AlmaVGG(ImageClassifier):
-    """VGG network."""
+    """VGG network with the same number of channels in every layer."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
@@ -113,8 +113,8 @@ class AlmaFireflyVGG(ImageClassifier):
         channels = tuple(map(int, words))
         if min(channels) < cfg.channels:
             raise AlmaError(
-                f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, fewer than --channels "
-                f"{cfg.channels}; give as --channels the channels before any growth"
+                f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, but --channels is "
+                f"{cfg.channels}; set --channels to the number of channels before any growth"
             )
         return GrownLayers(channels=channels)
 

@@ -161,7 +161,7 @@ class AlmaImageClassificationTask(StageTask):
 
     @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
-        """Load split ``train`` or ``valid`` of the stage, or ``test``.
+        """Load the training images (``train``) or validation images (``valid``) of the stage, or the test images.
 
         Without --megabatch, ``valid`` contains the validation images of all mega-batches.
         """

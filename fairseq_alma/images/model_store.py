@@ -96,7 +96,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
     weights = checkpoint["model"]
     is_valid = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
     if not is_valid or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
-        raise AlmaError(f"{path}: damaged, as entries of an alma-stream checkpoint are missing or invalid; {remedy}")
+        raise AlmaError(f"{path}: damaged (entries of an alma-stream checkpoint are missing or invalid); {remedy}")
     try:
         grown = read_grown(facts["grown"])
     except (OmegaConfBaseException, AlmaError) as error:

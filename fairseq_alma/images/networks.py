@@ -76,7 +76,7 @@ class ImageNetwork(nn.Module):
 
 
 class NetworkList(ImageNetwork):
-    """N networks of one member each, run one after the other, for architectures whose members cannot be stacked."""
+    """Network whose members are separate networks, for architectures whose members cannot run in one operation."""
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
@@ -149,7 +149,7 @@ def in_chunks(images: Tensor) -> Sequence[Tensor]:
 
 
 class MemberLinear(nn.Module):
-    """Linear layer from I to O features, one for each member."""
+    """Linear layers from I to O features, one layer for each member."""
 
     def __init__(self, num_members: int, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -173,7 +173,9 @@ class MemberLinear(nn.Module):
 
 
 class MemberConv2d(nn.Module):
-    """3 x 3 convolution with padding 1 and no bias, one for each member; channels of members are concatenated.
+    """3 x 3 convolutions with padding 1 and no bias, one convolution for each member.
+
+    The channels of all members are concatenated.
 
     Attributes:
         initial_weights: distribution of initial weights: ``he`` (normal with variance 2 / (9 O), as in VGG, He et al.
@@ -317,7 +319,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the statistics of each batch norm to their mean over batches of normalized images (B, C, H, W)."""
+    """Set the statistics of each batch norm to the mean of the statistics of ``batches``: normalized (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

@@ -28,7 +28,7 @@ Metrics = dict[str, float]
 class Tally:
     """Combined predictions of several models for the same images.
 
-    Models must be added in a fixed order, so that sums are bit-identical after a restart.
+    Add the models in a fixed order, so that sums are bit-identical after a restart.
 
     Args:
         combine: how the class is predicted: ``single`` or ``probabilities`` (largest mean probability), ``logits``

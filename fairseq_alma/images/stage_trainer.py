@@ -91,8 +91,8 @@ class StageTrainer:
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
         """Train the models ``trainings`` of a stage, and return the training cost for stage.json.
 
-        If ``trainings`` contains all models of the stage, the models of the other runs are trained in the same network.
-        If the file of one model is missing, all models are trained again, with bit-identical results.
+        If ``trainings`` contains all models of the stage, train the models of the other runs in the same network.
+        If the file of one model is missing, train all models again, with bit-identical results.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]
@@ -215,7 +215,7 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` for training features; its number of updates ignores early stopping."""
+        """Return the `Part` of a stage without early stopping."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 

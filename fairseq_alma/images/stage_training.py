@@ -42,7 +42,7 @@ class TrainingSettings(LoopOptions):
 
 @dataclass
 class UnitProgress:
-    """Training progress of one unit."""
+    """Training progress of one unit: a member, or all members of a joint model."""
 
     best_loss: float = math.inf  # best score: validation loss in nats, or with --select accuracy the error, 0 to 1
     best_epoch: int = 0  # epoch with the best score, from 1; 0: no epoch yet
