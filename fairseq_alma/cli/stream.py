@@ -27,7 +27,7 @@ from fairseq_alma.runs.study import (
 )
 from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import print_line
-from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete, tokens_of
+from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features, PlannedRun
 from fairseq_alma.training.given_code import import_from
@@ -236,7 +236,8 @@ def complete_options(
     )
     tokens, vocab_size = None, 0
     if stream is not None and stream.tokenizer is not None:
-        tokens = [tokens_of(stream, each) for each in request.stages_of_length(stream.num_megabatches)]
+        planned = request.stages_of_length(stream.num_megabatches)
+        tokens = [sum(stream.megabatch(t).num_tokens for t in stage.megabatches) for stage in planned]
         vocab_size = stream.tokenizer.vocab_size
     preferences = Preferences(request.size, request.passes, request.preset is not None)
     before = (request.folder(request.seeds[0]).read_run() or {}).get("recipe")

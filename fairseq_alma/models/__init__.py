@@ -1,8 +1,8 @@
-"""Register all models in fairseq.
+"""Models that are registered in fairseq.
 
-- language models: ``alma_transformer_lm`` with ``_tiny`` to ``_large``; ``alma_switch_lm`` with ``_tiny`` to ``_large``
-- image models, in ``images``: ``alma_mlp``, ``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``
-- models with member models: ``alma_ensemble`` (both kinds), ``alma_umix`` (images)
+- language models: ``alma_transformer_lm`` and ``alma_switch_lm``, each with the sizes ``_tiny`` to ``_large``
+- image models (in ``images``): ``alma_mlp``, ``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``
+- models that consist of member models: ``alma_ensemble`` (language or image models), ``alma_umix`` (image models)
 """
 
 from fairseq_alma.images import image_models

@@ -1,7 +1,7 @@
-"""``alma_ensemble``: average the probabilities of several trained models (Ens and gEns of the paper).
+"""``alma_ensemble``: mean of the probabilities of several trained models (Ens and gEns of the paper).
 
-The members are language models or image models, trained separately. ``alma-ensemble`` writes an ensemble checkpoint for
-fairseq commands. To load it in Python:
+The members are language models or image models that were trained separately. ``alma-ensemble`` writes an ensemble
+checkpoint for fairseq commands. To load this checkpoint in Python:
 
     FairseqLanguageModel.from_pretrained(
         FOLDER, "ensemble.pt", data_name_or_path=STREAM, bpe="alma", path=f"{FOLDER}/ensemble.pt"
@@ -31,9 +31,9 @@ from fairseq_alma.training.loading import refuse_other_weights
 
 @dataclass
 class AlmaEnsembleConfig(FairseqDataclass):
-    """Description of the members in a checkpoint; see `checkpoints.ensemble_file`."""
+    """Configuration of an ensemble in its checkpoint; see `checkpoints.ensemble_file`."""
 
-    members: Any = field(default=None, metadata={"help": "members"})
+    members: Any = field(default=None, metadata={"help": "one entry for each member; see checkpoints.ensemble_file"})
     vocab_size: int = field(default=0, metadata={"help": "vocabulary size, including fairseq's four special symbols"})
     num_classes: int = field(default=0, metadata={"help": "number of classes"})
     image_pixels: int = field(default=0, metadata={"help": "number of values of an image (pixels x channels); 0: any"})
@@ -41,9 +41,9 @@ class AlmaEnsembleConfig(FairseqDataclass):
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
-    """Compute the log of the weighted mean of the members' probabilities.
+    """Decoder that predicts the weighted mean of the members' probabilities.
 
-    All members share one incremental state, as its keys contain the id of a module.
+    All members use the same incremental state, whose keys contain the id of a module.
 
     Args:
         dictionary: vocabulary of all members.
@@ -70,12 +70,12 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
 
         Args:
             prev_output_tokens: (B, T) int64, padded on the right.
-            encoder_out: unused; fairseq passes it to every decoder.
+            encoder_out: unused; fairseq passes this argument to every decoder.
             incremental_state: cache of earlier positions; if given, compute only the newest position (T = 1).
             unused: further arguments of fairseq's generator (``src_lengths``).
         """
 
-        def log_probs(member: Any) -> Tensor:  # returning from a function frees the logits of the member
+        def log_probs(member: Any) -> Tensor:  # a function, so that the logits of a member are freed at its end
             output = member(prev_output_tokens, incremental_state=incremental_state)
             return member.get_normalized_probs(output, log_probs=True)
 
@@ -88,7 +88,7 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
 
     Args:
         decoder: decoder with the members.
-        embedded: indices of the members with weights inside the ensemble checkpoint.
+        embedded: indices of the members whose weights are in the ensemble checkpoint.
     """
 
     def __init__(self, decoder: EnsembleDecoder, embedded: Sequence[int]) -> None:
@@ -98,18 +98,15 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add no options, as ``alma-ensemble`` sets the members."""
+        """Add no options to fairseq-train, because ``alma-ensemble`` writes the configuration."""
 
     @classmethod
     def build_model(cls, cfg: AlmaEnsembleConfig, task: Any) -> BaseFairseqModel:
-        """Build all members, and load the weights of members in separate files.
-
-        Returns:
-            An ensemble of language models or of image models.
+        """Build an ensemble of language models or of image models, and load the members that are in separate files.
 
         Raises:
-            AlmaError: a member file is missing or changed, a vocabulary or number of classes differs, or the command
-                is fairseq-train.
+            AlmaError: a member file is missing or changed; the vocabulary or the number of classes differs between
+                ensemble and stream; or the command is fairseq-train.
         """
         if cfg.members is None:
             raise AlmaError(
@@ -125,8 +122,8 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
         for name, size, found in sizes:
             if size not in (0, found):
                 raise AlmaError(
-                    f"the members of the ensemble have {size} {name}, the stream has {found}; give the stream of the "
-                    "training"
+                    f"the members of the ensemble have {size} {name}, but the stream has {found}; give the stream on "
+                    "which the members were trained"
                 )
         path = getattr(task, "checkpoint_path", None)  # tasks of fairseq have no such attribute
         folder = None if path is None else Path(path).parent

@@ -7,7 +7,7 @@ All members have the same architecture and different random initial weights.
 
 import argparse
 import shlex
-from typing import Any, Mapping, NoReturn
+from typing import Any, NoReturn
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import (
@@ -19,7 +19,6 @@ from fairseq.models import (
     register_model,
 )
 from fairseq.tasks import FairseqTask
-from omegaconf import DictConfig, OmegaConf
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.model_options import JointOptions
@@ -32,48 +31,39 @@ AlmaUMixConfig: Any = fairseq_config("AlmaUMixConfig", FairseqDataclass, [JointO
 
 @register_model(JOINT_MODEL, dataclass=AlmaUMixConfig)
 class AlmaUMix(BaseFairseqModel):
-    """Build an `ImageClassifier` with several members."""
+    """Name under which fairseq builds an `ImageClassifier` with several members."""
 
     @classmethod
     def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
-        """Build the members with different initial weights.
+        """Build the members with different initial weights; raises the errors of `member_config`."""
+        check_options(cfg)
+        model, config = cls.member_config(cfg.member_arch, cfg.member_options)
+        return model.build_model(config, task, cfg.num_members, str(cfg.joint_logits))
+
+    @classmethod
+    def member_config(cls, arch: str, member_options: str) -> tuple[Any, FairseqDataclass]:
+        """Return (class, configuration) of the members, from the values of ``--member-arch`` and ``--member-options``.
 
         Raises:
             AlmaError: the architecture cannot be a member, or a member option is invalid.
         """
-        check_options(cfg)
-        model, config = build_member_config(cfg)
-        return model.build_model(config, task, cfg.num_members, str(cfg.joint_logits))
-
-    @classmethod
-    def member_config(cls, cfg: Mapping[str, Any]) -> FairseqDataclass:
-        return build_member_config(OmegaConf.create(dict(cfg)))[1]
+        possible, name = image_architectures(), ARCH_MODEL_NAME_REGISTRY.get(arch, "")
+        if arch not in possible:
+            raise AlmaError(f"--member-arch {arch}: cannot be a member; choose from {', '.join(possible)}")
+        model: Any = MODEL_REGISTRY[name]
+        parser = _MemberParser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
+        model.add_args(parser)
+        try:
+            words = shlex.split(member_options)
+        except ValueError as error:
+            parser.error(f"{member_options!r}: {error}")
+        options = parser.parse_args(words)
+        ARCH_CONFIG_REGISTRY[arch](options)
+        return model, MODEL_DATACLASS_REGISTRY[name].from_namespace(options)
 
 
 class _MemberParser(argparse.ArgumentParser):
-    """Parser that raises AlmaError with a message that begins with --member-options."""
+    """Parser of ``--member-options``, which raises AlmaError."""
 
     def error(self, message: str) -> NoReturn:
         raise AlmaError(f"--member-options: {message}; give options of --member-arch")
-
-
-def build_member_config(cfg: DictConfig) -> tuple[Any, FairseqDataclass]:
-    """Return (class, configuration) of the members, from ``member_arch`` and ``member_options``.
-
-    Raises:
-        AlmaError: the architecture cannot be a member, or an option does not exist.
-    """
-    possible = image_architectures()
-    if cfg.member_arch not in possible:
-        raise AlmaError(f"--member-arch {cfg.member_arch}: cannot be a member; choose from {', '.join(possible)}")
-    model: Any = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[cfg.member_arch]]
-    config_class = MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY[cfg.member_arch]]
-    parser = _MemberParser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
-    model.add_args(parser)
-    try:
-        words = shlex.split(cfg.member_options)
-    except ValueError as error:
-        parser.error(f"{cfg.member_options!r}: {error}")
-    options = parser.parse_args(words)
-    ARCH_CONFIG_REGISTRY[cfg.member_arch](options)
-    return model, config_class.from_namespace(options)

@@ -1,11 +1,11 @@
 """``fused_adam``: Adam with the fused kernel of torch, and a separate learning rate for input embeddings.
 
-Without apex, Adam of fairseq reads all weights eleven times per update, which takes a tenth of an update in a mixture
-of experts.
+Without apex, fairseq's Adam reads all weights eleven times per update, which takes a tenth of the time of an update in
+a mixture of experts.
 
 fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore this
-optimizer has one group in the order of the model, and a factor of the learning rate for each parameter. Models set the
-attribute ``param_group`` of input embeddings to ``embedding``; the fp16 optimizer of fairseq copies the attribute.
+optimizer has one group, in the order of the model, and a factor of the learning rate for each parameter. Models set the
+attribute ``param_group`` of input embeddings to ``embedding``; the fp16 optimizer of fairseq copies this attribute.
 """
 
 import ast
@@ -31,14 +31,14 @@ class FactorAdamW(torch.optim.Optimizer):
     Args:
         params: parameters in the order of the model.
         lr: learning rate of the group.
-        factor: function that returns the multiple of ``lr`` for a parameter; None: exclude the parameter from AdamW.
+        factor: function that returns the factor of ``lr`` for a parameter; None excludes the parameter from AdamW.
         adam: further arguments of `torch.optim.AdamW`.
     """
 
     def __init__(
         self, params: Iterable[Tensor], lr: float, factor: Callable[[Tensor], Optional[float]], **adam: Any
     ) -> None:
-        super().__init__(params, {"lr": lr, "fused": True})  # fused: load step counts to the device
+        super().__init__(params, {"lr": lr, "fused": True})  # fused: torch loads step counts to the device
         by_factor: dict[Optional[float], list[Tensor]] = {}
         for parameter in self.param_groups[0]["params"]:
             by_factor.setdefault(factor(parameter), []).append(parameter)
@@ -54,7 +54,7 @@ class FactorAdamW(torch.optim.Optimizer):
 @declared
 @dataclass
 class FusedAdamConfig(FairseqDataclass):
-    """Options of ``fused_adam``; options of fairseq's ``adam`` have the same meaning."""
+    """Options of ``fused_adam``; options with the name of an option of fairseq's ``adam`` have the same meaning."""
 
     adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
@@ -67,11 +67,14 @@ class FusedAdamConfig(FairseqDataclass):
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)
 class FusedAdam(FairseqOptimizer):
-    """Fused AdamW with the options of ``--optimizer adam``, on CPU or GPU.
+    """Fused AdamW for fairseq, on CPU or GPU.
 
-    Updates equal updates of fairseq's Adam except epsilon, which torch adds to the bias-corrected root of the second
-    moment, and fairseq to the uncorrected root. The first updates differ if gradients are as small as epsilon.
+    Updates differ from updates of fairseq's Adam only in the use of epsilon: torch adds epsilon to the bias-corrected
+    root of the second moment, fairseq adds epsilon to the uncorrected root. This changes the first updates if gradients
+    are as small as epsilon.
     """
+
+    build: Any = FactorAdamW  # function that builds the torch optimizer
 
     def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
         super().__init__(cfg)
@@ -84,25 +87,17 @@ class FusedAdam(FairseqOptimizer):
         super().add_args(parser)
         bound_options(parser)
 
-    def build(self, params: Iterable[Tensor], **options: Any) -> FactorAdamW:
-        """Build the torch optimizer."""
-        return FactorAdamW(params, **options)
-
     def factor(self, parameter: Tensor) -> Optional[float]:
-        """Return the learning rate of a parameter as a multiple of ``--lr``."""
+        """Return the learning rate of a parameter as a multiple of ``--lr``; None excludes the parameter from Adam."""
         return self.cfg.embedding_lr_factor if getattr(parameter, "param_group", "") == "embedding" else 1.0
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Return the options that replace options in a checkpoint when training resumes."""
+        """Return the options that take precedence over the options in a checkpoint when training resumes."""
         return {"lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Sequence) else self.cfg.lr}
 
-    @property
-    def supports_flat_params(self) -> bool:
-        return False  # flat parameters would have only one learning rate
-
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable[..., Tensor]] = None) -> Tensor:
-        """Clip gradients to a maximum total norm, on the device of the parameters; return the norm before clipping."""
+        """Clip gradients to a maximum total norm, on the device of the gradients; return the norm before clipping."""
         parameters = [parameter for parameter in self.params if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if max_norm > 0:

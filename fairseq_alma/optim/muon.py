@@ -1,8 +1,8 @@
 """``muon``: orthogonalized momentum for weight matrices, Adam for all other parameters.
 
-Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". A matrix is a parameter with two
-dimensions (three for stacked experts) and without the attribute ``param_group``. Models set ``param_group`` to
-``embedding`` for input embeddings and to ``adam`` for the output projection and gates.
+Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". Weight matrices are parameters
+with two dimensions (three for stacked experts) and without the attribute ``param_group``. Models set ``param_group`` to
+``embedding`` for input embeddings, and to ``adam`` for the output projection and gates.
 
 Letters: N matrices, O outputs, I inputs.
 """
@@ -22,14 +22,14 @@ from fairseq_alma.training.fairseq_options import declared
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MAX_BATCH_SIZE = 2**24
-"""Maximum number of elements to orthogonalize at once, to limit temporary memory."""
+"""Maximum number of elements that are orthogonalized at once, to limit temporary memory."""
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return approximately U V^T for each matrix U S V^T (SVD), by Newton-Schulz iterations.
+    """Return U V^T for each matrix U S V^T (SVD), approximated by Newton-Schulz iterations.
 
     Args:
-        matrices: (N, O, I), in the precision to compute in.
+        matrices: (N, O, I); their dtype is the precision of the computation.
 
     Returns:
         Matrices (N, O, I) with singular values between 0.7 and 1.2.
@@ -77,7 +77,7 @@ class Muon(FactorAdamW):
                 torch._foreach_add_(batch, [*updates], alpha=-lr * max(1.0, outputs / inputs) ** 0.5)
 
     def _momentum(self, matrix: Tensor, grad: Any) -> Tensor:
-        """Return the Nesterov momentum including this gradient."""
+        """Return the Nesterov momentum of a matrix, including this gradient."""
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
@@ -88,22 +88,22 @@ class Muon(FactorAdamW):
 @declared
 @dataclass
 class MuonConfig(FusedAdamConfig):
-    """Options of ``muon``; ``--lr`` is the learning rate of matrices."""
+    """Options of ``muon``; ``--lr`` is the learning rate of weight matrices."""
 
     adam_betas: Any = field(default=(0.9, 0.99), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-10, metadata={"help": "epsilon of Adam"})
     muon_momentum: float = opt(0.95, "decay of Muon's momentum", range=real(0, 1, below=True))
     adam_lr_factor: float = opt(
-        0.15, "learning rate of Adam (for parameters that are not matrices), as a multiple of --lr", range=FACTOR
+        0.15, "learning rate of Adam (for parameters other than weight matrices), as a multiple of --lr", range=FACTOR
     )
     embedding_lr_factor: float = opt(
-        10.0, "learning rate of untied input embeddings, as a multiple of the rate of Adam", range=FACTOR
+        10.0, "learning rate of untied input embeddings, as a multiple of Adam's learning rate", range=FACTOR
     )
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class FairseqMuon(FusedAdam):
-    """The optimizer ``muon`` for fairseq."""
+    """Muon for fairseq."""
 
     def build(self, params: Iterable[Tensor], **options: Any) -> FactorAdamW:
         optimizer = Muon(params, self.cfg.muon_momentum, **options)

@@ -8,7 +8,7 @@ from fairseq_alma.report.experiment import Experiment
 from fairseq_alma.report.read_run import RecordedRun
 from fairseq_alma.report.table import show_count
 from fairseq_alma.report.tables import metric_names
-from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
 
 
 def sentences(groups: Sequence[Experiment]) -> list[str]:
@@ -59,7 +59,7 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
         before = done.iloc[-2].value
         gain = f"{100 * abs(1 - last.value / before):.1f} % {'lower' if last.value <= before else 'higher'}"
         yield "Last arrival", f"test perplexity {gain} than after the previous update ({before:.2f})"
-    log = RunFolder(run.path).stage_folder(int(last.stage)) / "train-member-0.log"
+    log = RunFolder(run.path).stage_folder(int(last.stage)) / TRAIN_LOG.format(0)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
         train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.

@@ -34,6 +34,8 @@ ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
 """File name of the joint predictions of ensemble members; see `text.split_losses`."""
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
+TRAIN_LOG = "train-member-{}.log"
+"""File name of the log of a training on text, by member; the log of a branch has ``MEMBER-branch``."""
 RUN_REMEDY = "give another --run folder, or remove this one"
 STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
 

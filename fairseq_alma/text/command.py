@@ -1,4 +1,4 @@
-"""Command lines of fairseq and alma commands: print them for ``--dry-run``, or run them in the helper process."""
+"""Command lines of fairseq and alma commands, to print with ``--dry-run`` or to run in the helper process."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Command:
-    """One command line.
+    """A command line.
 
     Attributes:
         program: name of an installed command.
-        groups: groups of arguments; each group is printed on one line.
+        groups: groups of arguments; a printed line does not end within a group.
         environment: additional environment variables.
         num_procs: number of distributed processes, each with the environment variables of ``torchrun``.
     """
@@ -34,11 +34,10 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """Return all arguments in order."""
         return [word for group in self.groups for word in group]
 
     def __str__(self) -> str:
-        """Return the command line for a shell, one group of arguments per line."""
+        """Return the command line for a shell, split into lines."""
         launch = [f"{name}={shlex.join([value])}" for name, value in self.environment.items()]
         begin, end = "", ""
         if self.num_procs > 1:
@@ -67,10 +66,10 @@ class Command:
             log: file to which the command line and all output are appended.
             files: file descriptors that the command keeps open.
             watch: function that receives the metrics of each logged update.
-            further: additional arguments of alma commands, not printed.
+            further: additional arguments, which are not printed.
 
         Raises:
-            AlmaError: the command failed; the message has the reason and the log file.
+            AlmaError: the command failed; the message names the reason and the log file.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:

@@ -20,7 +20,7 @@ from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy
 
 @dataclass
 class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
-    """Options of the criterion; the weight of the balance loss is a model option (``--balance-loss-weight``)."""
+    """Options of the criterion; ``--balance-loss-weight`` is a model option."""
 
     sentence_avg: bool = II("optimization.sentence_avg")
 
@@ -29,11 +29,15 @@ class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
 class AlmaSwitchCrossEntropy(FairseqCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
-    Metrics in base 2: ``loss`` (the minimised sum), ``nll_loss`` (the cross entropy alone), ``ppl`` (from
-    ``nll_loss``). Other metrics: ``balance_loss`` (unweighted mean over Switch layers, 1 when balanced), and for
-    each Switch layer n ``switch{n}_dropped`` and ``switch{n}_expert{e}`` (shares of the tokens) and
-    ``switch{n}_entropy`` (mean entropy of the gate's probabilities, nats). All metrics are means over the tokens of an
-    update, independent of its batches and processes; balance loss and capacity are computed for each batch.
+    All metrics are means over the tokens of an update and do not depend on the number of batches and processes. The
+    balance loss and the capacity of experts, however, are computed for each batch. Metrics:
+
+    - ``loss``: the minimized sum, in bits
+    - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity
+    - ``balance_loss``: unweighted mean over the Switch layers; 1 if all experts process equally many tokens
+    - ``switch{n}_dropped``, ``switch{n}_expert{e}``: in Switch layer n, share of the tokens that are dropped, and share
+      that expert e processes
+    - ``switch{n}_entropy``: mean entropy of the gate's probabilities, in nats
 
     Args:
         task: provides the padding index.
@@ -46,9 +50,9 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return (loss of a batch summed over tokens in nats, sample size to divide the loss by, metrics)."""
+        """Return (loss of a batch in nats, summed over tokens; sample size, by which fairseq divides; metrics)."""
         if not reduce:
-            raise ValueError("alma_switch_cross_entropy computes sums only; for per-token losses call token_losses")
+            raise ValueError("alma_switch_cross_entropy computes sums only; call token_losses for losses per token")
         if getattr(getattr(model, "decoder", None), "output_projection", None) is None:
             raise AlmaError(
                 "--criterion alma_switch_cross_entropy: requires a language model with an output projection; give "
@@ -56,10 +60,10 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             )
         compute: Any = self._losses
         if model.training and getattr(model, "is_compiled", False):
-            # Few shapes occur: the shape of full batches and that of the last batch of an epoch.
+            # Only two shapes occur: full batches, and the last batch of an epoch.
             compute = self._compiled = self._compiled or torch.compile(self._losses, dynamic=False)
         nll_loss, switch = compute(model, sample["net_input"], sample["target"])
-        # The number of rows would be wrong: a process without a batch for an update gets one row of padding.
+        # len(target) would be wrong for a process without a batch, which gets one row of padding.
         nsentences = sample.get("nsentences", len(sample["target"]))
         sample_size = nsentences if self.sentence_avg else sample["ntokens"]
         loss = nll_loss
@@ -69,7 +73,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             loss = loss + model.balance_loss_weight * balance_loss * sample_size
         log = {"loss": loss.detach(), "nll_loss": nll_loss.detach(), "ntokens": sample["ntokens"]}
         log |= {"nsentences": nsentences, "sample_size": sample_size}
-        for number, each in enumerate(switch):  # sums over tokens, so that logs of several batches add up
+        for number, each in enumerate(switch):  # sums over tokens, so that fairseq can add the logs of batches
             layer, num_tokens = f"switch{number}", sum(each.routed)
             log |= {f"{layer}_tokens": num_tokens, f"{layer}_balance": each.balance_loss.detach() * num_tokens}
             log |= {f"{layer}_dropped": each.num_dropped, f"{layer}_entropy": each.entropy}
@@ -77,7 +81,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         return loss, sample_size, log
 
     def _losses(self, model: Any, inputs: dict[str, Any], target: Tensor) -> tuple[Tensor, Sequence[SwitchStatistics]]:
-        """Return the cross entropy of a batch and the statistics of each Switch layer; ``--compile`` compiles this."""
+        """Return (cross entropy of a batch, statistics of each Switch layer); ``--compile`` compiles this method."""
         features, extra = model(**inputs, features_only=True)
         weight, bias = model.decoder.output_projection.weight, getattr(model.decoder, "logit_bias", None)
         nll_loss = linear_cross_entropy(features.flatten(0, 1), weight, target.flatten(), self.padding_idx, bias)
@@ -85,7 +89,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Aggregate the metrics of all processes; called by fairseq."""
+        """Log the metrics, aggregated over batches and processes; called by fairseq."""
         sums = {key: float(sum(log[key] for log in logging_outputs)) for key in logging_outputs[0]}
         sample_size, ntokens, bits = sums["sample_size"], sums["ntokens"], 1 / math.log(2)
         metrics.log_scalar("loss", sums["loss"] / sample_size * bits, sample_size, round=3)
@@ -102,5 +106,4 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return whether summing the metrics before `reduce_metrics` gives the same result."""
         return True

@@ -1,4 +1,4 @@
-"""Base classes of both language models: cached attention, decoder layer, decoder, and model options.
+"""Base classes of both language models: attention with a cache, decoder layer, decoder, and model options.
 
 Letters: B sequences, T positions, M model dim, H heads, D head dim, V vocabulary size.
 """
@@ -36,9 +36,9 @@ IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 
 @with_incremental_state
 class CachedAttention(nn.Module):
-    """Causal attention with a cache of keys and values for decoding step by step.
+    """Causal attention with a cache of keys and values for step-by-step decoding.
 
-    Sequences must be padded on the right, as in fairseq's language modeling data, so that no token attends to padding.
+    Sequences must be padded on the right, as in fairseq's language modeling data. No token then attends to padding.
     """
 
     get_incremental_state: Any  # added by the decorator
@@ -47,10 +47,10 @@ class CachedAttention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, state: Optional[IncrementalState], dropout: float = 0.0
     ) -> Tensor:
-        """Return (B, T, H x D), the causal attention output.
+        """Return the (B, T, H x D) output of causal attention.
 
-        Queries are (B, H, T, D), keys and values (B, K, T, D), where K divides H. With a state, T = 1 is the newest
-        position, and the cache is extended in place.
+        Queries are (B, H, T, D), keys and values are (B, K, T, D) with K key-value heads, where K divides H. With a
+        state, the inputs have only the newest position (T = 1), and the cache is extended in place.
         """
         if state is not None:
             cached = self.get_incremental_state(state, "attn_state")
@@ -73,34 +73,32 @@ class DecoderLayer(nn.Module):
     """Pre-norm Transformer layer: self-attention and a feed-forward network (FFN), with residual connections."""
 
     self_attn: nn.Module
+    norms_and_ffn: tuple[nn.Module, nn.Module, Callable[..., Any]]
+    """(attention norm, FFN norm, FFN); a subclass registers these modules under the names in its checkpoints."""
     dropout: float
-
-    def parts(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
-        """Return the attention norm, the FFN norm, and the FFN."""
-        raise NotImplementedError
 
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
         """Map (B, T, M) to (B, T, M); a Switch layer also returns the routing of B x T tokens and statistics.
 
-        The (B, T) padding is True where a token is padding; ``positions`` is the second result of `Decoder.embed`.
+        ``padding`` (B, T) is True for padding tokens; ``positions`` is the second result of `Decoder.embed`.
         """
-        attention_norm, norm, feed_forward = self.parts()
-        branch = self.self_attn(attention_norm(x), state, *positions)
-        x = x + F.dropout(branch, self.dropout, self.training)
-        branch, routing, statistics = norm(x), None, None
+        attention_norm, norm, feed_forward = self.norms_and_ffn
+        residual = self.self_attn(attention_norm(x), state, *positions)
+        x = x + F.dropout(residual, self.dropout, self.training)
+        residual, routing, statistics = norm(x), None, None
         if isinstance(feed_forward, SwitchLayer):
-            branch, routing, statistics = feed_forward(branch.flatten(0, 1), padding.flatten())
+            residual, routing, statistics = feed_forward(residual.flatten(0, 1), padding.flatten())
         else:
-            branch = feed_forward(branch)
-        return x + F.dropout(branch.view_as(x), self.dropout, self.training), routing, statistics
+            residual = feed_forward(residual)
+        return x + F.dropout(residual.view_as(x), self.dropout, self.training), routing, statistics
 
 
 class Decoder(FairseqIncrementalDecoder):
-    """Embeddings, layers, a final norm, and the output projection, which the criterion applies itself.
+    """Decoder with embeddings, layers, a final norm and an output projection, which the criterion applies itself.
 
-    A subclass defines ``embed_tokens``, ``layers``, ``output_projection``, `embed` and `last_norm`.
+    A subclass defines the attributes below and `embed`.
 
     Args:
         dictionary: vocabulary.
@@ -111,8 +109,10 @@ class Decoder(FairseqIncrementalDecoder):
     embed_tokens: nn.Embedding
     layers: nn.ModuleList
     output_projection: nn.Linear
+    norm_name: ClassVar[str]
+    """Name of the final norm, as in checkpoints."""
     logit_bias: Optional[Tensor]
-    """Logit bias (V,), large and negative for symbols missing in an imported vocabulary; None: no bias."""
+    """Bias of the logits (V,), large and negative for symbols missing in an imported vocabulary; None: no bias."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary)
@@ -122,14 +122,10 @@ class Decoder(FairseqIncrementalDecoder):
         self.register_buffer("logit_bias", None, persistent=False)
 
     def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the (B, T, M) input of the first layer, and the position tensors that each attention layer needs.
+        """Return ((B, T, M) input of the first layer, position tensors for each attention layer).
 
         With a state, only the newest position is embedded (T = 1).
         """
-        raise NotImplementedError
-
-    def last_norm(self, x: Tensor) -> Tensor:
-        """Normalise the output of the last layer."""
         raise NotImplementedError
 
     def forward(
@@ -144,14 +140,14 @@ class Decoder(FairseqIncrementalDecoder):
 
         Args:
             prev_output_tokens: (B, T) int64, padded on the right.
-            encoder_out: unused; fairseq passes it to every decoder.
+            encoder_out: unused; fairseq passes this argument to every decoder.
             incremental_state: cache of earlier positions; if given, compute only the newest position (T = 1).
             features_only: return the (B, T, M) features instead of the (B, T, V) logits.
             unused: further arguments of fairseq's generator (``src_lengths``).
 
         Returns:
-            Logits or features, and a dictionary with ``routing`` (`Routing`) and ``switch`` (`SwitchStatistics`), with
-            one entry for each Switch layer.
+            (logits or features, dictionary with the lists ``routing`` and ``switch``). The lists have one `Routing`
+            and one `SwitchStatistics` for each Switch layer.
         """
         x, positions = self.embed(prev_output_tokens, incremental_state)
         x = F.dropout(x, self.dropout, self.training)
@@ -166,15 +162,10 @@ class Decoder(FairseqIncrementalDecoder):
             if routing is not None:
                 extra["routing"].append(routing)
                 extra["switch"].append(statistics)
-        features = self.last_norm(x)
-        return (features if features_only else self.output_layer(features)), extra
-
-    def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
-        """Project (…, M) features to (…, V) logits."""
-        return F.linear(features, self.output_projection.weight, self.logit_bias)
+        x = getattr(self, self.norm_name)(x)
+        return (x if features_only else F.linear(x, self.output_projection.weight, self.logit_bias)), extra
 
     def max_positions(self) -> int:
-        """Return the maximum sequence length in tokens."""
         return self.max_target_positions
 
 
@@ -182,8 +173,8 @@ class Decoder(FairseqIncrementalDecoder):
 class LanguageModelConfig(Beginning, FairseqDataclass):
     """Model options with values from other option groups (task, dataset)."""
 
-    # The maximum length is --tokens-per-sample unless the task sets another limit, as in transformer_lm.
-    # None if the task has no such option; build_model then raises an error.
+    # The maximum length is --tokens-per-sample unless the task sets another limit, as in fairseq's transformer_lm.
+    # Both are None if the task has no such options; build_model then raises an error.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
 
@@ -199,7 +190,8 @@ class LanguageModel(FairseqLanguageModel):
         decoder_class: class of the decoder.
         sizes: model sizes by name of the architecture.
         inherited: options with defaults from the checkpoint that training starts from.
-        residual_outputs: name suffixes of parameters that write to the residual stream; zero in a new layer.
+        fill_in_defaults: function that sets each inherited option that is None to the default of an architecture.
+        residual_outputs: name suffixes of the parameters that write to the residual stream; zero in a new layer.
         balance_loss_weight: weight of the load-balancing loss in the criterion.
         is_compiled: whether the criterion compiles the training step.
     """
@@ -207,6 +199,7 @@ class LanguageModel(FairseqLanguageModel):
     decoder_class: ClassVar[type[Decoder]]
     sizes: ClassVar[Mapping[str, Mapping[str, int]]]
     inherited: ClassVar[Sequence[str]]
+    fill_in_defaults: ClassVar[Any]
     residual_outputs: ClassVar[tuple[str, ...]]
 
     def __init__(self, decoder: Decoder, cfg: Any) -> None:
@@ -226,7 +219,7 @@ class LanguageModel(FairseqLanguageModel):
         """Build the model from the options ``cfg``.
 
         Raises:
-            AlmaError: options contradict each other, or the checkpoint to start from is not readable.
+            AlmaError: options contradict each other, or the checkpoint to start from cannot be read.
         """
         cls.complete_options(cfg)
         check_options(cfg)
@@ -252,11 +245,6 @@ class LanguageModel(FairseqLanguageModel):
         cls.fill_in_defaults(options, cfg._name if cfg._name in cls.sizes else next(iter(cls.sizes)))
         for name, value in options.items():
             setattr(cfg, name, value)
-
-    @classmethod
-    def fill_in_defaults(cls, options: dict[str, Any], arch: str) -> None:
-        """Set each inherited option that is None to the default of an architecture."""
-        raise NotImplementedError
 
 
 def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> Any:

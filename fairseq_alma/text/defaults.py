@@ -1,8 +1,8 @@
 """Default model, optimizer and training length of a run on text, from one table.
 
-Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm``, an option gets a
-default only if fairseq has no default, or an unusable one (``--lr`` 0.25). ``docs/reference/defaults.md`` has the
-measurements. This module imports neither torch nor fairseq, for dry runs.
+Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm``, an option gets a default
+only if fairseq's default is missing or not useful, such as ``--lr`` 0.25. ``docs/reference/defaults.md`` has the
+measurements. This module imports neither torch nor fairseq, because a dry run must be fast.
 """
 
 import math
@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.learners.learner import Stage
 from fairseq_alma.metrics import transformer_params
 from fairseq_alma.options import group_words
 from fairseq_alma.text.train_options import BALANCING
@@ -20,16 +18,16 @@ from fairseq_alma.training.feature import ENDLESS
 
 
 class Row(NamedTuple):
-    """Default model and optimizer for runs up to a number of tokens.
+    """Default model and optimizer for runs with up to ``tokens`` training tokens.
 
     Attributes:
-        tokens: maximum number of training tokens of a run with this row, summed over all passes.
+        tokens: maximum number of training tokens of a run, summed over all passes.
         width: model dimension; the head dimension is 32, or 64 if the width is 512 or more.
         layers: number of layers.
         length: tokens per sequence.
         batch: sequences per update.
-        rate: learning rate of Muon for weight matrices; the rate of Adam is 1.5 times this rate for input embeddings
-            and 0.15 times for other parameters (defaults of ``muon``).
+        rate: learning rate of Muon for weight matrices. The learning rate of Adam is 1.5 times this rate for input
+            embeddings, and 0.15 times this rate for other parameters (defaults of ``muon``).
     """
 
     tokens: float
@@ -52,14 +50,14 @@ TABLE = (
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""Table of defaults. With ``--size``, the model is from one row, and batch and learning rate from another."""
+"""Defaults in ascending order of tokens. With ``--size``, the model and the batch size can be from different rows."""
 HALF_LIFE = "1/16"
 AT_ONCE = 8192
-"""Maximum number of tokens per batch; larger updates use several batches (``--update-freq``)."""
+"""Maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
 """Number of passes above which a run uses dropout and weight decay."""
 START_FACTOR = 0.1
-"""Factor applied to the learning rate if the run starts from a trained model."""
+"""Factor of the learning rate if the run starts from a trained model."""
 PAPER = {
     "--arch": "alma_switch_lm_base",
     "--num-experts": "4",
@@ -74,7 +72,7 @@ PAPER = {
     "--batch-size": "8",
     "--update-freq": "24",
 }
-"""``--preset paper``: v5, Appendix A; ``recipes/lm`` cites the source of each value."""
+"""Options of ``--preset paper`` (paper v5, appendix A); ``recipes/lm`` cites the source of each value."""
 OWN_MODEL = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
@@ -98,10 +96,6 @@ class Preferences:
     passes: Optional[float] = None
     is_paper: bool = False
 
-    def record(self, arch: Optional[str]) -> dict[str, Any]:
-        """Return the record for run.json: the preferences and the ``--arch`` given after ``--``."""
-        return {"size": self.size, "preset": "paper" if self.is_paper else None, "arch": arch}
-
 
 @dataclass(frozen=True)
 class Context:
@@ -109,10 +103,10 @@ class Context:
 
     Attributes:
         owned: options of fairseq-train that the learner sets.
-        num_experts: number of experts in the first stage; None: not set by the learner.
+        num_experts: number of experts in the first stage; None: the learner does not set this number.
         continues: whether a stage starts from the weights of the previous stage.
-        features: values of the feature options by name; None: option not given.
-        tests_otherwise: whether the user selects the weights to test (such as ``--best-checkpoint``).
+        features: value of each feature option by name; None: the option is not given.
+        tests_otherwise: whether the user selects the weights to test, for example with ``--best-checkpoint``.
         has_beginning: whether the run starts from a checkpoint.
         num_procs: number of processes that share the batches of an update.
     """
@@ -135,7 +129,8 @@ class Recipe:
         chosen: default value of each option after ``--``.
         features: default value of each option before ``--``.
         passes: passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
-        record: entry in run.json; None: no defaults are used.
+        lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
+        record: ``recipe`` of run.json; None: no defaults are used.
         lines: printed description of the defaults.
     """
 
@@ -143,34 +138,18 @@ class Recipe:
     chosen: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)
     passes: Optional[float] = None
+    lengths: Optional[Sequence[int]] = None
     record: Optional[Mapping[str, Any]] = None
     lines: Sequence[str] = ()
 
-    def lengths(self, tokens: Sequence[int]) -> Optional[list[int]]:
-        """Return the number of updates of each stage; None if ``--max-update`` or ``--max-epoch`` is given."""
-        if self.passes is None:
-            return None
-        per_update = tokens_per_update({name: " ".join(values) for name, values in group_words(self.words)})
-        return [num_updates(self.passes, count, per_update) for count in tokens]
-
-
-def tokens_of(stream: Stream, stage: Stage) -> int:
-    """Return the number of tokens in the mega-batches of a stage."""
-    return sum(stream.megabatch(t).num_tokens for t in stage.megabatches)
-
-
-def num_updates(passes: float, tokens: int, tokens_per_update: int) -> int:
-    """Return the number of updates of a stage, at least 1."""
-    return max(1, round(passes * tokens / tokens_per_update))
-
 
 def num_heads(width: int) -> int:
-    """Return the number of attention heads of an ``alma_transformer_lm``; may be no divisor of the width."""
+    """Return the number of attention heads of an ``alma_transformer_lm``; this number does not divide every width."""
     return max(1, width // (32 if width < 512 else 64))
 
 
 def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
-    """Return the number of parameters of an ``alma_transformer_lm`` with experts in every second layer, or dense."""
+    """Return the number of parameters of an ``alma_transformer_lm``: dense, or with experts in every second layer."""
     heads = num_heads(width)
     experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
     ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
@@ -178,19 +157,19 @@ def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -
 
 
 def row_of(tokens: float) -> Row:
-    """Return the row of the table for a number of training tokens."""
+    """Return the row of `TABLE` for a number of training tokens."""
     return next(row for row in TABLE if tokens <= row.tokens)
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return a row whose model has about ``size`` parameters; raise ValueError if no width and depth fit."""
+    """Return a row with about ``size`` parameters; raise ValueError if the size is out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
-            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary; give a "
+            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary size; give a "
             "number in this range"
         )
     return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]
@@ -204,15 +183,15 @@ def complete(
     vocab_size: int = 0,
     before: Optional[Mapping[str, Any]] = None,
 ) -> Recipe:
-    """Add defaults to the options of a run.
+    """Return the options of a run including the defaults.
 
     Args:
         words: words after ``--``.
         preferences: options before ``--`` that change the defaults.
         context: properties of the run that change the defaults.
-        tokens: number of tokens of each stage; None: a dry run without a stream.
+        tokens: number of tokens in the text of each stage; None: a dry run without a stream.
         vocab_size: vocabulary size of the stream's tokenizer.
-        before: ``recipe`` of an existing run.json; model and learning rates are kept, ``passes`` may change.
+        before: ``recipe`` of an existing run.json; model and learning rate do not change, ``passes`` may change.
 
     Raises:
         ValueError: options contradict each other; the message begins with the name of an option.
@@ -222,18 +201,21 @@ def complete(
     is_own_model = arch is not None and arch not in TRANSFORMER_SIZES
     if arch is not None and preferences.size is not None:
         raise ValueError("--size: not allowed with --arch after the --, as both set the model; omit one of them")
-    if preferences.passes is not None and any(end in given for end in ENDS):
-        raise ValueError("--passes: not allowed with --max-update or --max-epoch after the --; omit one of them")
-    requested = preferences.record(arch)
-    if before is not None and requested in (before["preferences"], Preferences().record(before["preferences"]["arch"])):
-        return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context)
     has_end = any(end in given for end in ENDS)
+    if preferences.passes is not None and has_end:
+        raise ValueError("--passes: not allowed with --max-update or --max-epoch after the --; omit one of them")
+    requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
+    if before is not None:
+        # An option that the run already has need not be given again.
+        omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
+        if requested in (before["preferences"], omitted):
+            return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context, tokens)
     if is_own_model and has_end and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
         return Recipe([*words])
     if tokens is None and not (arch is not None and has_end):
         raise ValueError(
-            "--dry-run without a stream: defaults depend on the text; give --arch and --max-update after the --, or a "
-            "--stream"
+            "--dry-run without a stream: the defaults depend on the text; give --stream, or --arch and --max-update "
+            "after the --"
         )
     passes, stages = preferences.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
@@ -243,7 +225,7 @@ def complete(
     rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
     chosen = _missing(rows, given, context.owned)
     filled = {**chosen, **given}
-    updates = num_updates(passes, stages[0], tokens_per_update(filled))
+    updates = max(1, round(passes * stages[0] / tokens_per_update(filled)))
     updates = int(given["--max-update"]) if given.get("--max-update", "").isdecimal() else updates
     warmup = max(1, min(max(50, updates // 50), updates // 4))
     rows |= {"--warmup-updates": str(warmup), "--max-update": str(updates)}
@@ -265,9 +247,9 @@ def complete(
         else:
             model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters: "
             model_line += f"width {width}, {layers} layers, "
-        model_line += "dense" if experts == 1 else f"{experts} experts in every second"
+        model_line += "dense" if experts == 1 else f"{experts} experts in every second layer"
     record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features}
-    return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context)
+    return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context, tokens)
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
@@ -291,7 +273,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     }
     rows |= {"--update-freq": steps} if steps > 1 else {}
     if arch in TRANSFORMER_SIZES:
-        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half of it for Adam
+        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half the rate with Adam
         rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_beginning else 1)}
     else:
         width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
@@ -302,40 +284,40 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
 
 def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str]) -> dict[str, str]:
     """Return the defaults of options that neither the user nor the learner sets."""
-
-    def is_missing(flag: str) -> bool:
-        return not any(each in given for each in SAME.get(flag, (flag,)))
-
-    wanted = [*rows]
+    missing = [name for name in rows if not any(each in given for each in SAME.get(name, (name,)))]
     if given.get("--arch", "alma_transformer_lm") not in TRANSFORMER_SIZES:
-        groups = {flag: (flag, *(f"--{name}" for name in others)) for flag, others in OWN_MODEL.items()}
-        wanted = [name for flag, group in groups.items() if is_missing(flag) for name in group if name in rows]
-    return {name: rows[name] for name in wanted if is_missing(name) and name not in owned}
+        groups = [(flag, *(f"--{name}" for name in others)) for flag, others in OWN_MODEL.items() if flag in missing]
+        missing = [name for group in groups for name in group if name in missing]
+    return {name: rows[name] for name in missing if name not in owned}
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
     """Return the number of tokens per update; ignore invalid numbers, which other checks report."""
-
-    def number(name: str, default: int) -> int:
-        return max(1, int(filled[name])) if filled.get(name, "").isdecimal() else default
-
+    sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
     if "--batch-size" not in filled and "--max-tokens" in filled:
-        return number("--update-freq", 1) * number("--max-tokens", 1)
-    return number("--update-freq", 1) * number("--batch-size", 1) * number("--tokens-per-sample", 512)
+        sizes = {"--update-freq": 1, "--max-tokens": 1}
+    return math.prod(
+        max(1, int(filled[name])) if filled.get(name, "").isdecimal() else size for name, size in sizes.items()
+    )
 
 
-def _recipe(words: Sequence[str], given: Mapping[str, str], record: Mapping[str, Any], context: Context) -> Recipe:
+def _recipe(
+    words: Sequence[str],
+    given: Mapping[str, str],
+    record: Mapping[str, Any],
+    context: Context,
+    tokens: Optional[Sequence[int]],
+) -> Recipe:
     """Return the recipe of a record; options that the user gives replace recorded defaults."""
     chosen = {name: value for name, value in record["chosen"].items() if name not in given}
     features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
     passes = record["passes"] if "--max-update" in chosen else None
     all_words = [*(word for option in chosen.items() for word in option), *words]
     filled = {name: " ".join(values) for name, values in group_words(all_words)}
-    lines = [*record["lines"][:1]]
+    lines, lengths, per_update = [*record["lines"][:1]], None, tokens_per_update(filled)
     if passes is not None:
-        lines.append(
-            f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {tokens_per_update(filled):,} tokens an update"
-        )
+        lines.append(f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {per_update:,} tokens per update")
+        lengths = None if tokens is None else [max(1, round(passes * count / per_update)) for count in tokens]
     lines.append(
         f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--lr-scheduler', 'fixed')} "
         f"after {filled.get('--warmup-updates', 0)} updates of warm-up"
@@ -344,4 +326,4 @@ def _recipe(words: Sequence[str], given: Mapping[str, str], record: Mapping[str,
         lines.append(
             f"tested: moving average of the weights, half-life {features['ema_half_life']} of the updates so far"
         )
-    return Recipe(all_words, chosen, features, passes, {**record, "lines": lines}, lines)
+    return Recipe(all_words, chosen, features, passes, lengths, {**record, "lines": lines}, lines)

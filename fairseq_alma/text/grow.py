@@ -46,7 +46,7 @@ def grow(args: GrowOptions) -> str:
     """Grow the checkpoint ``args.path`` and write it to ``args.out``.
 
     Returns:
-        Text to print: table of expert losses and new experts, and the options for training the new checkpoint.
+        Text to print: a table of expert losses and new experts, and the options that train the new checkpoint.
 
     Raises:
         AlmaError: the checkpoint cannot grow as requested; no file is written.
@@ -58,7 +58,7 @@ def grow(args: GrowOptions) -> str:
     if args.layers is not None:
         before = checkpoint["cfg"]["model"]["decoder_layers"]
         checkpoint = _add_layers(checkpoint, model, args)
-        lines.append(f"new layers: {before} to {args.layers - 1}; their outputs are zero")
+        lines.append(f"new layers: {before} to {args.layers - 1}, with output zero")
         model = _build(checkpoint, args.out)
     if args.experts is not None:
         checkpoint, table = _add_experts(checkpoint, model, args)
@@ -66,12 +66,13 @@ def grow(args: GrowOptions) -> str:
     refuse_other_shapes(checkpoint["model"], _build(checkpoint, args.out), args.out, _UNALTERED)
     write_checkpoint(checkpoint, args.out)
     config = checkpoint["cfg"]["model"]
-    shape = f"takes its shape from there, which is --num-experts {config['num_experts']}"
+    experts = f"--num-experts {config['num_experts']}"
     if config["gate_trees"]:
-        shape += f" --gate-trees '{config['gate_trees']}'"
+        experts += f" --gate-trees '{config['gate_trees']}'"
+    lines += [f"wrote {args.out}", f"train with: fairseq-train {' '.join(from_weights(args.out))}"]
     if args.layers is not None and config["_name"] in SWITCH_SIZES:
-        shape += f"; it needs --decoder-layers {args.layers}"
-    return "\n".join([*lines, f"wrote {args.out}; fairseq-train {' '.join(from_weights(args.out))} {shape}"])
+        lines[-1] += f" --decoder-layers {args.layers}"
+    return "\n".join([*lines, f"options read from the checkpoint: {experts}"])
 
 
 def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
@@ -84,19 +85,10 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
     return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
 
 
-def _gate_trees(model: nn.Module) -> dict[str, GateTree]:
-    return {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
-
-
-def _names(model: nn.Module) -> list[str]:
-    """Return the names of all parameters in the order of the optimizer."""
-    return [name for name, _ in model.named_parameters()]
-
-
 def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
-    """Return the checkpoint of the model with ``args.layers`` layers; new gates copy the gate tree of the last gate."""
+    """Return the checkpoint with ``args.layers`` layers; the gate tree of new gates is the tree of the last gate."""
     config, new = checkpoint["cfg"]["model"], args.layers
-    old, trees = config["decoder_layers"], [*_gate_trees(model).values()]
+    old, trees = config["decoder_layers"], [each.gate.tree for each in model.modules() if isinstance(each, SwitchLayer)]
     assert new is not None
     if new <= old:
         raise AlmaError(f"--layers {new}: the model already has {old} layers; give a larger number")
@@ -106,20 +98,23 @@ def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> 
     torch.manual_seed(args.seed)
     larger = _build({**checkpoint, "cfg": {"model": {**config, **changed}}}, args.out, "cpu")
     record = {**_record(args), "depth": {"old": old, "new": new}}
-    names, outputs = (_names(model), _names(larger)), larger.residual_outputs
+    names = [*dict(model.named_parameters())], [*dict(larger.named_parameters())]  # in the order of the optimizer state
+    outputs = larger.residual_outputs
     return add_layers(checkpoint, changed, larger.state_dict(), outputs, names, record, args.optimizer)
 
 
 def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> tuple[Checkpoint, str]:
-    """Return the checkpoint with ``args.experts`` more experts in each Switch layer, and a table of the changes."""
-    trees, names, num_new, method = _gate_trees(model), _names(model), args.experts, args.method
+    """Return (checkpoint with ``args.experts`` more experts in each Switch layer, table of the changes)."""
+    num_new, method = args.experts, args.method
+    trees = {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
+    names = [*dict(model.named_parameters())]  # in the order of the optimizer state
     assert num_new is not None and method is not None
     if trees and args.moe_freq is not None:
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
         args = replace(args, stream=None)
-        if method == "copy" and args.noise == 0:  # equal gate rows would send all tokens to one expert
+        if method == "copy" and args.noise == 0:  # with equal gate rows, all tokens would go to one expert
             args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
     elif args.stream is None and args.select != "random" and method != "scratch":
         args = replace(args, stream=str(stream_of(checkpoint, Path(args.path), None).root))
@@ -159,27 +154,27 @@ def _with_gates(
     if args.optimizer == "reset":
         checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
     assert args.experts is not None
-    # At first, all experts of a layer are equal and share the gate's probability: multiply outputs by their number.
+    # Equal experts of a layer share the gate's probability, so their outputs are multiplied by the number of experts.
     factor = args.experts + 1 if args.method == "copy" else 1
     mixture, new_names = with_one_expert(checkpoint, names, every, factor)
     return mixture, new_names, {f"decoder.layers.{layer}.mlp": GateTree.flat(1) for layer in layers}
 
 
 def _record(args: GrowOptions) -> dict[str, Any]:
-    """Return the record of the growth for the new checkpoint, of plain Python types."""
+    """Return the options and the version for the record in the new checkpoint."""
     options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     return {"options": options, "version": fairseq_alma.__version__}
 
 
 @torch.no_grad()
 def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, dict[str, Any]]:
-    """Sum the losses of the tokens of ``args.split`` by expert, for each Switch layer.
+    """Measure the loss of each expert on ``args.split``, summed over the tokens that the expert processes.
 
     Returns:
         (sums in fp64 on the CPU, record with the number of tokens and the mean loss in nats).
 
     Raises:
-        AlmaError: ``args.stream`` is not a text stream, has another dictionary than the checkpoint, or lacks the split,
+        AlmaError: ``args.stream`` is not a text stream, lacks the split, or has another dictionary than the checkpoint;
             or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None

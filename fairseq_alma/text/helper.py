@@ -1,8 +1,9 @@
 """Helper process that imports fairseq and torch once, and forks a child process for each command of a stage.
 
-Imports take seconds, a stage of a small model less. The helper starts no thread, runs no tensor operation and never
-calls CUDA, as a fork supports none of these; the display and tokenizers run in alma-stream. A child sends the return
-value of the function and the metrics of a training through a pipe. All processes end with alma-stream.
+The imports take seconds, longer than a stage of a small model. A fork is safe only if its parent has no threads and
+does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA; the display and
+the tokenizers run in alma-stream. A child sends the metrics of a training and the return value of its function through
+a pipe. All processes end with alma-stream.
 """
 
 import atexit
@@ -42,7 +43,7 @@ PRELOADED = (
     "torch._dynamo",  # torch's optimizers import this module at their first step
 )
 _WHILE_IMPORTING = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # checking for a GPU during an import must not initialize CUDA
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a check for a GPU during an import must not initialize CUDA
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
 _MAIN = "from fairseq_alma.text.helper import serve; serve({})"
@@ -53,12 +54,12 @@ REPORT_SECONDS = 5.0
 
 
 class Call(NamedTuple):
-    """Arguments of `call` for one child process.
+    """Message from alma-stream to the helper: arguments of `call` for one child process.
 
     Attributes:
-        environment: complete environment of the child.
-        folder: working directory.
-        num_files: number of file descriptors sent after this message: descriptors to keep open, then the pipe.
+        environment: all environment variables of the child.
+        folder: working directory of the child.
+        num_files: number of file descriptors that follow the message: the files to keep open, then the pipe.
     """
 
     function: str
@@ -71,7 +72,7 @@ class Call(NamedTuple):
 
 
 class Helper:
-    """Handle of the helper process, in alma-stream."""
+    """The helper process, as seen from alma-stream."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
@@ -90,7 +91,7 @@ class Helper:
             self.process.wait()
             self.errors.seek(0)
             reason = last_line(self.errors.read().decode(errors="replace"))
-            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); reinstall it") from error
+            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); reinstall fairseq") from error
 
     def close(self) -> None:
         self.process.kill()
@@ -120,11 +121,11 @@ def call(
     files: Sequence[int] = (),
     watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
 ) -> Any:
-    """Call a function in a child of the helper process; start the helper if necessary.
+    """Call a function in a child of the helper process; start the helper if it is not running.
 
     Args:
-        function: function to call, ``module:name``.
-        arguments: arguments of the function; arguments and return value are pickled.
+        function: function to call, as ``module:name``.
+        arguments: arguments of the function; arguments and return value must be picklable.
         words: `sys.argv` of the child; empty: unchanged.
         log: file to which the child appends all output; None: discard output.
         environment: additional environment variables.
@@ -136,7 +137,7 @@ def call(
         The return value of the function in rank 0.
 
     Raises:
-        AlmaError: the function failed; the message has the reason in one line, and the log file.
+        AlmaError: the function failed; the message names the reason and the log file.
     """
     global _helper
     if _helper is None:
@@ -179,12 +180,12 @@ def call(
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
             reason = last_line(file.read().decode(errors="replace"))
     reason = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
-    who = f"process {failed}: " if len(pipes) > 1 else ""
-    raise AlmaError(f"{log}: {words[0] if words else function} failed: {who}{reason}")
+    rank = f"process {failed}: " if len(pipes) > 1 else ""
+    raise AlmaError(f"{log}: {words[0] if words else function} failed: {rank}{reason}")
 
 
 def group_sizes(num_procs: int) -> dict[str, str]:
-    """Return the ``torchrun`` variables that do not depend on the rank, without the address of rank 0."""
+    """Return the variables of ``torchrun`` that have the same value for all ranks, without the address of rank 0."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 
@@ -204,7 +205,7 @@ def _await(
             try:
                 kind, value = pipe.recv()
             except EOFError:
-                kind, value = "ended", "ended by a signal, perhaps out of memory"
+                kind, value = "ended", "ended by a signal, possibly out of memory"
             if kind == "figures":
                 if rank == 0:
                     watch(value)
@@ -220,7 +221,7 @@ def _await(
 
 
 def _await_end(pipe: Connection) -> None:
-    """Wait until a child has ended, which closes the other end of the pipe."""
+    """Wait until a child has ended: its end of the pipe is then closed."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.recv_bytes()
@@ -273,7 +274,7 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
             die()
         atexit._clear()  # exit functions of the parent would delete the parent's temporary folders
         pipe = Connection(files[-1], readable=False)
-        answer = _act(begun, pipe)
+        answer = _execute(begun, pipe)
         atexit._run_exitfuncs()
         for standard in (sys.stdout, sys.stderr):
             standard.flush()
@@ -282,8 +283,12 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
         os._exit(0)
 
 
-def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
-    """Call the function in the environment of alma-stream; return ("returned", value) or (kind of failure, reason)."""
+def _execute(begun: Call, pipe: Connection) -> tuple[str, Any]:
+    """Call the function in the environment of alma-stream.
+
+    Returns:
+        ("returned", return value), ("refused", message of the function), or ("failed", description of the error).
+    """
     os.environ.clear()
     os.environ.update(begun.environment)
     os.chdir(begun.folder)
@@ -299,7 +304,7 @@ def _act(begun: Call, pipe: Connection) -> tuple[str, Any]:
     )
 
     def send_figures(record: logging.LogRecord) -> None:
-        if record.name == "train_inner":  # metrics of an update, from --log-format json
+        if record.name == "train_inner":  # the metrics of an update in JSON
             pipe.send(("figures", json.loads(record.getMessage())))
 
     figures = logging.Handler()

@@ -1,6 +1,6 @@
-"""Cross entropy of a linear output layer with a large vocabulary, computed in chunks to save memory.
+"""Cross entropy of a linear output layer with a large vocabulary, computed in chunks of tokens to save memory.
 
-The fp32 logits of a complete batch would take 6.6 GB for 32,768 tokens and a vocabulary of 50,000.
+The fp32 logits of all 32,768 tokens of a batch would take 6.6 GB with a vocabulary of 50,000.
 
 Letters: S tokens, M model dim, V vocabulary size.
 """
@@ -12,30 +12,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ELEMENTS = 2**25
-"""Maximum number of logits (chunk x V), 128 MiB in fp32. Smaller chunks are slower, as each chunk updates the full
-weight gradient."""
+"""Maximum number of logits of a chunk (tokens x V), 128 MiB in fp32. Smaller chunks are slower, as each chunk updates
+the complete weight gradient."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Sum over tokens of the cross entropy of ``softmax(features @ weight.T + bias)``.
+    """Autograd function of the cross entropy of ``softmax(features @ weight.T + bias)``, summed over tokens.
 
-    The ``linear_cross_entropy`` of torch 2.13 is not used because it rounds the sum of a batch to bf16 under autocast.
+    It replaces the ``linear_cross_entropy`` of torch 2.13, which rounds the sum of a batch to bf16 under autocast.
     """
 
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, ignore_index: int
     ) -> Tensor:
-        """Compute the loss and its gradients; for arguments see `linear_cross_entropy`."""
+        """Compute the loss and its gradients; see `linear_cross_entropy` for the arguments."""
         ignored = target == ignore_index
         index = target.masked_fill(ignored, 0).unsqueeze(1)
         losses, grad_features, grad_weight = [], torch.empty_like(features), None
         for rows in _chunks(features, weight):
             logits = F.linear(features[rows], weight, bias)
             log_probs = logits.float()
-            torch.log_softmax(log_probs, dim=1, out=log_probs)  # in place: new memory costs as much as the log-softmax
+            torch.log_softmax(log_probs, dim=1, out=log_probs)  # in place: to allocate takes as long as to compute
             losses.append(log_probs.gather(1, index[rows]).squeeze(1).masked_fill(ignored[rows], 0.0).sum())
-            # d loss / d logits = softmax - one-hot; the smaller factor of both products masks ignored tokens
+            # d loss / d logits = softmax - one-hot. To mask ignored tokens, zero the smaller factor of each product.
             log_probs.exp_().scatter_add_(1, index[rows], torch.full_like(log_probs[:, :1], -1.0))
             grad_logits, mask = log_probs.to(logits.dtype), ignored[rows].unsqueeze(1)
             grad_features[rows] = (grad_logits @ weight).masked_fill_(mask, 0.0)
@@ -46,7 +46,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
-        """Multiply the gradients computed in `forward` by the incoming gradient."""
+        """Multiply the gradients from `forward` by the incoming gradient."""
         grad_features, grad_weight = ctx.saved_tensors
         return grad_features * grads[0], grad_weight * grads[0], None, None, None
 
@@ -56,8 +56,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the sum over tokens of the cross entropy of ``softmax(features @ weight.T + bias)``.
 
-    Features are (S, M), weights (V, M), targets (S,) int64. Tokens with the target ``ignore_index`` do not count; the
-    (V,) bias has no gradient. The sum is fp32, in nats.
+    Features are (S, M), weights (V, M), targets (S,) int64. Tokens with the target ``ignore_index`` do not count. The
+    (V,) bias has no gradient. The sum is in fp32 and in nats.
     """
     if not torch.is_grad_enabled():
         return token_losses(features, weight, target, bias).masked_fill(target == ignore_index, 0.0).sum()
@@ -66,7 +66,7 @@ def linear_cross_entropy(
 
 @torch.no_grad()
 def token_losses(features: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Return the cross entropy of each token, (S,) fp32 in nats; for arguments see `linear_cross_entropy`."""
+    """Return the cross entropy of each token, (S,) fp32 in nats; see `linear_cross_entropy` for the arguments."""
     losses = torch.empty(len(features), dtype=torch.float32, device=features.device)
     for rows in _chunks(features, weight):
         losses[rows] = F.cross_entropy(F.linear(features[rows], weight, bias).float(), target[rows], reduction="none")

@@ -1,7 +1,7 @@
 """Load a language model or an ensemble with its tokenizer, for notebooks and lm_eval.
 
-The first token of a document follows ``</s>``, and the last token is followed by ``</s>``, as in training. A long
-document is split into windows; each window after the first begins with the last token of the previous window.
+``</s>`` precedes the first token of a document and follows the last token, as in training. A long document is split
+into windows; each window after the first begins with the last token of the previous window.
 
 Letters: B sequences, T positions, V vocabulary size.
 """
@@ -19,6 +19,7 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
@@ -33,13 +34,13 @@ _WINDOWS_PER_BATCH = 16
 
 @dataclass(frozen=True)
 class Score:
-    """Losses of a document, in bits.
+    """Losses of a document.
 
     Attributes:
-        num_tokens: number of tokens of the text.
+        num_tokens: number of tokens of the text, without the EOS token.
         num_bytes: number of UTF-8 bytes of the text.
-        bits: sum of the losses of the text's tokens.
-        end_bits: loss of the EOS token.
+        bits: total loss of these tokens, in bits.
+        end_bits: loss of the EOS token, in bits.
     """
 
     num_tokens: int
@@ -49,12 +50,12 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Return the loss per byte without the EOS token; NaN for an empty text."""
+        """Return the loss per byte in bits, without the EOS token; NaN for an empty text."""
         return self.bits / self.num_bytes if self.num_bytes else math.nan
 
     @property
     def bits_per_token(self) -> float:
-        """Return the loss per token, including the EOS token."""
+        """Return the loss per token in bits, including the EOS token."""
         return (self.bits + self.end_bits) / (self.num_tokens + 1)
 
 
@@ -65,8 +66,8 @@ class LoadedModel:
     Attributes:
         model: fairseq model on the CPU, in evaluation mode.
         dictionary: dictionary of the stream.
-        tokenizer: tokenizer of the stream; token u of the tokenizer has id u + 4.
-        first: id of the first token of every sequence, ``</s>`` or ``<s>``.
+        tokenizer: tokenizer of the stream; token u of the tokenizer is id u + 4 of the model.
+        first: id of the first token of each sequence, ``</s>`` or ``<s>``.
     """
 
     model: Any
@@ -97,15 +98,15 @@ class LoadedModel:
         top_k: int = -1,
         top_p: float = -1.0,
     ) -> str:
-        """Return the prompt followed by generated text.
+        """Generate text, and return the prompt followed by the generated text.
 
         Args:
             prompt: text to continue.
-            max_new_tokens: maximum number of new tokens; also limited by the maximum sequence length.
+            max_new_tokens: maximum number of new tokens; the maximum sequence length is a further limit.
             seed: random seed of sampling; None: greedy decoding.
-            temperature: temperature of sampling.
-            top_k: sample from the k most probable tokens; -1: from all tokens.
-            top_p: sample from the most probable tokens whose probabilities sum to p; -1: from all tokens.
+            temperature: sampling temperature.
+            top_k: sample from the k most probable tokens; -1: sample from all tokens.
+            top_p: sample from the most probable tokens whose probabilities sum to p; -1: sample from all tokens.
 
         Raises:
             AlmaError: the prompt exceeds the maximum sequence length.
@@ -113,7 +114,10 @@ class LoadedModel:
         ids = torch.tensor([[self.first, *self.encode(prompt)]])
         length = min(ids.size(1) + max_new_tokens, self.longest) - 1
         if ids.size(1) > length:
-            raise AlmaError(f"prompt: {ids.size(1)} tokens, the model takes {self.longest}; give a shorter prompt")
+            raise AlmaError(
+                f"prompt: {ids.size(1)} tokens, but the model supports {self.longest} tokens including the generated "
+                "text; give a shorter prompt"
+            )
         strategy = None if seed is None else search.Sampling(self.dictionary, top_k, top_p)
         generator = SequenceGenerator(
             [self.model], self.dictionary, beam_size=1, max_len_a=0, max_len_b=length, max_len=self.longest,
@@ -126,33 +130,31 @@ class LoadedModel:
         return self.decode(found[0][0]["tokens"].tolist())
 
     def score(self, texts: Union[str, Sequence[str]]) -> list[Score]:
-        """Return the losses of one document (``str``) or several documents, in order."""
+        """Return the losses of one document (a ``str``) or of several documents, in the given order."""
         documents = [texts] if isinstance(texts, str) else list(texts)
         all_ids = [self.encode(text) for text in documents]
-        losses = self.losses([piece for ids in all_ids for piece in cut([self.first, *ids, EOS], self.longest)])
+        losses = self.losses([window for ids in all_ids for window in cut([self.first, *ids, EOS], self.longest)])
         bits = (torch.cat(losses).double() if losses else torch.empty(0)) / math.log(2)
         return [
             Score(len(ids), len(text.encode()), found[:-1].sum().item(), found[-1].item())
             for text, ids, found in zip(documents, all_ids, bits.split([len(ids) + 1 for ids in all_ids]), strict=True)
         ]
 
-    def losses(self, pieces: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
-        """Return the losses in nats of the targets of each piece; skip targets of -100.
+    def losses(self, windows: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
+        """Return the losses of the target tokens of each window, in nats; skip targets of -100.
 
         Args:
-            pieces: (input ids, target ids) of equal length.
+            windows: (input ids, target ids) of equal length; see `cut`.
         """
-
-        def padded(rows: list[list[int]], filling: int) -> Tensor:
-            longest = max(map(len, rows))
-            return torch.tensor([[*row, *[filling] * (longest - len(row))] for row in rows])
-
-        found: list[Tensor] = [torch.empty(0)] * len(pieces)
-        order = sorted(range(len(pieces)), key=lambda index: -len(pieces[index][1]))
+        found: list[Tensor] = [torch.empty(0)] * len(windows)
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index][1]))
         for start in range(0, len(order), _WINDOWS_PER_BATCH):
             rows = order[start : start + _WINDOWS_PER_BATCH]
-            targets = padded([pieces[index][1] for index in rows], IGNORED)
-            log_probs = self.log_probs(padded([pieces[index][0] for index in rows], PAD))
+            inputs, targets = (
+                pad_sequence([torch.tensor(windows[index][side]) for index in rows], True, padding)
+                for side, padding in enumerate((PAD, IGNORED))
+            )
+            log_probs = self.log_probs(inputs)
             losses = F.nll_loss(log_probs.transpose(1, 2), targets, reduction="none", ignore_index=IGNORED)
             for index, loss, target in zip(rows, losses, targets, strict=True):
                 found[index] = loss[target != IGNORED]
@@ -160,7 +162,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def log_probs(self, tokens: Tensor) -> Tensor:
-        """Return the log-probabilities (B, T, V) of the next tokens, given (B, T) tokens padded on the right."""
+        """Return the log-probabilities (B, T, V) of the next token, given (B, T) tokens padded on the right."""
         return self.model.get_normalized_probs(self.model(tokens), log_probs=True)
 
 
@@ -168,8 +170,8 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
     """Load a language model or an ensemble from a checkpoint, on the CPU.
 
     Args:
-        path: checkpoint of a run.
-        stream: stream with the tokenizer of the model; None: the stream that the model was trained on.
+        path: checkpoint file.
+        stream: stream with the tokenizer of the model; None: the stream on which the model was trained.
 
     Raises:
         AlmaError: the file is not a checkpoint, or the stream has another dictionary than the model.
@@ -177,8 +179,8 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
     path = Path(path)
     if path.is_dir():
         raise AlmaError(
-            f"{path}: is a folder, not a checkpoint; give a run, or load an exported folder with transformers "
-            "(AutoModelForCausalLM.from_pretrained)"
+            f"{path}: a folder, not a checkpoint; give a checkpoint file or a run, or load an exported folder with "
+            "transformers (AutoModelForCausalLM.from_pretrained)"
         )
     checkpoint = read_checkpoint(path)
     config = OmegaConf.create(checkpoint["cfg"]["model"])
@@ -194,9 +196,9 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
 
 
 def cut(sequence: Sequence[int], window: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (inputs, targets) for each window of a document; the first id is only an input.
+    """Yield (inputs, targets) for each window of a document with ``window`` target tokens; the first id is no target.
 
-    Example for ``</s>`` 5 6 7 ``</s>``, window 2: inputs are ``</s>`` 5 and 6 7, targets are 5 6 and 7 ``</s>``.
+    Example for ``</s>`` 5 6 7 ``</s>`` and window 2: inputs are ``</s>`` 5 and 6 7, targets are 5 6 and 7 ``</s>``.
     """
     for start in range(0, len(sequence) - 1, window):
         end = min(start + window, len(sequence) - 1)

@@ -1,13 +1,13 @@
 """Training batches of text: consecutive slices of a random order of the sequences, one order for each epoch.
 
-The order depends on seed, stage and epoch only, and the position within an epoch counts sequences. So ``--batch-size 4
---update-freq 2`` reads the same sequences as ``--batch-size 8``, and a training may resume with another batch size or
-another number of workers or processes: each sequence is read once per epoch. fairseq counts and shuffles batches
-instead, and drops the last batch of an epoch unless the batch size is a multiple of 8.
+The order depends only on seed, stage and epoch, and the position within an epoch counts sequences. Therefore
+``--batch-size 4 --update-freq 2`` reads the same sequences as ``--batch-size 8``. A training that resumes with another
+batch size, or with another number of workers or processes, reads each sequence once per epoch. fairseq instead counts
+and shuffles batches, and drops the last batch of an epoch unless the batch size is a multiple of 8.
 
-Example for 10 sequences in the order o, batches of 2, 2 processes: process 0 reads o[0:2], o[4:6], o[8:10], process 1
-reads o[2:4], o[6:8] and padding. If a process has no batch, fairseq drops the earlier batches of this process and
-update from the loss and the token count, but not from the gradient; so the process gets a batch without tokens.
+Example for 10 sequences in the order o, batches of 2 sequences, and 2 processes: process 0 reads o[0:2], o[4:6] and
+o[8:10]; process 1 reads o[2:4], o[6:8] and a batch without tokens. Without this batch, fairseq would drop the earlier
+batches of process 1 in the same update from the loss and the token count, but not from the gradient.
 """
 
 from typing import Any, Optional, Sequence
@@ -20,20 +20,20 @@ from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatc
 from fairseq_alma.errors import AlmaError
 
 POSITION_VERSION = 3
-"""Version of the iterator state, which counts sequences; version 2 of fairseq counts batches."""
+"""Version of the iterator state. Version 3 counts sequences; version 2, fairseq's own, counts batches."""
 
 
 class StageDataset(ConcatDataset):
-    """The sequences of a stage.
+    """Training sequences of a stage.
 
     Args:
-        datasets: data set of sequences for each mega-batch.
-        indices: (N,) indices of the sequences to train on, into the concatenated mega-batches; may repeat.
+        datasets: sequences of each mega-batch.
+        indices: (N,) indices of the sequences to train on, in the concatenated mega-batches; an index may repeat.
     """
 
-    def __init__(self, datasets: Sequence[FairseqDataset], indices: Optional[np.ndarray] = None) -> None:
+    def __init__(self, datasets: Sequence[FairseqDataset], indices: np.ndarray) -> None:
         super().__init__(datasets)
-        self.indices = np.arange(len(self)) if indices is None else indices
+        self.indices = indices
 
     def ordered_indices(self) -> np.ndarray:
         return self.indices
@@ -43,12 +43,12 @@ class StageDataset(ConcatDataset):
 
 
 class SequenceBatches(EpochBatchIterating):
-    """Iterator over the batches of one process for fairseq's trainer.
+    """Iterator for fairseq's trainer over the training batches of one process.
 
     Args:
-        dataset: data set of sequences.
+        dataset: sequences.
         indices: (N,) indices of the sequences of an epoch.
-        limits: (``max_tokens``, ``max_sentences``) of a batch; each may be None.
+        limits: ``max_tokens`` and ``max_sentences`` of a batch; None: no limit.
         seed: random seed of the order.
         shard: (rank of this process, number of processes).
         pad: index of the padding symbol.
@@ -74,14 +74,10 @@ class SequenceBatches(EpochBatchIterating):
         self.dataset, self.indices, self.limits, self.pad = dataset, indices, limits, pad
         self.seed = tuple(seed)
         self.shard_id, self.num_shards = shard
-        self.epoch, self.position = max(epoch, 1), 0  # position: number of sequences before `_batches`
+        self.epoch, self.position = max(epoch, 1), 0  # position: number of sequences read before `_batches`
         self.num_workers, self.buffer_size, self.save_dir = num_workers, min(buffer_size, 20), save_dir
         self._batches: Sequence[np.ndarray] = ()
         self._cur_epoch_itr: Optional[CountingIterator] = None
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the indices (N,) of the sequences in the order of an epoch."""
-        return np.random.default_rng((*self.seed, epoch)).permutation(self.indices)
 
     def _cut(self, order: np.ndarray) -> Sequence[np.ndarray]:
         size = self.limits["max_sentences"]
@@ -94,7 +90,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def first_batch(self) -> Any:
-        """Return a batch of one sequence, for fairseq's dummy step."""
+        """Return a batch of one sequence for the dummy update of fairseq."""
         return self.collate([self.dataset[self.indices[0]]])
 
     @property
@@ -107,7 +103,7 @@ class SequenceBatches(EpochBatchIterating):
         """Return the batches of the next epoch, or the remaining batches of the epoch after `load_state_dict`."""
         if self.next_epoch_idx > self.epoch:
             self.epoch, self.position = self.next_epoch_idx, 0
-        order = self.order(self.epoch) if shuffle else self.indices
+        order = np.random.default_rng((*self.seed, self.epoch)).permutation(self.indices) if shuffle else self.indices
         self._batches = self._cut(order[self.position :])
         own = [[*map(int, batch)] for batch in self._batches[self.shard_id :: self.num_shards]]
         own += [[]] * (-(-len(self._batches) // self.num_shards) - len(own))
@@ -124,7 +120,7 @@ class SequenceBatches(EpochBatchIterating):
         return self._cur_epoch_itr
 
     def collate(self, samples: list[Any]) -> dict[str, Any]:
-        """Collate samples to a batch; without samples, return a batch of padding."""
+        """Return a batch of samples; without samples, return a batch of one padded sequence without tokens."""
         if samples:
             return self.dataset.collater(samples)
         batch = self.dataset.collater([self.dataset[self.indices[0]]])
@@ -138,7 +134,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def iterations_in_epoch(self) -> int:
-        """Return the number of sequences of the epoch that all processes together have read."""
+        """Return the number of sequences of this epoch that have been read by all processes together."""
         read = 0 if self._cur_epoch_itr is None else self._cur_epoch_itr.n * self.num_shards
         return self.position + sum(map(len, self._batches[:read]))
 
@@ -148,7 +144,7 @@ class SequenceBatches(EpochBatchIterating):
         return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume at a saved position; raise AlmaError if it counts batches or exceeds the epoch."""
+        """Resume at a saved position; raise AlmaError if the position counts batches or exceeds the epoch."""
         position = state_dict.get("iterations_in_epoch", 0)
         if position and (state_dict.get("version") != POSITION_VERSION or position > len(self.indices)):
             raise AlmaError(

@@ -1,7 +1,7 @@
-"""Checkpoint files of a stage: repair them after a kill, read the training progress, and remove files.
+"""Repair, read and remove the checkpoint files of a stage.
 
-fairseq writes ``checkpoint_E_U.pt`` atomically and then copies it to ``checkpoint_last.pt``, which it loads after a
-restart. A kill during the copy truncates ``checkpoint_last.pt``.
+fairseq writes ``checkpoint_E_U.pt`` atomically, and then copies this file to ``checkpoint_last.pt``, from which it
+resumes. A kill during the copy truncates ``checkpoint_last.pt``.
 """
 
 import re
@@ -29,7 +29,7 @@ class Progress:
         num_epochs: number of complete epochs.
         train_tokens: number of training tokens since the beginning of the stage, summed over epochs.
         first_update: number of optimizer updates before the stage.
-        batches: batch sizes, each with the first update of this size; see `carried_optimizer.TokenCount`.
+        batches: one record for each batch size, with the first update of this size; see `carried_optimizer.BATCHES`.
     """
 
     num_updates: int
@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether a limit is reached; resuming at the limit would make one more update."""
+        """Return whether a limit is reached. fairseq-train must not resume then, as it would make one more update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint is not truncated: the directory of a zip file is at its end."""
+    """Return whether a checkpoint is not truncated; the directory of a zip file is at the end of the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
@@ -56,7 +56,7 @@ def is_complete(path: Path) -> bool:
 
 
 def is_sound(path: Path) -> bool:
-    """Return whether all checksums of a checkpoint are correct; read the complete file."""
+    """Return whether all checksums of a checkpoint are correct; reads the complete file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -68,10 +68,10 @@ def repair_last(folder: Path) -> Optional[Path]:
     """Replace a damaged ``checkpoint_last.pt`` with the newest undamaged checkpoint of the folder.
 
     Args:
-        folder: save directory of one model; it may be missing.
+        folder: save directory of one model, which may not exist.
 
     Returns:
-        The checkpoint to resume from; None: start the stage again.
+        The checkpoint to resume from; None if the stage must start again.
     """
     for unfinished in folder.glob("checkpoint*.pt.tmp"):
         unfinished.unlink()
@@ -91,9 +91,7 @@ def repair_last(folder: Path) -> Optional[Path]:
 @once_per_file
 def read_progress(path: Path) -> Progress:
     """Read the training progress from a checkpoint."""
-    from fairseq_alma.checkpoints.checkpoint_file import (
-        read_checkpoint,  # imports torch, which a dry run does not need
-    )
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint  # imports torch, which takes seconds
 
     remedy = "remove it to resume the stage from the previous checkpoint"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
@@ -122,24 +120,15 @@ def drop_optimizer_state(path: Path) -> None:
         write_checkpoint(state, path)
 
 
-def keep_only_last(folder: Path, others: Collection[str] = ()) -> None:
-    """Fsync the last checkpoint of a save directory; remove all other checkpoints except ``others``."""
-    synchronise(folder / LAST_CHECKPOINT, folder)
-    for path in _files(folder):
-        if path.name not in (LAST_CHECKPOINT, *others):
+def remove(folder: Path, kept: Collection[str] = ()) -> None:
+    """Remove the checkpoints of a save directory, including truncated files, and then the directory if it is empty.
+
+    ``kept`` has the names of files to keep. If it is given, fsync the last checkpoint first.
+    """
+    if kept:
+        synchronise(folder / LAST_CHECKPOINT, folder)
+    for path in [*folder.glob("checkpoint*.pt*"), *folder.glob(".checkpoint*.tmp")]:
+        if path.name not in kept:
             path.unlink()
-
-
-def remove_all(folder: Path) -> None:
-    """Remove all checkpoints of a save directory, and the directory if it is then empty."""
-    if not folder.is_dir():
-        return
-    for path in _files(folder):
-        path.unlink()
-    if not any(folder.iterdir()):
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the checkpoints of a save directory, including truncated ones."""
-    return [*folder.glob("checkpoint*.pt*"), *folder.glob(".checkpoint*.tmp")]

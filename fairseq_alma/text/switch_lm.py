@@ -1,13 +1,13 @@
 """``alma_switch_lm``: a decoder-only Transformer in which every second feed-forward layer is a Switch layer.
 
-It is the SM for text of the paper (v5, section 5): pre-norm, with shared input and output embeddings. The *base* model
-has 6 layers and width 512, the *large* model 12 layers and width 768.
+The model is SM for text in the paper (v5, section 5): pre-norm, with shared input and output embeddings. The *base*
+model has 6 layers and width 512, the *large* model has 12 layers and width 768.
 """
 
 import argparse
 import math
 from functools import partial
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch.nn.functional as F
 from fairseq import utils
@@ -57,18 +57,18 @@ class CausalSelfAttention(CachedAttention):
 
 
 class SwitchDecoderLayer(DecoderLayer):
-    """A Transformer layer with layer norms: a Switch layer with a gate tree, else dense."""
+    """Transformer layer with layer norms; the FFN is a Switch layer if a gate tree is given, otherwise dense."""
 
     def __init__(self, cfg: Any, tree: Optional[GateTree]) -> None:
         super().__init__()
         model_dim, ffn_dim = cfg.decoder_embed_dim, cfg.decoder_ffn_embed_dim
         self.dropout, self.activation_dropout = cfg.dropout, cfg.activation_dropout
-        # fairseq's gelu would convert to fp32 and back
+        # The gelu of fairseq would convert to fp32 and back.
         self.activation = F.gelu if cfg.activation_fn == "gelu" else utils.get_activation_fn(cfg.activation_fn)
         self.self_attn = CausalSelfAttention(model_dim, cfg.decoder_attention_heads, cfg.attention_dropout)
         self.self_attn_layer_norm = nn.LayerNorm(model_dim)
         self.final_layer_norm = nn.LayerNorm(model_dim)
-        self.switch = None
+        self.switch: Any = None
         if tree is None:
             self.fc1, self.fc2 = nn.Linear(model_dim, ffn_dim), nn.Linear(ffn_dim, model_dim)
             for linear in (self.fc1, self.fc2):
@@ -77,16 +77,16 @@ class SwitchDecoderLayer(DecoderLayer):
         else:
             factors = cfg.capacity_factor, cfg.eval_capacity_factor
             self.switch = SwitchLayer(model_dim, ffn_dim, tree, *factors, self.activation, self.activation_dropout)
-
-    def parts(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
-        return self.self_attn_layer_norm, self.final_layer_norm, self.switch or self._dense
+        self.norms_and_ffn = self.self_attn_layer_norm, self.final_layer_norm, self.switch or self._dense
 
     def _dense(self, x: Tensor) -> Tensor:
         return self.fc2(F.dropout(self.activation(self.fc1(x)), self.activation_dropout, self.training))
 
 
 class SwitchDecoder(Decoder):
-    """A decoder with shared input and output embeddings and absolute position embeddings."""
+    """Decoder with shared input and output embeddings and absolute position embeddings."""
+
+    norm_name = "layer_norm"
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary, cfg, max_positions)
@@ -107,9 +107,6 @@ class SwitchDecoder(Decoder):
         newest = tokens if state is None else tokens[:, -1:]
         return self.embed_scale * self.embed_tokens(newest) + positions, ()
 
-    def last_norm(self, x: Tensor) -> Tensor:
-        return self.layer_norm(x)
-
 
 @register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
 class AlmaSwitchLM(LanguageModel):
@@ -118,14 +115,14 @@ class AlmaSwitchLM(LanguageModel):
     decoder_class, sizes, inherited = SwitchDecoder, SWITCH_SIZES, ("num_experts", "gate_trees")
     residual_outputs = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias", "fc2_weight", "fc2_bias")
 
-    @classmethod
-    def fill_in_defaults(cls, options: dict[str, Any], arch: str) -> None:
+    @staticmethod
+    def fill_in_defaults(options: dict[str, Any], arch: str) -> None:
         for name, value in (("num_experts", DEFAULT_NUM_EXPERTS), ("gate_trees", "")):
             options[name] = value if options[name] is None else options[name]
 
 
 def _set_sizes(arch: str, args: argparse.Namespace) -> None:
-    """Set missing sizes to the values of the architecture; called by fairseq."""
+    """Set the sizes that are not given to the values of the architecture; called by fairseq."""
     for name, size in SWITCH_SIZES[arch].items():
         setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
 

@@ -54,7 +54,7 @@ from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_
 
 @dataclass
 class AlmaBPEConfig(FairseqDataclass):
-    """Options of ``--bpe alma``: folder of the stream, set by the task."""
+    """Option of ``--bpe alma``: folder of the stream, set by the task."""
 
     data: Optional[str] = II("task.data")
 
@@ -65,7 +65,7 @@ class AlmaBPE:
 
     def __init__(self, cfg: AlmaBPEConfig) -> None:
         if cfg.data is None:
-            raise AlmaError("--bpe alma: no stream given; give the folder of the stream that has the tokenizer")
+            raise AlmaError("--bpe alma: no stream given; give the folder of the stream with the tokenizer")
         self.tokenizer = StreamTokenizer.open(cfg.data)
 
     def encode(self, x: str) -> str:
@@ -79,11 +79,11 @@ class AlmaBPE:
 
 @dataclass
 class TextTaskConfig(CommandConfig, LanguageModelingConfig):
-    """Options of the task: options of ``language_modeling``, and options of the command that the task uses."""
+    """Options of fairseq's task ``language_modeling``, and options of the command that the task reads."""
 
     tokens_per_sample: int = field(
         default=512,
-        metadata={"help": "sequence length in tokens (default: 512; fairseq-eval-lm: value in the checkpoint)"},
+        metadata={"help": "sequence length in tokens (default: 512; fairseq-eval-lm: length in the checkpoint)"},
     )
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
 
@@ -95,7 +95,7 @@ AlmaLMConfig = fairseq_config("AlmaLMConfig", TextTaskConfig, [StageOptions, *FE
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
 class AlmaLMTask(StageTask, LanguageModelingTask):
-    """Train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
+    """Language modeling task: train on the mega-batches of one stage, validate on ``valid``, test on ``test``.
 
     Attributes:
         stream: stream with the data.
@@ -110,12 +110,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a fairseq command; reject or preset some options of the command."""
+        """Add the options of the task to a fairseq command; change the defaults of some options of the command."""
         is_command = isinstance(parser, argparse.ArgumentParser)  # false when fairseq lists the options of all tasks
         if is_command:
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
         super().add_args(parser)
-        if is_command and (length := _length_of_tested(parser)) is not None:
+        if is_command and (length := _length_in_checkpoint(parser)) is not None:
             parser.set_defaults(tokens_per_sample=length)
 
     @classmethod
@@ -124,20 +124,20 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Open the stream and create the task.
 
         Raises:
-            AlmaError: an option is out of range, the folder is not a text stream, the dictionary or tokenizer differs
-                from the manifest, or ``--path`` is not a checkpoint.
+            AlmaError: an option is out of range; the folder is not a text stream; the dictionary or tokenizer differs
+                from the manifest; or ``--path`` is not a checkpoint.
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the window
             raise AlmaError("--context-window: must be smaller than --tokens-per-sample")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
-            raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; --task alma_lm needs a stream of text")
+            raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; give a stream of text to --task alma_lm")
         stream.verify([])
         if cfg.path is not None:
             if os.pathsep in cfg.path and not os.path.exists(cfg.path):
                 raise AlmaError(
-                    f"--path {cfg.path}: several checkpoints, but fairseq-eval-lm takes one; join them with "
+                    f"--path {cfg.path}: several checkpoints, but fairseq-eval-lm tests a single one; join them with "
                     "alma-ensemble"
                 )
             read_checkpoint(cfg.path)
@@ -149,7 +149,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` consists of the mega-batches of the stage and of replayed sequences.
+        """Load a split; ``train`` has the mega-batches of the stage and the sequences that features sample.
 
         Raises:
             AlmaError: the mega-batch does not exist, or a file differs from the manifest.
@@ -179,9 +179,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices)
 
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
-        """Return the batches of a split for this process; see `SequenceBatches`.
+        """Return the batches of a split for this process; in training, a `SequenceBatches`.
 
-        Ignore ``--required-batch-size-multiple``, which makes fairseq drop batches.
+        ``--required-batch-size-multiple`` has no effect, because fairseq would drop batches.
 
         Raises:
             AlmaError: an option would exclude sequences from training.
@@ -227,7 +227,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
     ) -> np.ndarray:
-        """Skip sequences that are too long for the model, and print a line for each skipped prompt.
+        """Exclude sequences that are too long for the model, and print a line for each excluded prompt.
 
         Raises:
             AlmaError: all sequences of a split are too long.
@@ -239,7 +239,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         elif len(indices) and not len(kept):
             raise AlmaError(
                 f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
-                f"{self.args.sample_break_mode} all sequences are longer; give more, or --sample-break-mode none"
+                f"{self.args.sample_break_mode}, all sequences are longer; give a larger --tokens-per-sample, or "
+                "--sample-break-mode none"
             )
         return kept
 
@@ -249,12 +250,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             if from_checkpoint:
                 model = super().build_model(cfg, from_checkpoint)
                 refuse_other_weights(model, str(self.args.path))
-                # fairseq-eval-lm calls forward directly
+                # fairseq-eval-lm calls forward, not the criterion.
                 model.forward = self.features.around_forward(model)(model.forward)
                 return model
             model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
             if hasattr(model_class, "complete_options"):
-                # Set cfg here too: fairseq does not save the copy of cfg that a model without named architecture gets.
+                # A model without a named architecture gets a copy of cfg, which fairseq does not save.
                 model_class.complete_options(cfg, self.args.continue_once)
             start, resumes = self.find_start(self.args)
             checkpoint = None if start is None else read_checkpoint(start)
@@ -277,10 +278,25 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return model
 
     def build_criterion(self, cfg: Any) -> Any:
-        """Build the criterion; warn if the criterion omits the balance loss of the model."""
+        """Build the criterion; warn if the criterion omits the balance loss of the model.
+
+        Raises:
+            AlmaError: ``--compile`` is given, but the criterion or the machine does not support torch.compile.
+        """
         criterion = super().build_criterion(cfg)
         if self.is_compiled:
-            require_compiler(cfg._name, self.features.setting.device)
+            from torch._inductor.cpp_builder import get_cpp_compiler
+            from torch._inductor.exc import InvalidCxxCompiler
+            from torch.utils._triton import has_triton
+
+            if cfg._name != BALANCING:
+                raise AlmaError(f"--compile: requires --criterion {BALANCING}; add this option, or omit --compile")
+            try:
+                get_cpp_compiler()
+            except InvalidCxxCompiler:
+                raise AlmaError("--compile: no C++ compiler found; install g++, or omit --compile") from None
+            if self.features.setting.device != "cpu" and not has_triton():
+                raise AlmaError("--compile: Triton is not installed, or does not support this GPU; omit --compile")
         if self.has_balance_loss and cfg._name != BALANCING:
             logging.getLogger(__name__).warning(
                 f"training without load-balancing loss, as --criterion is not {BALANCING}; give "
@@ -293,8 +309,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     ) -> NestedDictionaryDataset:
         """Return a data set of prompts for generation: each prompt begins with EOS (or BOS) and is padded on the right.
 
-        fairseq's implementation uses ``TokenBlockDataset``, which fails with NumPy 2. ``src_tokens`` must end with EOS.
-        Ignore ``src_lengths`` and ``constraints`` of fairseq-interactive.
+        This method replaces the implementation of fairseq, which fails with NumPy 2 (``TokenBlockDataset``). The tokens
+        of a prompt in ``src_tokens`` end with EOS. ``src_lengths`` and ``constraints`` have no effect.
         """
         pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
         first = self.source_dictionary.bos() if self.args.add_bos_token else eos
@@ -312,10 +328,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def eval_lm_dataloader(
         self, *args: Any, max_positions: Optional[int] = None, context_window: int = 0, **kwargs: Any
     ) -> Iterator[dict[str, Any]]:
-        """Return the iterator of fairseq-eval-lm; each process reads all batches.
+        """Return the iterator of fairseq-eval-lm over the test batches; each process reads all batches.
 
         Raises:
-            AlmaError: test sequences exceed the maximum length of the model; fairseq-eval-lm would skip them.
+            AlmaError: test sequences exceed the maximum length of the model, so that fairseq-eval-lm would skip them.
         """
         length = self.args.tokens_per_sample + context_window  # fairseq has already subtracted the window
         if max_positions is not None and length > max_positions:
@@ -337,30 +353,14 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Check the vocabulary of a checkpoint; called by fairseq-eval-lm.
 
         Raises:
-            AlmaError: the checkpoint was trained with another vocabulary than the vocabulary of the stream.
+            AlmaError: the model was trained with another vocabulary than the vocabulary of the stream.
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)
 
 
-def require_compiler(criterion: str, device: str) -> None:
-    """Raise AlmaError if torch.compile has no compiler for the device, or the criterion does not support it."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-    from torch.utils._triton import has_triton
-
-    if criterion != BALANCING:
-        raise AlmaError(f"--compile: requires --criterion {BALANCING}; give it, or omit --compile")
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise AlmaError("--compile: no C++ compiler found; install g++, or omit --compile") from None
-    if device != "cpu" and not has_triton():
-        raise AlmaError("--compile: Triton is not installed, or does not support this GPU; omit --compile")
-
-
-def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint ``--path``; None if ``--tokens-per-sample`` is given."""
+def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
+    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``, unless the user gives a length."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -375,7 +375,7 @@ def _length_of_tested(parser: argparse.ArgumentParser) -> Optional[int]:
 
 
 def ensure_printed(logger: logging.Logger) -> None:
-    """Print INFO messages of a logger to the terminal, even if a library has already configured logging."""
+    """Let a logger print INFO messages to the terminal, even if a library has already configured logging."""
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     handlers = [*logger.handlers, *(logging.root.handlers if logger.propagate else ())]

@@ -1,4 +1,4 @@
-"""Back end of ``alma-stream`` for text: steps of a stage, training lengths, and checkpoint files of a run."""
+"""Back end of ``alma-stream`` for text: steps and lengths of stages, and checkpoint files of a run."""
 
 from copy import copy
 from pathlib import Path
@@ -13,7 +13,7 @@ from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.defaults import Recipe, tokens_of
+from fairseq_alma.text.defaults import Recipe
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.text_steps import (
     BEFORE_RECORD,
@@ -39,7 +39,7 @@ GROWN_FILE = "grown.pt"
 
 
 def check_beginning(path: Path, stream: Path) -> None:
-    """Raise AlmaError if a run on a stream cannot start from a checkpoint."""
+    """Raise AlmaError if the checkpoint to start from has another dictionary than the stream."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 
@@ -58,12 +58,14 @@ class TextJob:
     Attributes:
         folder: folder of the run.
         engine: first arguments of each fairseq command.
-        options: options after ``--`` for each process.
-        lengths: number of updates of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
-        branch: branch of a stage (copy of the model whose learning rate decays).
+        branch: training feature of the branch (copy of the model whose learning rate decays).
         carries_optimizer: whether a stage starts with the optimizer state of the previous stage.
         keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
-        stripped: last checkpoint -> identity of the files of the model after `strip`.
+        stripped: last checkpoint -> identity of the model's files after `strip`.
+        train_options: function that returns the options after ``--`` for run.json.
+        options: options after ``--`` for each process.
+        last: `TrainOptions.last` of these options.
+        lengths: number of updates of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
 
     Raises:
         ValueError: an option after ``--`` is invalid.
@@ -83,18 +85,13 @@ class TextJob:
         self.carries_optimizer = bool(self.features[CarriedOptimizer].carry_optimizer)
         self.keeps_best = bool(self.features[BestCheckpoint].best_checkpoint)
         self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
-        self.given = TrainOptions(words if recipe is None else recipe.words, request.learner.owned)
-        self.options = self.given if request.num_procs == 1 else self.given.shared(request.num_procs)
-        self.lengths = None
-        if recipe is not None and stream is not None:
-            planned = request.stages_of_length(stream.num_megabatches)
-            self.lengths = recipe.lengths([tokens_of(stream, each) for each in planned])
+        given = TrainOptions(words if recipe is None else recipe.words, request.learner.owned)
+        self.train_options = given.as_dict
+        self.options = given if request.num_procs == 1 else given.shared(request.num_procs)
+        self.lengths = None if recipe is None else recipe.lengths
         if request.iid is not None and self.lengths is None:
             self.options = self.options.lengthened(request.iid)
-
-    def last(self, name: str) -> Optional[tuple[str, ...]]:
-        """Return the values of the last occurrence of an option after ``--``; None if it is not given."""
-        return self.options.last(name)
+        self.last = self.options.last
 
     def holdouts(self, arrivals: Iterable[int]) -> list[str]:
         """Return the names of the non-empty held-out splits of some arrivals."""
@@ -105,15 +102,10 @@ class TextJob:
 
     def part(self, training: Training, part: str) -> Part:
         """Return the `Part` for training features: first update, number of updates, and whether it is the branch."""
-        updates = self.stage_updates(training.model.stage)
-        return Part(self.first_update(training), updates, part == BRANCH)
-
-    def train_options(self) -> dict[str, str]:
-        """Return the options after ``--`` for run.json."""
-        return self.given.as_dict()
+        return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the checkpoint to start from; return a function that creates the back end for runs."""
+        """Check the checkpoint to start from, and return a function that creates the back end for some runs."""
         assert self.stream is not None
         if (beginning := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_beginning", beginning, self.stream.root)
@@ -121,8 +113,7 @@ class TextJob:
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
         """Print the commands of the requested stages of a run."""
-        member = self.request.member
-        template = self.request.then_evaluate
+        member, template = self.request.member, self.request.then_evaluate
         for plan in self.request.chosen(plans):
             steps = self.steps(folder, plan)
             if member is not None:
@@ -136,34 +127,31 @@ class TextJob:
                 print(StageEvaluation(template, self.request.stream, self.predictors).command(folder, plan))
 
     def of(self, folder: RunFolder) -> "TextJob":
-        """Return the back end for a run with another seed."""
+        """Return the back end for the run in a folder; runs differ in their seed."""
         own = copy(self)
         own.folder = folder
         return own
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         """Return the steps of a stage in order."""
-        if folder.root != self.folder.root:
-            return self.of(folder).steps(folder, plan)
-        parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if self.branch.is_on else (COMPLETE,)
-        steps: list[TextStep] = [Grow(self, plan, training) for training in plan.trainings if training.growth]
-        steps.append(Before(self, plan))
+        job = self.of(folder)
+        parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if job.branch.is_on else (COMPLETE,)
+        steps: list[TextStep] = [Grow(job, plan, training) for training in plan.trainings if training.growth]
+        steps.append(Before(job, plan))
         for training in plan.trainings:
-            steps += [Train(self, plan, training, part) for part in parts]
-            steps += [Average(self, plan, training)] if self.features.predicts_with == "average" else []
-        steps.append(Count(self, plan))
-        steps += [Join(self, plan)] if plan.combine != "single" else []
-        return [*steps, Test(self, plan)]
+            steps += [Train(job, plan, training, part) for part in parts]
+            steps += [Average(job, plan, training)] if job.features.predicts_with == "average" else []
+        steps.append(Count(job, plan))
+        steps += [Join(job, plan)] if plan.combine != "single" else []
+        return [*steps, Test(job, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
-        """Return the checkpoint to test after a stage, a single model or an ensemble."""
-        if folder.root != self.folder.root:
-            return self.of(folder).predictors(folder, plan)
+        """Return the checkpoint to test after a stage, of a single model or of an ensemble."""
         if plan.combine == "single":
             (model,) = plan.predictors
-            return (self.predicting(model),)
+            return (self.of(folder).predicting(model),)
         assert plan.combine == "probabilities", plan.combine  # no learner for text combines predictions otherwise
-        return (self.folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
+        return (folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
 
     def predicting(self, model: ModelId) -> Path:
         """Return the checkpoint of a trained model to test."""
@@ -179,14 +167,14 @@ class TextJob:
         return self.folder.stage_folder(model.stage) / GROWN_FILE
 
     def stage_updates(self, stage: int) -> Optional[int]:
-        """Return the number of updates of a stage, recorded or planned; None if limited by epochs."""
+        """Return the number of updates of a stage, recorded or planned; None if only epochs limit the stage."""
         if self.lengths is None:
             return self.options.max_update
         record = self.folder.read_stage(stage)
         return self.lengths[stage] if record is None else record["num_updates"]
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
-        """Return the number of updates of a part of a training, from its beginning; None if limited by epochs."""
+        """Return the number of updates of one part (`Train.part`) of a training; None if only epochs limit it."""
         total = self.stage_updates(training.model.stage)
         if total is None or part == COMPLETE:
             return total
@@ -194,14 +182,14 @@ class TextJob:
         return branch if part == BRANCH else total - branch
 
     def first_update(self, training: Training, part: str = COMPLETE) -> int:
-        """Return the number of optimizer updates before a part of a training."""
+        """Return the number of optimizer updates before one part (`Train.part`) of a training."""
         stage = training.model.stage
         is_carried = self.carries_optimizer and training.start is not None
         before = sum(self.stage_updates(each) or 0 for each in range(stage)) if is_carried else 0
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def strip(self, model: ModelId) -> None:
-        """Remove intermediate checkpoints of a trained model, and optimizer states that no later stage needs."""
+        """Remove the intermediate checkpoints of a trained model, and optimizer states that no later stage needs."""
         last, predicting = self.folder.checkpoint(model), self.predicting(model)
         found = file_identity(last), file_identity(predicting)
         if self.stripped.get(last) == found:
@@ -209,23 +197,20 @@ class TextJob:
         finished = [] if self.carries_optimizer else [last]
         for path in [*finished, *([predicting] if self.keeps_best or self.branch.is_on else [])]:
             call("fairseq_alma.text.stage_checkpoints:drop_optimizer_state", path)
-        stage_checkpoints.keep_only_last(last.parent, [predicting.name])
+        stage_checkpoints.remove(last.parent, (last.name, predicting.name))
         if self.branch.is_on:
-            stage_checkpoints.keep_only_last(predicting.parent)
+            stage_checkpoints.remove(predicting.parent, (last.name,))
         self.stripped[last] = file_identity(last), file_identity(predicting)
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         """Remove checkpoints that neither a later stage nor the report needs."""
-        if folder.root != self.folder.root:
-            self.of(folder).keep_only(folder, stages, needed, gone)
-            return
+        job = self.of(folder)
         for model in needed:
             if folder.model_folder(model).is_dir():
-                self.strip(model)
+                job.strip(model)
         for model in gone:  # after the fsync of the checkpoints to keep
-            own = folder.model_folder(model)
-            stage_checkpoints.remove_all(own / BRANCH)
-            stage_checkpoints.remove_all(own)
+            for own in (folder.model_folder(model) / BRANCH, folder.model_folder(model)):
+                stage_checkpoints.remove(own)
         for index in stages:
             here = folder.stage_folder(index)
             # Remove ensembles: their members may be removed, and each later stage writes its own ensemble.

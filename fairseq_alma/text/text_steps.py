@@ -8,8 +8,9 @@ import contextlib
 import math
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
 from msgspec import to_builtins
 
@@ -20,10 +21,9 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.metrics import bits_per_byte
-from fairseq_alma.options import GivenOption
 from fairseq_alma.runs.loop import StageWork, Step
 from fairseq_alma.runs.records import BeforeRecord
-from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE, stage_predictor
+from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE, TRAIN_LOG, stage_predictor
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.command import Command
@@ -41,41 +41,47 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
-"""Parts of a training; the third part is `BRANCH`, the branch (copy of the model whose learning rate decays)."""
+"""Values of `Train.part`; the third value is `BRANCH`, the branch (copy of the model whose learning rate decays)."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
 """File name of the test results before training; stored because the tested weights may be removed later."""
+read_progress: Callable[[Path], Progress] = once_per_file(
+    partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
+)
+"""Read the training progress of a checkpoint in the helper process."""
+describe_checkpoint: "Callable[[Path], ModelFacts]" = once_per_file(
+    partial(call, "fairseq_alma.checkpoints.model_facts:describe_checkpoint")
+)
+"""Read the size of a model from its checkpoint in the helper process."""
 
 
 @dataclass(frozen=True)
 class TextStep(Step):
-    """A step of a stage; see `loop.Step`.
-
-    Attributes:
-        job: back end of the run.
-        plan: plan of the stage.
-    """
+    """A step of a stage on text."""
 
     job: "TextJob"
     plan: StagePlan
 
     @property
-    def here(self) -> Path:
-        """Return the folder of the stage."""
+    def here(self) -> Path:  # the folder of the stage
         return self.job.folder.stage_folder(self.plan.stage.index)
 
     def evaluation(self, path: Path, *splits: str) -> Command:
-        """Return the command that tests a checkpoint on some splits."""
-        options = [(name, *values) for name, values in self.job.options.for_evaluation()]
+        """Return the command of fairseq-eval-lm that tests a checkpoint on some splits."""
         test = ("--path", str(path), "--gen-subset", ",".join(splits))
+        options = self.job.options.for_evaluation()
         return Command("fairseq-eval-lm", (*self.job.engine, test, ("--log-format", "simple"), *options))
 
     def test(
         self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Return metrics of each split: loss (bits per token), perplexity, and bits per byte if the size is known.
+        """Test a checkpoint on some splits, and write the log file ``name``.log.
 
-        The log file is ``name``.log. Raise AlmaError if the command fails or a loss is not finite.
+        Returns:
+            Metrics of each split: loss (bits per token), perplexity, and bits per byte if the number of bytes is known.
+
+        Raises:
+            AlmaError: the command fails, or a loss is not finite.
         """
         work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
         log, stream, found = self.here / f"{name}.log", self.job.stream, {}
@@ -86,11 +92,11 @@ class TextStep(Step):
             # The perplexity of a finite loss overflows from 2 ** 1024.
             if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
                 raise AlmaError(
-                    f"{log}: the loss on {split} is {loss} (training diverged); start a new --run with a lower "
-                    "--lr, more --warmup-updates or --clip-norm"
+                    f"{log}: the loss on {split} is {loss} (training diverged); start a new --run with a smaller "
+                    "--lr, more --warmup-updates, or a smaller --clip-norm"
                 )
-            part = stream.split(split)
-            per_byte = bits_per_byte(loss, part.num_tokens, part.num_bytes)
+            text = stream.split(split)
+            per_byte = bits_per_byte(loss, text.num_tokens, text.num_bytes)
             figures = {} if per_byte is None else {"bits_per_byte": round(per_byte, 5)}
             found[split] = {"loss": round(loss, 4), "ppl": round(2**loss, 4), **figures}
         return found
@@ -98,7 +104,7 @@ class TextStep(Step):
 
 @dataclass(frozen=True)
 class TrainingStep(TextStep):
-    """A step that creates one model of the stage."""
+    """A step in the training of one model of the stage."""
 
     training: Training
 
@@ -112,13 +118,13 @@ class TrainingStep(TextStep):
         if start is not None and not (path := self.job.begins_from(start)).is_file():
             raise AlmaError(
                 f"{path}: no such file, but stage {self.training.model.stage} starts from this checkpoint; remove "
-                f"{self.job.folder.stage_folder(start.stage)} to train that stage again"
+                f"{self.job.folder.stage_folder(start.stage)} to train stage {start.stage} again"
             )
 
 
 @dataclass(frozen=True)
 class Grow(TrainingStep):
-    """Add experts, layers or both to the checkpoint that a training starts from."""
+    """Growth step: add experts, layers or both to the checkpoint that a training starts from."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         """Return whether the grown checkpoint exists or is no longer needed."""
@@ -137,18 +143,15 @@ class Grow(TrainingStep):
         if job.carries_optimizer:
             groups.append(("--optimizer", "share" if growth.num_new and growth.method == "split" else "copy"))
         if growth.num_new and growth.method != "scratch":
-            measuring: list[str] = []
+            groups.append(("--select", growth.select))
             if growth.select != "random":
-                measuring = ["--stream", str(job.request.stream)]
-                shared = [option for option in job.options.for_evaluation() if option[0] in ("--cpu", "--batch-size")]
-                measuring += [word for name, values in shared for word in (name, *values)]
-            groups.append(("--select", growth.select, *measuring))
+                shared = [words for words in job.options.for_evaluation() if words[0] in ("--cpu", "--batch-size")]
+                groups += [("--stream", str(job.request.stream)), *shared]
         if growth.noise:
             groups.append(("--noise", repr(growth.noise)))
         return [Command("alma-grow", tuple(groups))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Grow the model unless the grown checkpoint exists."""
         if not self.is_done():
             self.require_start()
             work.display.show_activity(work.plan, "growing", self.training)
@@ -158,10 +161,11 @@ class Grow(TrainingStep):
 
 @dataclass(frozen=True)
 class Train(TrainingStep):
-    """Train one model, or run a part of the training.
+    """Training of one model.
 
     Attributes:
-        part: ``COMPLETE``: to the end; ``UP_TO_BRANCH``: until the branch begins; ``BRANCH``: the branch.
+        part: ``COMPLETE``: all updates; ``UP_TO_BRANCH``: the updates before the branch (copy of the model whose
+            learning rate decays); ``BRANCH``: the updates of the branch.
     """
 
     part: str = COMPLETE
@@ -174,11 +178,11 @@ class Train(TrainingStep):
 
     @property
     def limits(self) -> tuple[Optional[int], Optional[int]]:
-        """Return (maximum updates, maximum epochs) of the part, counted from the beginning of the part."""
+        """Return (maximum updates, maximum epochs) of this step; None: no such limit."""
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the part is complete; raise AlmaError if the last checkpoint is damaged."""
+        """Return whether the last checkpoint has reached a limit; raise AlmaError if the checkpoint is damaged."""
         last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST
         return (
             stage_checkpoints.is_complete(last)
@@ -188,17 +192,24 @@ class Train(TrainingStep):
 
     def commands(self) -> Sequence[Command]:
         """Return the command of fairseq-train; the same command resumes after a kill."""
-        job, request, model, stage = self.job, self.job.request, self.training.model, self.plan.stage
+        job, training, request, stage = self.job, self.training, self.job.request, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
         data = ("--megabatch", str(stage.last_arrival), "--wait", str(wait))
         groups: list[tuple[str, ...]] = [*job.engine, (*data, "--replay") if request.replay else data]
-        groups.append(("--seed", str(self.training.seed), "--save-dir", str(self.folder)))
+        groups.append(("--seed", str(training.seed), "--save-dir", str(self.folder)))
         if request.num_procs > 1:
             groups.append(("--distributed-world-size", str(request.num_procs)))
-        groups += self._start()
+        if self.part == BRANCH:
+            groups.append(("--continue-once", str(job.folder.checkpoint(training.model)), "--continue-as", "branch"))
+        elif training.start is not None:
+            path = job.grown(training.model) if training.growth else job.begins_from(training.start)
+            carried = ("--continue-once", str(path), "--continue-as", "stage")
+            groups.append(carried if job.carries_optimizer else from_weights(path))
+        elif request.finetune_from_model is not None:
+            groups.append(from_weights(request.finetune_from_model))
         if request.features_from is not None:
             groups.append(("--features-from", str(Path(request.features_from).resolve())))
-        groups += job.features.words(job.part(self.training, self.part))
+        groups += job.features.words(job.part(training, self.part))
         # fairseq saves every --save-interval epochs, but only the last epoch must be saved.
         groups.append(("--no-epoch-checkpoints", "--save-interval", str(job.options.max_epoch or NEVER)))
         if (seconds := seconds_of(request.save_every)) is None:
@@ -207,28 +218,16 @@ class Train(TrainingStep):
             groups.append(("--save-interval-minutes", f"{seconds / 60:g}"))
         if not request.keep_checkpoints:
             groups.append(("--keep-interval-updates", "1"))
-        lines = (job.stage_updates(model.stage) or NEVER) // NUM_LOG_LINES
+        lines = (job.stage_updates(training.model.stage) or NEVER) // NUM_LOG_LINES
         groups.append(("--log-format", "json", "--log-interval", str(min(MAX_LOG_INTERVAL, max(1, lines)))))
         if not (request.validate or job.keeps_best):
             groups.append(("--disable-validation",))
-        groups += [(name, *values) for name, values in self._model()]
-        environment = wandb_environment(job.folder, model) if job.last(WANDB) else {}
+        groups += self._given_options()
+        environment = wandb_environment(job.folder, training.model) if job.last(WANDB) else {}
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
-    def _start(self) -> list[tuple[str, ...]]:
-        """Return the options that name the checkpoint to start from."""
-        job, training = self.job, self.training
-        if self.part == BRANCH:
-            return [("--continue-once", str(job.folder.checkpoint(training.model)), "--continue-as", "branch")]
-        if training.start is None:
-            beginning = job.request.finetune_from_model
-            return [] if beginning is None else [from_weights(beginning)]
-        path = job.grown(training.model) if training.growth else job.begins_from(training.start)
-        carried = ("--continue-once", str(path), "--continue-as", "stage")
-        return [carried if job.carries_optimizer else from_weights(path)]
-
-    def _model(self) -> list[GivenOption]:
-        """Return the options after ``--``, with length, model size and log folders of this training."""
+    def _given_options(self) -> list[tuple[str, ...]]:
+        """Return the options after ``--``, changed to the length, model size and log folders of this training."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
@@ -236,16 +235,17 @@ class Train(TrainingStep):
             options = replace_option(options, "--max-update", str(end))
         if job.recipe is not None and TOTAL in job.recipe.chosen:
             options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
-        if self.part == BRANCH:  # curves of the branch would overlap the curves of the training
+        if self.part == BRANCH:  # the curves of the branch would overlap the curves of the training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):
             folder = curves_folder(logdir[0], job.folder, training.model)
             options = replace_option(options, TENSORBOARD, str(folder))
         sizes = {"--decoder-layers": training.num_layers, "--num-experts": training.num_experts}
-        return [*options, *((name, (str(size),)) for name, size in sizes.items() if size is not None)]
+        found = [(name, *values) for name, values in options]
+        return [*found, *((name, str(size)) for name, size in sizes.items() if size is not None)]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train unless the part is complete; return the costs of the training."""
+        """Train the remaining updates; return the costs of the training."""
         self._reset_after_crash()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
@@ -254,9 +254,9 @@ class Train(TrainingStep):
         # Fsync the final checkpoints before writing stage.json.
         final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST))
         stage_checkpoints.synchronise(*final, self.folder)
-        if self.part == UP_TO_BRANCH:  # the costs of the complete training include this part
+        if self.part == UP_TO_BRANCH:  # the costs of the complete training include these updates
             return {}
-        flops = _facts(self.folder / LAST_CHECKPOINT).train_flops_per_token
+        flops = describe_checkpoint(self.folder / LAST_CHECKPOINT).train_flops_per_token
         found: dict[str, Any] = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
         if self.part == BRANCH:
             return found
@@ -269,14 +269,15 @@ class Train(TrainingStep):
     def _train(self, work: StageWork, num_updates: int) -> Progress:
         """Run fairseq-train from update ``num_updates`` on; return the progress of the last checkpoint."""
         self.require_start()
-        log = self.here / f"train-member-{self.training.model.member}{'-branch' if self.part == BRANCH else ''}.log"
+        member = self.training.model.member
+        log = self.here / TRAIN_LOG.format(f"{member}-branch" if self.part == BRANCH else member)
         (command,) = self.commands()
         max_update, max_epoch = self.limits
         first_update = self.job.first_update(self.training, self.part)
         with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
 
             def watch(figures: Mapping[str, Any]) -> None:
-                """Show the metrics of an update; the count of fairseq includes updates before the stage."""
+                """Show the metrics of an update; fairseq also counts the updates before the stage."""
                 updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
                 if max_epoch is not None and epochs > 0:  # fairseq's "update" is the fractional number of epochs
                     by_epochs = max(updates, round(updates * max_epoch / epochs))
@@ -297,26 +298,26 @@ class Train(TrainingStep):
         return after
 
     def _reset_after_crash(self) -> None:
-        """Remove all checkpoints if a power failure damaged a file that the last checkpoint cannot replace.
+        """Remove all checkpoints if a power failure damaged a checkpoint that cannot be created again.
 
-        Such a file is the best checkpoint, or the branch checkpoint after the beginning of the branch.
+        This is the best checkpoint, or the branch if the training has continued beyond the first update of the branch.
         """
         best = self.folder / BEST
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
-            stage_checkpoints.remove_all(self.folder)
+            stage_checkpoints.remove(self.folder)
         if self.part != UP_TO_BRANCH or (last := stage_checkpoints.repair_last(self.folder)) is None:
             return
         branch = replace(self, part=BRANCH)
         stage_checkpoints.repair_last(branch.folder)
         split, _ = self.limits
         if not branch.is_done() and split is not None and read_progress(last).num_updates > split:
-            stage_checkpoints.remove_all(branch.folder)
-            stage_checkpoints.remove_all(self.folder)
+            stage_checkpoints.remove(branch.folder)
+            stage_checkpoints.remove(self.folder)
 
 
 @dataclass(frozen=True)
 class Average(TrainingStep):
-    """Write a checkpoint of the averaged weights of a trained model."""
+    """Averaging step: write a checkpoint with the averaged weights of a trained model."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         return stage_checkpoints.is_sound(self.job.predicting(self.training.model))
@@ -334,10 +335,10 @@ class Average(TrainingStep):
 
 
 class Count(TextStep):
-    """Count parameters, experts, ensemble members and operations of the model after the stage."""
+    """Counting step: parameters, experts, ensemble members and FLOPs of the model after the stage."""
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        facts = [_facts(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
+        facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
         return {
             "num_params": sum(fact.num_params for fact in facts),
             "num_experts": max(fact.num_experts for fact in facts),
@@ -347,9 +348,10 @@ class Count(TextStep):
 
 
 class Before(TextStep):
-    """Test before training: the grown model on ``valid``, the current model on the held-out splits of new arrivals.
+    """Test step before training.
 
-    Test the model before growth on ``valid`` too, unless the last stage tested it.
+    The grown model is tested on ``valid``, and the model of the previous stage on the held-out splits of new arrivals.
+    The weights that grow are tested on ``valid`` too if the previous stage tested other weights, such as an average.
     """
 
     @property
@@ -371,7 +373,7 @@ class Before(TextStep):
         return [self.evaluation(path, *splits) for _, path, splits in self.tests]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Return the results of all tests, from `BEFORE_RECORD` if it exists."""
+        """Return the results of all tests; read `BEFORE_RECORD` if this file exists."""
         found = self.read()
         if found is None:
             found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
@@ -387,7 +389,7 @@ class Before(TextStep):
 
 
 class Join(TextStep):
-    """Write an ensemble checkpoint of all members after the stage."""
+    """Ensemble step: write a checkpoint with all members after the stage."""
 
     def commands(self) -> Sequence[Command]:
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
@@ -395,7 +397,7 @@ class Join(TextStep):
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Join the members; member files must not change later, as the ensemble has their checksums."""
+        """Write the ensemble; first bring member files into their final form, as the ensemble has their checksums."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
@@ -404,11 +406,10 @@ class Join(TextStep):
 
 
 class Test(TextStep):
-    """Test the model after the stage on ``valid``, ``test``, and the held-out split of each arrival up to the stage."""
+    """Test step after training, on ``valid``, ``test``, and the held-out split of each arrival up to the stage."""
 
     @property
     def splits(self) -> list[str]:
-        """Return the names of the splits to test."""
         return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.last_arrival + 1))]
 
     def commands(self) -> Sequence[Command]:
@@ -417,7 +418,7 @@ class Test(TextStep):
         return [self.evaluation(predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Test all splits in one process; for an ensemble, reuse stored predictions of earlier members."""
+        """Test on all splits in one process; for an ensemble, reuse the stored predictions of earlier members."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[str, ...] = ()
         if self.plan.combine != "single":
@@ -432,14 +433,3 @@ class Test(TextStep):
             {"megabatch": t, **found[name], "before": earlier.get(name)} for t, name in names.items() if name in found
         ]
         return {**figures, "holdouts": holdouts} if holdouts else figures
-
-
-@once_per_file
-def read_progress(path: Path) -> Progress:
-    """Read the training progress of a checkpoint in the helper process."""
-    return call("fairseq_alma.text.stage_checkpoints:read_progress", path)
-
-
-@once_per_file
-def _facts(path: Path) -> "ModelFacts":
-    return call("fairseq_alma.checkpoints.model_facts:describe_checkpoint", path)

@@ -1,6 +1,6 @@
-"""Options of alma-stream after ``--``: check them, and select the options for fairseq-eval-lm.
+"""Options of alma-stream after ``--``: checks, and selection of the options for fairseq-eval-lm.
 
-This module does not use the parser of fairseq, which takes seconds to import; fairseq-train checks all options again.
+This module does not use the parser of fairseq, which takes seconds to import. fairseq-train checks all options again.
 """
 
 from copy import copy
@@ -14,40 +14,39 @@ BALANCING = "alma_switch_cross_entropy"
 """Name of the criterion that adds the load-balancing loss of Switch layers."""
 _OWNED = {
     "alma-stream sets it": "user-dir task",
-    "give it before the --": "wait replay seed",
+    "give this option before the --": "wait replay seed",
     "give --run before the --": "save-dir",
-    "give it, or --init, before the --": "finetune-from-model",
+    "give this option, or --init, before the --": "finetune-from-model",
     "alma-stream resumes from the last checkpoint of the stage": "restore-file continue-once",
     "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
     "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
     "self-target",
-    "all tokens of a document are used; --tokens-per-sample cuts documents": "shorten-method",
+    "all tokens of a document are used; --tokens-per-sample splits documents": "shorten-method",
     "a stage starts with a new optimizer unless --carry-optimizer is given before the --": "reset-optimizer "
     "reset-lr-scheduler reset-meters reset-dataloader",
     "the logs are in RUN/stage-NNN": "log-format log-file no-progress-bar",
     "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
     "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
     "give --best-checkpoint before the --": "keep-best-checkpoints",
-    "the next stage, or a resumed one, needs the checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
+    "the next stage, or a resumed stage, needs the checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
     "write-checkpoints-asynchronously checkpoint-suffix",
     "each epoch uses all sequences": "skip-remainder-batch",
-    "a resumed stage needs the order in which it began": "update-ordered-indices-seed",
+    "the order of the sequences must not change when a stage resumes": "update-ordered-indices-seed",
     "validation is disabled by default; --validate before the -- enables it": "disable-validation",
     "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
 """Option of fairseq-train that is not allowed after ``--`` -> reason or alternative."""
-EVAL_FLAGS = ("--cpu",)
-# Without --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
-EVAL_VALUES = ("--tokens-per-sample", "--sample-break-mode", "--num-workers")
-EVAL_BATCH = {
+# --autocast is not passed on: tests use fp32, so that the perplexity does not depend on the batch size.
+EVAL_OPTIONS = {
+    **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--sample-break-mode", "--num-workers")},
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
 """Option of fairseq-eval-lm -> options of fairseq-train that provide the value; the first given option is used."""
 BATCHES_PER_UPDATE = "--update-freq"
 LENGTHS = ("--max-update", "--total-num-update")
-"""Options with a number of updates that scales with the length of a stage."""
+"""Options with a number of updates, which ``--iid K`` multiplies by K."""
 
 
 class TrainOptions:
@@ -55,7 +54,7 @@ class TrainOptions:
 
     Args:
         words: words after ``--``.
-        owned: option that the learner sets -> reason or alternative; in addition to `OWNED`.
+        owned: option that the learner sets -> reason or alternative, in addition to `OWNED`.
 
     Raises:
         ValueError: an option is not allowed, missing, or out of range.
@@ -67,13 +66,13 @@ class TrainOptions:
             own = [
                 option.flag for option in options_of(kind).values() if option.side is None and "text" in option.kinds
             ]
-            self.owned |= dict.fromkeys(own, "give it before the --") | dict(kind.owned)
+            self.owned |= dict.fromkeys(own, "give this option before the --") | dict(kind.owned)
         self.owned |= owned
         self.options = group_words(words)
         for name, _ in self.options:
             for each, instead in self.owned.items():
-                is_short_for = len(name) > 4 and each.startswith(name) and name not in self.owned  # a prefix
-                if name == each or is_short_for:
+                is_abbreviation = len(name) > 4 and each.startswith(name) and name not in self.owned
+                if name == each or is_abbreviation:
                     raise ValueError(f"{name} is not allowed after the --: {instead}")
         if self.last("--arch") is None:
             raise ValueError("--arch: not given after the --; give an architecture, such as --arch alma_switch_lm_tiny")
@@ -90,25 +89,24 @@ class TrainOptions:
             raise ValueError(f"--balance-loss-weight after the --: requires --criterion {BALANCING}")
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
-        """Return the values of the last occurrence of an option, or None."""
+        """Return the values of the last occurrence of an option; None if the option is not given."""
         found = [values for option, values in self.options if option == name]
         return found[-1] if found else None
 
     def as_dict(self) -> dict[str, str]:
-        """Return option -> last value for run.json; the value of a flag is empty."""
+        """Return the last value of each option by name, for run.json; the value of a flag is empty."""
         return {name: " ".join(values) for name, values in self.options}
 
-    def for_evaluation(self) -> list[GivenOption]:
-        """Return the options for fairseq-eval-lm."""
-        chosen: list[GivenOption] = [(name, ()) for name in EVAL_FLAGS if self.last(name) is not None]
-        chosen += [(name, values) for name in EVAL_VALUES if (values := self.last(name)) is not None]
-        for name, sources in EVAL_BATCH.items():
+    def for_evaluation(self) -> list[tuple[str, ...]]:
+        """Return the options for fairseq-eval-lm, each as (name, value) or, for a flag, (name,)."""
+        found = []
+        for name, sources in EVAL_OPTIONS.items():
             given = [values for source in sources if (values := self.last(source)) is not None]
-            chosen += [(name, given[0])] if given else []
-        return chosen
+            found += [(name, *given[0])] if given else []
+        return found
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return the options with all numbers of updates multiplied by ``times``, except epochs and warm-up."""
+        """Return the options with the values of `LENGTHS` multiplied by ``times``."""
         longer = copy(self)
         longer.options = [
             (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
@@ -118,7 +116,7 @@ class TrainOptions:
         return longer
 
     def shared(self, num_procs: int) -> "TrainOptions":
-        """Return the options of each process, with the batches of an update divided among the processes.
+        """Return the options of each process if ``num_procs`` processes share the batches of an update.
 
         Raises:
             ValueError: the number of batches per update is not a multiple of the number of processes.
@@ -127,7 +125,7 @@ class TrainOptions:
         counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
-                f"--num-procs {num_procs}: must divide the number of batches per update, and {BATCHES_PER_UPDATE} "
+                f"--num-procs {num_procs}: must divide the number of batches per update, but {BATCHES_PER_UPDATE} "
                 f"after the -- is {words}; give a multiple of {num_procs}, and a smaller --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
@@ -145,5 +143,5 @@ class TrainOptions:
 
 
 def replace_option(options: Sequence[GivenOption], name: str, value: str) -> list[GivenOption]:
-    """Return the options, with each occurrence of an option set to a value."""
+    """Return the options with each occurrence of one option set to a value."""
     return [(each, (value,)) if each == name else (each, values) for each, values in options]

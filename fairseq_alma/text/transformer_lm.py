@@ -1,13 +1,16 @@
 """``alma_transformer_lm``, the default model: RMS norms, rotary positions, SwiGLU; dense, or with Switch layers.
 
-Modules have the names and the functions of Qwen3 (dense) and Qwen3-MoE in transformers, so that exporting only renames
-weights. Initial weights are uniform with variance 1 / inputs for matrices, zero for matrices that write to the residual
-stream, standard normal for embeddings, and almost zero for the output projection. The initial loss is therefore log V.
+Modules compute the same functions as Qwen3 (dense) and Qwen3-MoE in transformers and have the same names, so that an
+export only renames weights. Initial weights:
+
+- matrices: uniform with variance 1 / inputs; zero if the matrix writes to the residual stream
+- embeddings: standard normal
+- output projection: almost zero, so that the initial loss is log V
 
 Letters: B sequences, T positions, M model dim, H query heads, K key-value heads, D head dim, V vocabulary size.
 """
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -33,21 +36,21 @@ from fairseq_alma.training.fairseq_options import fairseq_config
 AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
 
 
-def draw_uniform(weight: Tensor) -> None:
-    """Initialize weights (…, inputs) in place: uniform with variance 1 / inputs."""
+def init_uniform(weight: Tensor) -> None:
+    """Initialize weights (…, inputs) in place from a uniform distribution with variance 1 / inputs."""
     bound = (3 / weight.size(-1)) ** 0.5
     nn.init.uniform_(weight, -bound, bound)
 
 
 def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
-    """Return a linear layer without bias; the weights are zero or initialized by `draw_uniform`."""
+    """Return a linear layer without bias; the weights are zero or initialized by `init_uniform`."""
     made = nn.Linear(in_features, out_features, bias=False)
-    (nn.init.zeros_ if is_zero else draw_uniform)(made.weight)
+    (nn.init.zeros_ if is_zero else init_uniform)(made.weight)
     return made
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to heads (B, T, H, D); pairs of dimensions are (i, i + D/2), as in Qwen3."""
+    """Apply rotary positions to heads (B, T, H, D); the dimensions i and i + D/2 form a pair, as in Qwen3."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
@@ -73,7 +76,7 @@ class GroupedQueryAttention(CachedAttention):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU feed-forward network: ``down(silu(gate(x)) * up(x))`` without biases (Shazeer 2020)."""
+    """SwiGLU feed-forward network (Shazeer 2020) without biases: ``down(silu(gate(x)) * up(x))``."""
 
     def __init__(self, model_dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class GatedFeedForward(nn.Module):
 
 
 class TransformerDecoderLayer(DecoderLayer):
-    """A Transformer layer with RMS norms: a Switch layer with a gate tree, else dense."""
+    """Transformer layer with RMS norms; the FFN is a Switch layer if a gate tree is given, otherwise dense."""
 
     def __init__(self, cfg: Any, tree: Optional[GateTree]) -> None:
         super().__init__()
@@ -98,15 +101,15 @@ class TransformerDecoderLayer(DecoderLayer):
             self.mlp = GatedFeedForward(model_dim, ffn_dim)
         else:
             self.mlp = SwitchLayer(model_dim, ffn_dim, tree, cfg.capacity_factor, cfg.eval_capacity_factor, gated=True)
-            draw_uniform(self.mlp.experts.gate_proj)
-            draw_uniform(self.mlp.experts.up_proj)
-
-    def parts(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
-        return self.input_layernorm, self.post_attention_layernorm, self.mlp
+            init_uniform(self.mlp.experts.gate_proj)
+            init_uniform(self.mlp.experts.up_proj)
+        self.norms_and_ffn = self.input_layernorm, self.post_attention_layernorm, self.mlp
 
 
 class TransformerDecoder(Decoder):
-    """A decoder with rotary positions; options decide whether input and output embeddings are shared."""
+    """Decoder with rotary positions; ``--share-decoder-input-output-embed`` shares input and output embeddings."""
+
+    norm_name = "norm"
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary, cfg, max_positions)
@@ -120,7 +123,7 @@ class TransformerDecoder(Decoder):
         self.output_projection = nn.Linear(model_dim, len(dictionary), bias=False)
         if cfg.share_decoder_input_output_embed:
             self.output_projection.weight = self.embed_tokens.weight
-            # The layers initially add zero, so the logit of the input token is near std * M.
+            # The layers initially add zero, so that the logit of the input token is about std * M.
             nn.init.normal_(self.embed_tokens.weight, std=min(0.02, 1 / model_dim))
         else:
             nn.init.normal_(self.embed_tokens.weight)
@@ -134,17 +137,10 @@ class TransformerDecoder(Decoder):
         x = self.embed_tokens(tokens[:, start:])
         if self.norms_embeddings:
             x = F.rms_norm(x, x.shape[-1:], eps=self.norm_eps)
-        return x, self.rotary_table(start, stop, x.device)
-
-    def rotary_table(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return (cosines, sines) for positions ``start`` to ``stop`` - 1, (T, 1, D / 2) fp32 each."""
-        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32) / self.head_dim
-        positions = torch.arange(start, stop, device=device, dtype=torch.float32)
-        angles = torch.outer(positions, self.rope_theta**-exponents).unsqueeze(1)
-        return angles.cos(), angles.sin()
-
-    def last_norm(self, x: Tensor) -> Tensor:
-        return self.norm(x)
+        exponents = torch.arange(0, self.head_dim, 2, device=x.device, dtype=torch.float32) / self.head_dim
+        positions = torch.arange(start, stop, device=x.device, dtype=torch.float32)
+        angles = torch.outer(positions, self.rope_theta**-exponents).unsqueeze(1)  # (T, 1, D / 2)
+        return x, (angles.cos(), angles.sin())
 
 
 @register_model("alma_transformer_lm", dataclass=AlmaTransformerLMConfig)
@@ -153,12 +149,9 @@ class AlmaTransformerLM(LanguageModel):
 
     decoder_class, sizes = TransformerDecoder, TRANSFORMER_SIZES
     inherited = tuple(name for each in ALMA_TRANSFORMER for name, option in options_of(each).items() if option.shape)
+    fill_in_defaults = staticmethod(complete_sizes)
     residual_outputs = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
-
-    @classmethod
-    def fill_in_defaults(cls, options: dict[str, Any], arch: str) -> None:
-        complete_sizes(options, arch)
 
 
 for _arch in list(TRANSFORMER_SIZES)[1:]:  # the first architecture is registered with the model
-    register_model_architecture("alma_transformer_lm", _arch)(lambda args: None)  # `complete_sizes` sets the sizes
+    register_model_architecture("alma_transformer_lm", _arch)(lambda args: None)  # `complete_options` sets the sizes

@@ -115,7 +115,8 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
         raise AlmaError(f"{path}: the model has other sizes than the options of the command; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
-        members = [vars(joint.member_config(config)) for config in (found, model_cfg)]
+        of_members = [(config["member_arch"], config["member_options"]) for config in (found, model_cfg)]
+        members = [vars(joint.member_config(*options)[1]) for options in of_members]
         if differing := _differing_options(*members):
             raise AlmaError(
                 f"{path}: the members have other options than the command; give {differing} in --member-options; the "

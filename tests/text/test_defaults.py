@@ -38,17 +38,17 @@ def test_defaults_make_a_complete_command():
     given = options(found)
     assert given["--arch"] == "alma_transformer_lm" and given["--optimizer"] == "muon"
     assert given["--criterion"] == "alma_switch_cross_entropy" and 0 < float(given["--lr"]) < 0.05
-    assert TrainOptions(found.words).max_update == found.lengths(TOKENS)[0]
+    assert TrainOptions(found.words).max_update == found.lengths[0]
     assert found.features == {"ema_half_life": "1/16", "carry_optimizer": True}
     assert found.record["chosen"] == found.chosen and len(found.lines) == 4
 
 
 def test_stages_are_as_long_as_their_text():
     found = made()
-    long, short = found.lengths(TOKENS)
+    long, short = found.lengths
     assert abs(long - 2 * short) <= 1 and options(found)["--max-update"] == str(long)
     twice = made(passes=2)
-    assert abs(sum(twice.lengths(TOKENS)) * tokens_per_update(options(twice)) / 6e6 - 1) < 0.01
+    assert abs(sum(twice.lengths) * tokens_per_update(options(twice)) / 6e6 - 1) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,7 @@ def test_defaults_stay_when_the_stream_has_grown_and_passes_may_change():
     again = made(tokens=[*TOKENS, 50_000_000], before=first.record)
     assert again.words == first.words and again.features == first.features and again.lines == first.lines
     more = made(tokens=TOKENS, before=first.record, passes=3)
-    assert more.words == first.words and sum(more.lengths(TOKENS)) == pytest.approx(
-        3 * sum(first.lengths(TOKENS)), abs=2
-    )
+    assert more.words == first.words and sum(more.lengths) == pytest.approx(3 * sum(first.lengths), abs=2)
     assert more.passes == 3 and made(before=more.record).passes == 3
     for other in ({"size": 10**6}, {"is_paper": True}):
         assert made(before=first.record, **other).words != first.words

@@ -89,7 +89,7 @@ def test_old_parameters_keep_their_moments_and_new_ones_have_none(tmp_path, name
     old = checkpoint_of(tmp_path / "old.pt", MODELS[name](), moments)
     state = torch.load(tmp_path / "old.pt")["last_optimizer_state"]["state"]
     printed, checkpoint, new = grown_of(tmp_path, layers=6, **SPLIT, optimizer="copy")
-    assert printed.endswith("; it needs --decoder-layers 6") == (name == "switch")
+    assert ("--decoder-layers 6" in printed) == (name == "switch")
     assert checkpoint[RECORD_KEY][0]["depth"] == {
         "old": 4,
         "new": 6,

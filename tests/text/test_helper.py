@@ -50,7 +50,7 @@ def test_a_child_has_the_variables_and_the_working_directory_of_its_caller(tmp_p
     ("expression", "message"),
     [
         ("1 / 0", "log: builtins:eval failed: ZeroDivisionError: division by zero"),
-        ("__import__('os').kill(__import__('os').getpid(), 9)", "ended by a signal, perhaps out of memory"),
+        ("__import__('os').kill(__import__('os').getpid(), 9)", "ended by a signal, possibly out of memory"),
         ("exit('bad.txt: no text found')", "failed: bad.txt: no text found"),
     ],
 )

@@ -91,11 +91,11 @@ def test_checkpoints_are_removed_and_files_of_the_user_stay(tmp_path):
     folder = tmp_path / "member-0"
     for name in ("checkpoint_last.pt", "checkpoint_1_5.pt", "checkpoint_best.pt", "checkpoint_1_9.pt.tmp"):
         save(folder / name)
-    checkpoints.keep_only_last(folder)
+    checkpoints.remove(folder, ["checkpoint_last.pt"])
     assert [entry.name for entry in folder.iterdir()] == ["checkpoint_last.pt"]
     (folder / "notes.txt").write_text("mine")
-    checkpoints.remove_all(folder)
+    checkpoints.remove(folder)
     assert [entry.name for entry in folder.iterdir()] == ["notes.txt"]
     (folder / "notes.txt").unlink()
-    checkpoints.remove_all(folder)
+    checkpoints.remove(folder)
     assert not folder.exists()

@@ -66,7 +66,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(Command, "run", run)
     monkeypatch.setattr(text_steps, "call", call)
     monkeypatch.setattr(text_job, "call", call)
-    monkeypatch.setattr(text_steps, "_facts", lambda path: FACTS)
+    monkeypatch.setattr(text_steps, "describe_checkpoint", lambda path: FACTS)
     return record
 
 

@@ -45,11 +45,11 @@ def test_invalid_options_are_refused_before_anything_runs(words, message):
     [
         (
             ["--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--autocast", "bf16"],
-            [("--cpu", ()), ("--tokens-per-sample", ("64",)), ("--batch-size", ("8",))],
+            [("--cpu",), ("--tokens-per-sample", "64"), ("--batch-size", "8")],
         ),
         (
             ["--batch-size", "8", "--max-sentences-valid", "2", "--max-tokens", "100"],
-            [("--batch-size", ("2",)), ("--max-tokens", ("100",))],
+            [("--batch-size", "2"), ("--max-tokens", "100")],
         ),
     ],
 )

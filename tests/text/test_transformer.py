@@ -68,7 +68,8 @@ def test_logits_equal_those_of_qwen3(name):
 
 def test_rotation_multiplies_pairs_by_complex_numbers_of_their_position():
     x = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(1))
-    cos, sin = transformer_of(rope_theta=100.0).decoder.rotary_table(3, 8, x.device)
+    _, tables = transformer_of(rope_theta=100.0).decoder.embed(torch.full((1, 8), 4), None)
+    cos, sin = (table[3:] for table in tables)
     angles = torch.arange(3, 8)[:, None, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
     turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
     torch.testing.assert_close(rotate(x, cos, sin), torch.cat([turned.real, turned.imag], dim=-1))
