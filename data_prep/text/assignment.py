@@ -13,7 +13,7 @@ from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 
 Size = Union[int, float]
-"""A number of bytes, or a share of all bytes if it is less than 1."""
+"""Number of bytes, or share of all bytes (below 1)."""
 _TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
@@ -108,8 +108,8 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             num_held_out = _count(own_ends, size)
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
-                    f"--holdout-bytes {size}: mega-batch {number} has {own_total:,} bytes; at most half of them and "
-                    "not all documents can be held out; give a smaller size, or more text"
+                    f"--holdout-bytes {size}: mega-batch {number} has {own_total:,} bytes, of which at most half can "
+                    "be held out, and not all documents; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]

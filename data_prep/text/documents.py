@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive complete documents of one file, about one MiB."""
+    """Consecutive complete documents of one file, of about one MiB together."""
 
     source: Source
     content: Union[bytes, Sequence[tuple]]  # bytes; for Parquet, rows ``(text,)`` or ``(text, group)``
@@ -245,7 +245,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
 
 
 def _part_starts(source: Source) -> list[int]:
-    """Return the first byte or row group of each range into which a file is cut."""
+    """Return the first bytes (for Parquet, row groups) of the ranges into which a file is cut."""
     size = source.stamp[0]
     if size <= PIECE_SIZE:
         return [0]

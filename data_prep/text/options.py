@@ -17,7 +17,7 @@ from fairseq_alma.options import Options, flag, integer, opt, options_of, real, 
 DEFAULT_FIELD = "text"
 FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
 FORMS_OF_TEXT = ("text", "lines")  # formats without fields
-MAX_INPUTS = 65_535  # The number of an input has 16 bits.
+MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
 """Option whose value in the history of a stream also applies to ``--append``."""
@@ -65,12 +65,12 @@ class PrepOptions(Options):
     append: bool = opt(False, "add mega-batches with new documents to the stream at --out")
     seed: int = opt(1, "random seed for assigning documents to sets", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
-        None, "make the test set as large as a mega-batch, and the validation set 1/10 of that", choices=("paper",)
+        None, "make the test set as large as a mega-batch, and the validation set 1/10 as large", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
         None, "size of the validation set (default: half of the test set)", parse=read_size
     )
-    test_bytes: Optional[Size] = opt(None, "size of the test set (default: 2%, 12 kB to 1.2 MB)", parse=read_size)
+    test_bytes: Optional[Size] = opt(None, "size of the test set (default: 2%, from 12 kB to 1.2 MB)", parse=read_size)
     holdout_bytes: Optional[Size] = opt(
         None, "size of the held-out set of each mega-batch, also with --append (default: none)", parse=read_size
     )

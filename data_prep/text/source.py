@@ -66,7 +66,7 @@ def find_sources(
         label = "standard input" if given == STANDARD_INPUT else given
         if is_pipe := files is None:
             if folder is None:
-                raise AlmaError(f"{label}: several machines cannot read a pipe; write it to a file first")
+                raise AlmaError(f"{label}: several machines cannot read a pipe; write the text to a file first")
             files = [folder / f"input-{argument}"]
             with naming(files[0]), open(files[0], "wb") as file, ExitStack() as opened:
                 is_standard = given == STANDARD_INPUT

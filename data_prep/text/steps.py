@@ -99,7 +99,7 @@ class Work:
                 pickle.dump(value, file)
 
     def load(self, name: str) -> Any:
-        """Return the value of a file of the work folder, an array with memory mapping."""
+        """Return the value in a file of the work folder. Memory-map an array."""
         path = Path(self.folder, name)
         return np.load(path, mmap_mode="r") if path.suffix == ".npy" else pickle.loads(path.read_bytes())
 
@@ -335,7 +335,7 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def encode(self, number: int) -> Iterator[Encoded]:
-        """Yield the encoded documents of each block of a piece, except those that share n-grams with held-out text."""
+        """Yield the encoded documents of each block of a piece. Drop text that shares n-grams with held-out text."""
         plan, num_megabatches = self.plan, self.assignment.num_megabatches
         hasher = NgramHasher(plan.options.decontaminate_ngram)
         sets = np.array(self.load(f"sets-{number:05d}.npy"))

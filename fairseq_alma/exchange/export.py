@@ -51,7 +51,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         stream_folder: stream with the tokenizer of the model; None: the stream that the model was trained on.
 
     Returns:
-        Message with architecture and sizes, one line.
+        Message of one line, with architecture and sizes.
 
     Raises:
         AlmaError: transformers has no equivalent architecture, the checkpoint is damaged, or the stream has another
@@ -102,7 +102,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
 
 
 def _test_texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
-    """Yield documents of the test set until they have `CHECKED_TOKENS` tokens."""
+    """Yield documents of the test set until their number of tokens exceeds `CHECKED_TOKENS`."""
     file, start = TokenFile(stream.prefix(stream.split("test"))), 0
     for size in file.sizes.tolist():
         tokens = [token - NUM_FAIRSEQ_SYMBOLS for token in file.ids[start : start + size].tolist()]
@@ -121,7 +121,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     mode = path.stat().st_mode
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # The system error is only a part of its text.
+    except SafetensorError as error:  # The message contains the system error as text.
         full = "No space left" in str(error) or "os error 28" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
     path.chmod(mode)
@@ -170,7 +170,7 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
 def folder_weights(
     weights: Mapping[str, Tensor], options: Any, is_tied: bool, rows: Optional[list[int]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the folder, as views where possible.
+    """Yield (name, tensor) for each tensor of the folder, as a view where possible.
 
     Args:
         weights: weights of the checkpoint.

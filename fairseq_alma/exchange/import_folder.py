@@ -38,10 +38,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
 
     Args:
         folder: folder with a model of type ``qwen3`` or ``qwen3_moe`` and its tokenizer.
-        stream: stream for further training, prepared with the tokenizer of the folder; None: no check of a stream.
-
-    Returns:
-        The checkpoint, which no training has changed yet.
+        stream: stream for further training, prepared with the tokenizer of the folder; None: no further training.
 
     Raises:
         AlmaError: ``alma_transformer_lm`` does not support the model, a file is missing or damaged, or the stream has
@@ -158,8 +155,8 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     """Return the tokens of the folder that correspond to the special symbols of fairseq.
 
     Returns:
-        The token id of each symbol, without duplicates and None for a symbol without a token; and the token id whose
-        row initializes the row of each symbol.
+        The token id of each symbol (distinct, or None for a symbol without a token), and the token id whose row
+        initializes the row of each symbol.
 
     Raises:
         AlmaError: the folder has no valid EOS token.

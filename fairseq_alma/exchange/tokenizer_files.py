@@ -81,7 +81,7 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
     Raises:
         AlmaError: the type of the tokenizer cannot be exported.
     """
-    for space in ("", " "):  # A space in the names prevents that the tokenizer recognizes them in plain text.
+    for space in ("", " "):  # With a space, plain text contains no symbol name.
         content, names = _with_symbols(tokenizer, space)
         if not misread_text(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break

@@ -22,7 +22,7 @@ from fairseq_alma.report.table import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 UNTRAINED_RATIO = 2.0
-"""Ratio to the largest other value above which the value of the untrained model is not drawn."""
+"""Maximum ratio to the largest other value at which the value of the untrained model is drawn."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -33,13 +33,13 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
 }  # fmt: skip
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
-"""Metadata that the files do not contain, because they change between versions or calls."""
+"""Key of the metadata that a file omits, because its value changes between versions or calls."""
 LEAST_HEIGHT = 3.1  # inches
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with file name, title and caption."""
+    """A figure of a report, with file name, title and caption."""
 
     name: str
     title: str
@@ -108,7 +108,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if is_text or min(trained, default=1) * 8 < max(trained, default=1):
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # The panels share the axis.
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
-    caption = "The value of the current model at each arrival; bands are one standard deviation over seeds."
+    caption = "Value of the current model at each arrival. Bands show one standard deviation over seeds."
     if top is not None:
         caption += f" Before the first update, the current model is the untrained model ({untrained:,.4g}, not shown)."
     title = f"Test {'perplexity' if is_text else 'error'} after each mega-batch"
@@ -165,7 +165,7 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
     caption = "Lower and farther left is better. " + (
         "Each line goes from the first update of a learner to the last arrival (large marker)."
         if is_text
-        else "Markers show results over the full stream; error bars are one standard deviation over seeds."
+        else "Markers show results over the full stream. Error bars show one standard deviation over seeds."
     )
     return Drawing("trade-off", "Result against cost", caption, figure)
 

@@ -42,7 +42,9 @@ class RecordedRun:
 
     Attributes:
         path: run directory.
-        record: content of run.json; ``stream`` and ``options`` are its values under these keys.
+        record: content of run.json.
+        stream: value of ``stream`` in run.json.
+        options: value of ``options`` in run.json.
         arrivals: one row for each arrival (index 0 to B-1), with these columns:
 
             - ``planned``, ``done``: whether the arrival has a planned or a complete update.

@@ -12,10 +12,9 @@ from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
 
 
 def sentences(groups: Sequence[Experiment]) -> list[str]:
-    """Return a sentence about the best learner at the end of the stream, and one about the best over the stream.
+    """Return sentences about the best learner at the end of the stream and over all arrivals.
 
-    Compare only experiments with complete runs on the longest streams. Return an empty list if there are fewer than
-    two.
+    Compare only complete experiments on the longest streams; return an empty list for fewer than two experiments.
     """
     longest = max(len(each.first.arrivals) for each in groups)
     complete = [each for each in groups if each.is_complete and len(each.first.arrivals) == longest]
