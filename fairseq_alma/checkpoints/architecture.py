@@ -1,7 +1,7 @@
 """Check the architecture of a checkpoint against an allow-list, and compare tensor shapes. No fairseq imports.
 
-For many architectures, stock fairseq passes option strings to Python's ``eval``. This module rejects these
-architectures, and the options of ``transformer_lm`` that fairseq evaluates.
+For many architectures, fairseq passes option strings to Python's ``eval``. This module rejects these architectures, and
+the options of ``transformer_lm`` for which fairseq calls ``eval``.
 """
 
 import re
@@ -22,11 +22,8 @@ _STOCK_SIZES = (
 TRANSFORMER_LMS = ("transformer_lm", *(f"transformer_lm_{size}" for size in _STOCK_SIZES.split()))
 SINGLE_MODELS = (*SWITCH_SIZES, *TRANSFORMER_SIZES, *TRANSFORMER_LMS, *IMAGE_ARCHITECTURES)
 _CUTOFFS = re.compile(r"\d{1,9}(,\d{1,9})*")
-_IGNORED = (
-    ".embed_positions._float_tensor",
-    ".embed_positions.weights",
-    "decoder.version",
-)  # fairseq ignores these tensors too
+# fairseq also ignores these tensors in checkpoints.
+_IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")
 Weights = Mapping[str, Tensor]
 
 
@@ -35,29 +32,27 @@ def check_config(config: Any, is_member: bool = False) -> None:
     name = config.get("_name") if isinstance(config, dict) else None
     if name == ENSEMBLE_ARCH:
         if is_member:
-            raise UnfitCheckpoint("an ensemble of ensembles, a format of version 0.2.0; join its members again")
+            raise UnfitCheckpoint("an ensemble of ensembles (a format of version 0.2.0); join its single models again")
         for entry in config["members"]:
             if "config" in entry:
                 check_config(entry["config"], is_member=True)
     elif name == JOINT_MODEL:
         if config.get("member_arch") not in IMAGE_ARCHITECTURES:
-            raise UnfitCheckpoint(f"members of architecture {config.get('member_arch')!r}, which cannot be members")
+            raise UnfitCheckpoint(f"architecture {config.get('member_arch')!r} of its members is not supported")
     elif name not in SINGLE_MODELS:
-        raise UnfitCheckpoint(
-            f"architecture {str(name)[:60]} is not supported; checkpoints of alma_… and transformer_lm… are"
-        )
+        raise UnfitCheckpoint(f"architecture {str(name)[:60]} is not supported; expected alma_… or transformer_lm…")
     elif config.get("mup"):
-        raise UnfitCheckpoint("trained with --mup by version 0.2.0, which is not supported; train it again")
+        raise UnfitCheckpoint("trained with --mup of version 0.2.0, which is not supported; train the model again")
     elif name in TRANSFORMER_LMS:
         cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
         if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:
             raise UnfitCheckpoint("character embeddings and xformers are not supported in checkpoints")
         if any(each is not None and not _CUTOFFS.fullmatch(str(each)) for each in cutoffs):
-            raise UnfitCheckpoint(f"adaptive cutoffs {str(cutoffs)[:60]} found, integers with commas are needed")
+            raise UnfitCheckpoint(f"expected integers and commas as adaptive cutoffs, found {str(cutoffs)[:60]}")
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError if names or shapes of weights differ from a model; the model may be on device ``meta``."""
+    """Raise AlmaError if names or shapes of weights differ from a model, which may be on device ``meta``."""
     found, needed = ({name: tuple(each.shape) for name, each in part.items()} for part in (weights, model.state_dict()))
     found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
     wrong = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])
@@ -67,6 +62,6 @@ def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: s
         ("has {} tensor(s) of another shape", wrong),
     ):
         if names:
-            shapes = f" ({found[names[0]]}, not {needed[names[0]]})" if names is wrong else ""
-            first = f"{names[0]}{shapes}"
-            raise AlmaError(f"{path}: the checkpoint {problem.format(len(names))}, the first is {first}; {remedy}")
+            first = f"first: {names[0]}"
+            first += f", {found[names[0]]} instead of {needed[names[0]]}" if names is wrong else ""
+            raise AlmaError(f"{path}: the checkpoint {problem.format(len(names))} ({first}); {remedy}")

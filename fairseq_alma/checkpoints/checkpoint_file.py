@@ -1,7 +1,7 @@
 """Read and write checkpoint files of fairseq and of this package. No fairseq imports.
 
 Loading a checkpoint runs no code from the file: torch loads only tensors and plain data, and `architecture` allows only
-known models. The checksums of the archive are verified, and truncated or damaged files are rejected.
+known models. `read_checkpoint` verifies the checksums of the archive and rejects truncated or damaged files.
 """
 
 import errno
@@ -21,7 +21,7 @@ from fairseq_alma.files import once_per_file, open_atomically
 Checkpoint = dict[str, Any]
 
 DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key of ``task_state``: the sha256 of the vocabulary that the model was trained with."""
+"""Key of ``task_state``: the sha256 of the vocabulary of the training."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
@@ -33,8 +33,8 @@ def read_checkpoint(
 
     Args:
         path: checkpoint file.
-        mmap: memory-map tensors from disk, so that a tensor is read only when it is used.
-        remedy: next step for the user, part of error messages.
+        mmap: memory-map the file; torch then reads a tensor from disk only when the tensor is used.
+        remedy: next step for the user, the end of error messages.
         needed: required keys in addition to ``cfg`` and ``model``.
 
     Returns:
@@ -50,7 +50,7 @@ def read_checkpoint(
         checkpoint = load_archive(path, mmap)
         _check_content(checkpoint)
         if missing := [name for name in needed if checkpoint.get(name) is None]:
-            raise UnfitCheckpoint(f"not a checkpoint written by fairseq-train, it lacks {', '.join(missing)}")
+            raise UnfitCheckpoint(f"not a checkpoint written by fairseq-train (lacks {', '.join(missing)})")
     except UnfitCheckpoint as error:
         raise AlmaError(f"{path}: {error}; {remedy}") from error
     return checkpoint
@@ -59,22 +59,22 @@ def read_checkpoint(
 def _check_content(checkpoint: Any) -> None:
     config = checkpoint.get("cfg") if isinstance(checkpoint, dict) else None
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "model" not in checkpoint:
-        raise UnfitCheckpoint("not a checkpoint of fairseq, it lacks 'model' or 'cfg'")
+        raise UnfitCheckpoint("not a checkpoint of fairseq (lacks 'model' or 'cfg')")
     if checkpoint.get("args") is not None:
-        raise UnfitCheckpoint("has options under 'args', a format of 2020 and before, which is not supported")
+        raise UnfitCheckpoint("has options in 'args', a format of fairseq up to 2020 that is not supported")
     weights = checkpoint["model"]
     if not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
-        raise UnfitCheckpoint("damaged, its model is not a dictionary of weights")
+        raise UnfitCheckpoint("damaged: 'model' is not a dictionary of weights")
     if wrong := [name for name, each in weights.items() if each.dtype not in FLOATS]:
-        raise UnfitCheckpoint(f"{wrong[0]} is {weights[wrong[0]].dtype}, a floating-point type is needed")
+        raise UnfitCheckpoint(f"expected floating-point weights, found {wrong[0]} of type {weights[wrong[0]].dtype}")
     try:
         check_config(config["model"])
     except (TypeError, KeyError, AttributeError) as error:
-        raise UnfitCheckpoint("damaged, the ensemble members in its configuration cannot be read") from error
+        raise UnfitCheckpoint("damaged: the ensemble members in 'cfg' are invalid") from error
 
 
 def load_archive(path: Path, mmap: bool) -> Any:
-    """Load tensors and plain data saved by torch on the CPU; for the arguments see `read_checkpoint`.
+    """Load tensors and plain data from a file of ``torch.save`` on the CPU; for the arguments see `read_checkpoint`.
 
     Raises:
         UnfitCheckpoint: the file is truncated or damaged, or contains other objects.
@@ -83,14 +83,14 @@ def load_archive(path: Path, mmap: bool) -> Any:
     with open(path, "rb") as file:
         try:
             # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the
-            # descriptor refers to the same file, even if another process replaces the checkpoint in between.
+            # file descriptor refers to the same file, even if another process replaces the checkpoint in between.
             with torch.serialization.safe_globals([Namespace]):
                 opened = f"/proc/self/fd/{file.fileno()}"
                 return torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
         except OSError:
             raise
         except Exception as error:  # do not show torch's message: it advises unsafe loading
-            raise UnfitCheckpoint("cannot be loaded: damaged, or contains more than weights and plain data") from error
+            raise UnfitCheckpoint("damaged, or contains other objects than weights and plain data") from error
 
 
 @once_per_file
@@ -104,13 +104,13 @@ def _check_archive(path: Path) -> None:
     except Exception as error:  # BadZipFile, NotImplementedError, RuntimeError, struct.error and others
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: negative offset in the file
             raise
-        raise UnfitCheckpoint(f"damaged or truncated, its zip directory cannot be read ({error})") from error
+        raise UnfitCheckpoint(f"damaged or truncated: cannot read the zip directory ({error})") from error
     if damaged is not None:
-        raise UnfitCheckpoint(f"damaged, the checksum of {damaged!r} in it is wrong")
+        raise UnfitCheckpoint(f"damaged: the checksum of {damaged!r} in the archive is wrong")
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint of untrained weights with all keys that fairseq requires."""
+    """Return a checkpoint without optimizer state that has all keys required by fairseq."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
     return {
         "args": None,
@@ -136,7 +136,7 @@ def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
 
 
 def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``model`` with its parameters replaced by averaged weights; other tensors, such as buffers, are unchanged.
+    """Return ``model`` with averaged weights as parameters; other tensors, such as buffers, do not change.
 
     The average has one name for each parameter; a shared parameter has several names in ``model``.
     """

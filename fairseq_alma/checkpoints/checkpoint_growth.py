@@ -1,4 +1,4 @@
-"""Grow a checkpoint: its weights, configuration and optimizer state, and a record of the growth step."""
+"""Grow a checkpoint: change weights, configuration and optimizer state, and add a record of the growth step."""
 
 import re
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from fairseq_alma.growth.tensors import (
 )
 
 RECORD_KEY = "alma_growth"
-"""Key of a grown checkpoint: a list of records, one per growth step, that contain numbers and strings."""
+"""Key of a grown checkpoint: a list of records (numbers and strings), one record for each growth step."""
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """Parameters of one growth step of all layers of experts in a model."""
+    """Arguments of a growth step of all layers of experts in a model."""
 
     layers: Mapping[str, MixtureGrowth]  # growth plan of each layer of experts, by its name in the model
     seed: int  # random seed of new weights and noise
@@ -35,7 +35,10 @@ class GrowthStep:
     optimizer: str = "reset"  # value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``
 
     def part_of(self, name: str) -> tuple[str, Optional[MixtureGrowth]]:
-        """Return (parameter name within its layer of experts, growth plan of the layer); the plan is None if none."""
+        """Return (parameter name within the layer of experts, growth plan of the layer).
+
+        For a parameter outside of layers of experts, return (name, None).
+        """
         for layer, growth in self.layers.items():
             part = name.removeprefix(f"{layer}.")
             if part != name and part.startswith((EXPERTS, GATE_TENSOR)):
@@ -49,13 +52,13 @@ def grow_experts(
     """Return a checkpoint of the model with additional experts in each layer of experts.
 
     Args:
-        checkpoint: checkpoint to grow. Weights are removed from the checkpoint one by one to limit memory.
-        step: parameters of the growth step.
+        checkpoint: checkpoint to grow. The function removes weights from the checkpoint one by one to limit memory.
+        step: arguments of the growth step.
         names: parameter names, in the order of the model.
-        record: entry for `RECORD_KEY`.
+        record: record of the growth step, added to `RECORD_KEY`.
 
     Raises:
-        AlmaError: ``optimizer`` is not ``reset``, and the optimizer state is missing or does not fit the model.
+        AlmaError: ``step.optimizer`` is not ``reset``, and the optimizer state is missing or does not fit the model.
     """
 
     def grow_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -72,7 +75,7 @@ def grow_experts(
 
     trees = [growth.new for growth in step.layers.values()]
     config = {"num_experts": trees[0].num_experts, "gate_trees": format_gate_trees(trees)}
-    # The average is keyed by parameter name. Random numbers are generated in the order of the model's names.
+    # New weights depend on the order of parameters, so the average needs the order of the model.
     if (entry := find_average(checkpoint)) is not None:
         average = {name: entry[AVERAGE][name] for name in checkpoint["model"] if name in entry[AVERAGE]}
         entry[AVERAGE] = grow_weights(average)
@@ -89,7 +92,7 @@ def add_layers(
     record: Mapping[str, Any],
     optimizer: str,
 ) -> Checkpoint:
-    """Return a checkpoint of the model with new last layers. Their output is zero: the model output does not change.
+    """Return a checkpoint of the model with new last layers, which output zero. The model output does not change.
 
     Args:
         checkpoint: checkpoint to grow.
@@ -120,16 +123,16 @@ def with_one_expert(
 ) -> tuple[Checkpoint, list[str]]:
     """Replace each n-th MLP of a dense ``alma_transformer_lm`` by a mixture of one expert with a zero gate.
 
-    The result is only an intermediate format: a trained model has no mixture of one expert.
+    The result is an intermediate format for `grow_experts`; trained models have no mixture of one expert.
 
     Args:
         checkpoint: checkpoint of the dense model.
         names: parameter names, in the order of the model.
-        every: the n in n-th MLP.
+        every: n; layers with experts are the layers of `has_experts`.
         factor: factor applied to the output of each expert.
 
     Returns:
-        (checkpoint, its parameter names). The expert has the optimizer state of the MLP.
+        (checkpoint, parameter names of the checkpoint). The expert has the optimizer state of the MLP.
     """
 
     def rename(name: str) -> list[str]:
@@ -188,7 +191,7 @@ def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Seq
     """Return a table of the measured losses and the growth plan, with one line per expert.
 
     For each layer, ``losses`` has the summed loss of each expert in nats, and ``counts`` the number of tokens of each
-    expert. Both are empty if the experts were not measured.
+    expert. Both arguments are empty if the losses were not measured.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
     for layer, growth in step.layers.items():

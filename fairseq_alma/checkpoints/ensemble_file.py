@@ -1,10 +1,10 @@
-"""Ensembles in one checkpoint file: the format, and functions that join, find and load members.
+"""Ensembles in one checkpoint file: format, and functions that join, find and load members.
 
 The file is a fairseq checkpoint with ``cfg.model`` ``{"_name": "alma_ensemble", …, "members": [...]}``. The ellipsis
-represents the sizes common to all members (`shared_outputs`). Each member is a single model. Its entry has a
-``weight`` (all weights sum to 1), the ``sha256`` of the member's file, and the keys of one of two storage modes:
+represents the sizes common to all members (`shared_outputs`). Each member is a single model. The entry of a member has
+a ``weight`` (all weights sum to 1), the ``sha256`` of the member's file, and the keys of one of two storage modes:
 
-- reference: ``path``, relative to the folder of the ensemble, and the fallback ``absolute_path``;
+- reference: ``path`` of the member's file, relative to the folder of the ensemble, and the fallback ``absolute_path``;
 - embedded: ``origin``, the name of the member's file, and ``config``, the member's ``cfg.model``. The weights of the
   member are in ``model``, with the prefix ``decoder.members.N.``.
 """
@@ -23,7 +23,7 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint,
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError
 
-_REMEDY = "members must share the dictionary, or classes and image sizes: train them on one tokenizer or data set"
+_REMEDY = "members need the same dictionary, or the same classes and image sizes; train all members on one stream"
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
     path = next((each for each in candidates if each.is_file()), None)
     if path is None:
         raise AlmaError(
-            f"{' and '.join(dict.fromkeys(map(str, candidates)))}: this member of the ensemble is missing; restore it, "
-            "or make the ensemble again with alma-ensemble (--embed writes all weights into one file)"
+            f"{' and '.join(dict.fromkeys(map(str, candidates)))}: this member of the ensemble is missing; restore the "
+            "file, or make the ensemble again with alma-ensemble (--embed writes all weights into one file)"
         )
     if file_sha256(path) != entry["sha256"]:
         raise AlmaError(
-            f"{path}: changed since the ensemble was made, the ensemble has sha256 {entry['sha256'][:12]}…; restore "
-            "the file, or make the ensemble again with alma-ensemble"
+            f"{path}: changed since the ensemble was made (expected sha256 {entry['sha256'][:12]}…); restore the file, "
+            "or make the ensemble again with alma-ensemble"
         )
     return path
 
@@ -76,7 +76,7 @@ def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
 def _read_single_model(path: Path) -> Checkpoint:
     checkpoint = read_checkpoint(path)
     if checkpoint["cfg"]["model"]["_name"] == ENSEMBLE_ARCH:
-        raise AlmaError(f"{path}: an ensemble cannot be a member of another one; give its members instead")
+        raise AlmaError(f"{path}: an ensemble cannot be a member of another ensemble; give its members instead")
     return checkpoint
 
 
@@ -86,18 +86,28 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
     Args:
         paths: checkpoints of the members.
         weights: weight of each member, at least 0, not all 0.
-        out: file that the caller writes; member paths are stored relative to its folder.
+        out: file that the caller writes; stored paths of members are relative to the folder of this file.
         embed: embed the weights of the members instead of storing references to their files.
 
     Raises:
-        AlmaError: a member is not a checkpoint of a single model, its outputs differ from the others, or it is ``out``.
+        AlmaError: a member is not a checkpoint of a single model, has other outputs or another dictionary than the
+            members before it, or is ``out``.
     """
     checkpoints = [_read_single_model(path) for path in paths]
+    state = dict(checkpoints[0].get("task_state", {}))
     entries: list[dict[str, Any]] = []
     joined: dict[str, Tensor] = {}
     for index, (path, checkpoint, weight) in enumerate(zip(paths, checkpoints, weights, strict=True)):
         if path.resolve() == out.resolve():
-            raise AlmaError(f"--out {out}: a member of the ensemble, which would be replaced; give another file")
+            raise AlmaError(f"--out {out}: is a member of the ensemble and would be overwritten; give another file")
+        if (dictionary := checkpoint.get("task_state", {}).get(DICTIONARY_KEY)) is not None:
+            known = state.get(DICTIONARY_KEY) or dictionary
+            if dictionary != known:
+                raise AlmaError(
+                    f"{path}: trained with dictionary {dictionary[:12]}…, but the members before it with "
+                    f"{known[:12]}…; {_REMEDY}"
+                )
+            state[DICTIONARY_KEY] = dictionary
         entry = {"weight": weight / sum(weights), "sha256": file_sha256(path)}
         if embed:
             entry.update(origin=path.name, config=checkpoint["cfg"]["model"])
@@ -107,8 +117,6 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
             entry.update(path=os.path.relpath(absolute, out.parent.resolve()), absolute_path=str(absolute))
         entries.append(entry)
     config = {"_name": ENSEMBLE_ARCH, **shared_outputs(paths, checkpoints), "members": entries}
-    dictionary = shared_dictionary(paths, checkpoints)
-    state = {**checkpoints[0].get("task_state", {}), **({} if dictionary is None else {DICTIONARY_KEY: dictionary})}
     return untrained_checkpoint({**deepcopy(checkpoints[0]["cfg"]), "model": config}, joined, state)
 
 
@@ -134,21 +142,9 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
             found = {"num_classes": linear[-1][1], **first}
         if shared and (not found.keys() & shared.keys() or {**shared, **found} != {**found, **shared}):
             sizes, others = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (found, shared))
-            raise AlmaError(f"{path}: {sizes}; the members before it have {others}; {_REMEDY}")
+            raise AlmaError(f"{path}: {sizes}, but the members before it have {others}; {_REMEDY}")
         shared |= found
     return shared
-
-
-def shared_dictionary(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> Optional[str]:
-    """Return the dictionary sha256 of the members, None if no member has one. Raise AlmaError if two differ."""
-    found = [checkpoint.get("task_state", {}).get(DICTIONARY_KEY) for checkpoint in checkpoints]
-    known = [(path, sha256) for path, sha256 in zip(paths, found, strict=True) if sha256 is not None]
-    for path, sha256 in known:
-        if sha256 != known[0][1]:
-            raise AlmaError(
-                f"{path}: trained with dictionary {sha256[:12]}…, {known[0][0]} with {known[0][1][:12]}…; {_REMEDY}"
-            )
-    return known[0][1] if known else None
 
 
 def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
@@ -156,18 +152,19 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
     found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
     if found != stream.dictionary_sha256:
         raise AlmaError(
-            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than {stream.root} has "
-            f"({stream.dictionary_sha256[:12]}…); give the stream it was trained on, or one prepared with its "
+            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than the tokenizer of {stream.root} "
+            f"({stream.dictionary_sha256[:12]}…); give the stream of its training, or a stream prepared with the same "
             "tokenizer (alma-prep-text --tokenizer)"
         )
 
 
 class TrainedMembers:
-    """Mixin before a fairseq model that loads the embedded members from the checkpoint of an ensemble."""
+    """Mixin of fairseq models that loads the embedded members from the checkpoint of an ensemble."""
 
     embedded: frozenset[int]  # indices of the embedded members
 
     def trained_members(self) -> Sequence[nn.Module]:
+        """Return the modules of the members."""
         raise NotImplementedError
 
     def load_state_dict(
@@ -184,9 +181,9 @@ def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor
     """Return the logarithm of the weighted mean of probabilities.
 
     Args:
-        log_probs: N tensors (…, V) of any dtype, modified in place. They are consumed one by one, so that at most
-            two tensors are in memory.
-        weights: N non-negative floats that sum to 1; not a tensor, which --fp16 would round.
+        log_probs: N log-probabilities (…, V) of any dtype, modified in place. The function consumes them one by one,
+            so that at most two tensors are in memory.
+        weights: N non-negative floats that sum to 1. A tensor is not allowed, because --fp16 would round it.
 
     Returns:
         fp32 tensor (…, V), which can also be used as logits: its softmax is the mean.

@@ -1,6 +1,6 @@
 """Compute the number of parameters, experts and FLOPs per token of the model in a checkpoint.
 
-All numbers are computed from names and shapes of the weights. In ``alma_switch_lm`` and ``alma_transformer_lm``, the
+The computation uses only names and shapes of the weights. In ``alma_switch_lm`` and ``alma_transformer_lm``, the
 output projection of attention is named ``o_proj`` or ``out_proj``, and expert weights are stacked, (E, …).
 """
 
@@ -19,18 +19,14 @@ from fairseq_alma.errors import AlmaError
 class ModelFacts:
     """Numbers of parameters, experts and FLOPs of a model.
 
-    FLOPs include only matrix products. A multiply-add is two FLOPs, as in ``torch.utils.flop_counter``.
+    FLOPs include only matrix products. A multiply-add is two FLOPs, as in ``torch.utils.flop_counter``. FLOPs of
+    attention are computed for the complete T x T products. A token passes through one expert of each Switch layer.
     """
 
     num_params: int  # parameters in the checkpoint; a shared parameter is counted once
     num_experts: int  # experts in each Switch layer; 1 for a dense model
     test_flops_per_token: int  # FLOPs of a forward pass per token
     num_members: int = 1  # members of an ensemble; 1 for a single model
-
-    @property
-    def train_flops_per_token(self) -> int:
-        """Return the FLOPs of a forward and a backward pass per token, without recomputation."""
-        return 3 * self.test_flops_per_token
 
 
 def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
@@ -40,7 +36,7 @@ def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
 
 
 def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> ModelFacts:
-    """Return the `ModelFacts` of ``cfg.model`` and ``model``; numbers of an ensemble are sums over its members.
+    """Return the `ModelFacts` of ``cfg.model`` and ``model``. For an ensemble, numbers are sums over the members.
 
     Raises:
         AlmaError: the architecture is not a language model of this package, or a member is missing or changed.
@@ -55,15 +51,7 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
             num_members=len(facts),
         )
     if config["_name"] not in (*SWITCH_SIZES, *TRANSFORMER_SIZES):
-        raise AlmaError(f"{path}: no formula for the FLOPs of architecture {config['_name']}; use --arch alma_…")
-    return facts_of_weights(weights, config["tokens_per_sample"])
-
-
-def facts_of_weights(weights: Weights, tokens_per_sample: int) -> ModelFacts:
-    """Return the `ModelFacts` of a language model, computed from its weights.
-
-    A token passes through one expert of each stack. FLOPs of attention are those of the full T x T products.
-    """
+        raise AlmaError(f"{path}: the FLOPs of architecture {config['_name']} are not known; use --arch alma_…")
     num_experts, flops = 1, 0
     for name, tensor in weights.items():
         if tensor.dim() == 3:
@@ -72,6 +60,6 @@ def facts_of_weights(weights: Weights, tokens_per_sample: int) -> ModelFacts:
         elif tensor.dim() == 2 and not name.endswith("bias") and ".embed_" not in name:
             flops += 2 * tensor.numel()
             if name.endswith(("o_proj.weight", "out_proj.weight")):
-                flops += 2 * 2 * tokens_per_sample * tensor.size(1)
+                flops += 2 * 2 * config["tokens_per_sample"] * tensor.size(1)
     unique = {tensor.data_ptr(): tensor.numel() for tensor in weights.values()}
     return ModelFacts(sum(unique.values()), num_experts, flops)

@@ -1,9 +1,8 @@
-"""Options of this package's architectures and of ``alma-grow``. No imports of torch or fairseq."""
+"""Options of the architectures of this package and of ``alma-grow``. No imports of torch or fairseq."""
 
 from dataclasses import MISSING, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
@@ -28,7 +27,7 @@ SWITCH_SIZES = {
     "alma_switch_lm_base": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
     "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
 }
-"""Decoder sizes of the Switch language models; the paper uses base and large."""
+"""Decoder sizes of the Switch language models; the paper uses the sizes base and large."""
 TRANSFORMER_SIZES = {
     "alma_transformer_lm": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_tiny": {"layers": 2, "embed_dim": 64},
@@ -37,7 +36,7 @@ TRANSFORMER_SIZES = {
     "alma_transformer_lm_base": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_large": {"layers": 16, "embed_dim": 1024},
 }
-"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` computes all other sizes."""
+"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` computes the other sizes."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,8 @@ class ExpertOptions(Options):
 class AlmaTransformerOptions(Options):
     """Options of ``alma_transformer_lm`` in addition to `ExpertOptions`.
 
-    If a shape option is not given, the value of the starting checkpoint is used, else the default.
+    A shape option that is not given has the value in the starting checkpoint. Without a starting checkpoint, the option
+    has its default value.
     """
 
     dropout: float = of_text(0.0, "dropout probability of embeddings and residual branches", range=SHARE)
@@ -108,10 +108,12 @@ class AlmaTransformerOptions(Options):
         None, "number of query heads (default: model dimension / --head-dim)", range=SIZE
     )
     num_kv_heads: Optional[int] = shape_of_text(
-        None, "number of key-value heads; must divide the number of query heads (default: that number)", range=SIZE
+        None,
+        "number of key-value heads; must divide the number of query heads (default: query heads)",
+        range=SIZE,
     )
     head_dim: Optional[int] = shape_of_text(
-        None, "dimension of a head, even (default: 64 for model dimensions from 512 on, else 32)", range=SIZE
+        None, "dimension of a head, an even number (default: 64 for model dimensions from 512 on, else 32)", range=SIZE
     )
     rope_theta: Optional[float] = shape_of_text(
         None, "base of the rotary frequencies (default: 10000)", range=real(1, 1e12)
@@ -131,7 +133,7 @@ class AlmaTransformerOptions(Options):
 
 @dataclass(frozen=True)
 class LengthOptions(Options):
-    """Options of the task that language models read."""
+    """Options of the task for text that language models also have."""
 
     tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
     max_target_positions: Optional[int] = of_text(None, "maximum length of a sequence, in tokens", range=SIZE)
@@ -157,7 +159,7 @@ class MLPOptions(Options):
 
 @dataclass(frozen=True)
 class VGGVariantOptions(Options):
-    """Options of VGG networks that the paper does not specify."""
+    """Options for details of VGG networks that the paper does not specify."""
 
     last_pool: str = shape_of_images(
         "mean", "final pooling over the image: mean, or max as in the paper's code", choices=("mean", "max")
@@ -194,7 +196,7 @@ class MixtureOptions(Options):
     num_experts: int = shape_of_images(1, "experts per mixture before growth", range=integer(1, MAX_EXPERTS))
     gate: str = shape_of_images(
         "soft",
-        "soft: weighted mean of all experts; hard: one expert, sampled in training, the best in evaluation",
+        "soft: weighted mean of all experts; hard: one expert, sampled in training, on the best path in evaluation",
         choices=("soft", "hard"),
     )
     gate_trees: str = shape_of_images("", "gate tree of each mixture as JSON, set by model growth; empty: flat")
@@ -229,7 +231,7 @@ class GrowOptions(Options):
         None, "new number of decoder layers; new layers output zero, so the loss does not change", range=LAYERS
     )
     select: str = opt(
-        "loss", "grow experts with the largest summed loss, most tokens, or random ones", choices=SELECTIONS
+        "loss", "grow experts with the largest summed loss, with the most tokens, or at random", choices=SELECTIONS
     )
     stream: Optional[str] = opt(
         None, "stream on which --select measures experts (default: training stream of the model)", metavar="STREAM"
@@ -238,9 +240,13 @@ class GrowOptions(Options):
     noise: float = opt(
         0.0, "with --method copy: standard deviation of noise on copied gate rows", range=real(0, 1e6), metavar="X"
     )
-    optimizer: str = opt("reset", "optimizer state: reset, copy, or halve (split)", choices=("reset", "copy", "share"))
+    optimizer: str = opt(
+        "reset",
+        "optimizer state: reset, copy, or share between the halves of a split expert",
+        choices=("reset", "copy", "share"),
+    )
     batch_size: int = opt(16, "sequences per batch when --select measures experts", range=integer())
-    tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: as in training)", range=SIZE)
+    tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: value of the training)", range=SIZE)
     seed: int = opt(1, "random seed of new weights, noise and random selection", range=integer(0, 2**63 - 1))
     cpu: bool = opt(False, "measure experts on the CPU even if a GPU is available")
     force: bool = opt(False, "replace --out if it exists")
@@ -250,7 +256,7 @@ class GrowOptions(Options):
 class Beginning:
     """Options of fairseq-train that select the starting checkpoint.
 
-    ``finetune_from_model`` loads only the weights, ``restore_file`` loads the complete training state.
+    ``finetune_from_model`` loads only the weights. ``restore_file`` loads the complete training state.
     """
 
     finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
@@ -258,19 +264,15 @@ class Beginning:
 
 
 WEIGHTS_FLAG = "--finetune-from-model"
+"""Option of fairseq-train that loads only the weights of a checkpoint."""
 NO_BEGINNING = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
-"""Default values of `Beginning`; ``--restore-file`` defaults to the last checkpoint of the run."""
-
-
-def from_weights(path: Union[str, Path]) -> tuple[str, str]:
-    """Return the command-line words of fairseq-train that load the weights of a checkpoint."""
-    return WEIGHTS_FLAG, str(path)
+"""Default values of the fields of `Beginning`; ``--restore-file`` defaults to the last checkpoint of the training."""
 
 
 def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
-    """Return the checkpoint that fairseq-train starts from, or None for new weights.
+    """Return the checkpoint that fairseq-train starts from, or None for random weights.
 
-    ``cfg`` has the fields of `Beginning`; ``continue_once`` applies if the run has no last checkpoint.
+    ``cfg`` has the fields of `Beginning`; ``continue_once`` is the checkpoint of ``--continue-once``.
     """
     restored = None if cfg.restore_file == LAST_CHECKPOINT else cfg.restore_file
     return next((each for each in (continue_once, cfg.finetune_from_model) if each is not None), restored)

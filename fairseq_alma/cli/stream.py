@@ -249,7 +249,7 @@ def complete_options(
 def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) -> None:
     """Write run.json, or check that the existing one describes the same run."""
     folder, overridden = request.folder(learner.seed), [*request.overridden, *job.overridden]
-    options = request.record(stream.kind) | learner.record(stream.kind)
+    options = request.record(stream.kind) | learner.recorded(stream.kind)
     record = describe_run(learner.name, learner.seed, options, job.train_options(), stream)
     if request.finetune_from_model is not None:
         record["start"] = {"sha256": file_sha256(request.finetune_from_model)}

@@ -1,11 +1,11 @@
-"""Gate trees: a gate as a tree of softmax choices, in plain Python data.
+"""Gate trees: trees of softmax choices, represented by plain Python data.
 
-A layer starts with one softmax over its experts, a *flat* tree: ``[0, 1, 2, 3]``. A split of expert 2 into
+The initial gate of a layer is one softmax over the experts, a *flat* tree: ``[0, 1, 2, 3]``. A split of expert 2 into
 expert 2 and new expert 4 replaces the leaf 2 by a choice: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A). Configurations
 and checkpoints contain such nested lists.
 
-Each child of a choice owns one row of the gate's weight matrix. Rows are numbered choice by choice, breadth first, so
-that the rows of a choice are adjacent. For ``[0, 1, [2, 4], 3]``:
+Each child of a choice has one row in the weight matrix of the gate. Rows are numbered choice by choice, breadth first,
+so that the rows of a choice are adjacent. For ``[0, 1, [2, 4], 3]``:
 
     row      0  1  2       3  4  5
     child    0  1  [2, 4]  3  2  4
@@ -24,7 +24,7 @@ Nested = Union[int, list["Nested"]]
 
 
 class Choice(NamedTuple):
-    """One softmax of the tree over the rows ``start`` to ``stop`` (exclusive); child of row ``parent_row``."""
+    """Softmax over the rows from ``start`` to ``stop`` (exclusive); row ``parent_row`` leads to it (None: root)."""
 
     start: int
     stop: int
@@ -33,9 +33,9 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class GateTree:
-    """Choices and leaves of a gate.
+    """Gate tree of a layer.
 
-    No method is recursive: after 500 growth steps the path to an expert may have 500 choices.
+    No method is recursive, because the path to an expert may have 500 choices after 500 growth steps.
 
     Attributes:
         choices: all choices, root first, parents before children.
@@ -47,12 +47,12 @@ class GateTree:
 
     @classmethod
     def flat(cls, num_experts: int) -> "GateTree":
-        """Return the tree that has one softmax over ``num_experts`` experts."""
+        """Return the flat tree, which has one softmax over all experts."""
         return cls.from_nested([*range(num_experts)])
 
     @classmethod
     def from_nested(cls, nested: Nested) -> "GateTree":
-        """Return the tree given by nested lists of expert numbers.
+        """Return the tree that nested lists of expert numbers represent.
 
         Raises:
             AlmaError: a choice is not a list or is empty, or the experts are not 0 to n-1, each once.
@@ -89,13 +89,9 @@ class GateTree:
         """Return whether row i leads to expert i, as in a plain Switch layer."""
         return self.row_expert == tuple(range(self.num_rows))
 
-    def row_of(self, expert: int) -> int:
-        """Return the row that leads to an expert."""
-        return self.row_expert.index(expert)
-
     def with_copy(self, expert: int, new_expert: int, method: str) -> "GateTree":
-        """Return the tree with a copy of an expert: ``split`` turns 2 into [2, 4], ``copy`` [0, 1] into [0, 1, 4]."""
-        row, choices = self.row_of(expert), self._lists()
+        """Return the tree with a copy of an expert: ``split`` replaces 2 by [2, 4], ``copy`` [0, 2] by [0, 2, 4]."""
+        row, choices = self.row_expert.index(expert), self._lists()
         number = bisect_right(self.choices, row, key=lambda choice: choice.start) - 1
         if method == "split":
             choices[number][row - self.choices[number].start] = [expert, new_expert]
@@ -118,7 +114,8 @@ class GateTree:
     def _lists(self) -> list[list[Nested]]:
         """Return each choice as a list that contains the lists of its child choices."""
         lists: list[list[Any]] = [list(self.row_expert[choice.start : choice.stop]) for choice in self.choices]
-        positions = [(children, position) for children in lists for position in range(len(children))]  # of each row
+        # For each row: the list that contains the child of the row, and the position in this list.
+        positions = [(children, position) for children in lists for position in range(len(children))]
         for choice, children in zip(self.choices, lists, strict=True):
             if choice.parent_row is not None:
                 parent, position = positions[choice.parent_row]
@@ -127,7 +124,7 @@ class GateTree:
 
 
 def has_experts(layer: int, every: int) -> bool:
-    """Return whether a layer (from 0) has experts. ``every`` 2: layers 1, 3, 5, …; 0: no layer."""
+    """Return whether a layer, counted from 0, has experts: with ``every`` 2, layers 1, 3, 5, …; with 0, no layer."""
     return every > 0 and (layer + 1) % every == 0
 
 
@@ -159,13 +156,13 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
         AlmaError: the text is invalid, or the number of trees or experts is not the required one.
     """
     if num_experts is None:
-        raise AlmaError("--num-experts: the number of experts is not known; give --num-experts")
+        raise AlmaError("--num-experts: not given; give the number of experts")
     if not text:
         return [GateTree.flat(num_experts)] * num_layers
     try:
         nested = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise AlmaError(f"--gate-trees {_shorten(text)}: not JSON ({error}); copy the output of growth") from error
+        raise AlmaError(f"--gate-trees {_shorten(text)}: not JSON ({error}); copy the output of alma-grow") from error
     if not isinstance(nested, list) or len(nested) != num_layers:
         raise AlmaError(f"--gate-trees {_shorten(text)}: needs a list of {num_layers} trees, one per layer of experts")
     trees = [GateTree.from_nested(layer) for layer in nested]
@@ -173,23 +170,23 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
         if tree.num_experts != num_experts:
             raise AlmaError(
                 f"--gate-trees: layer {layer} has {tree.num_experts} experts, but --num-experts is {num_experts}; "
-                "copy both from the output of growth"
+                "copy both options from the output of alma-grow"
             )
     return trees
 
 
 def nested_gate_trees(trees: Sequence[GateTree]) -> Optional[list[list[Nested]]]:
-    """Return the gate trees of all layers as nested lists, the format of ``stage.json``; None if all are flat."""
+    """Return the gate trees of all layers as nested lists, as in ``stage.json``; None if all trees are flat."""
     return None if all(tree.is_flat for tree in trees) else [tree.to_nested() for tree in trees]
 
 
 def format_gate_trees(trees: Sequence[GateTree]) -> str:
-    """Return the gate trees of all layers as the value of ``--gate-trees``; empty if all are flat."""
+    """Return the gate trees of all layers as the value of ``--gate-trees``; empty if all trees are flat."""
     nested = nested_gate_trees(trees)
     return "" if nested is None else json.dumps(nested, separators=(",", ":"))
 
 
 def _shorten(value: Any) -> str:
-    """Return the first 200 characters of a text, or of the JSON of a tree, for error messages."""
+    """Return the first 200 characters of a text, or of a tree as JSON, for error messages."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}…"

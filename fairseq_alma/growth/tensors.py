@@ -1,11 +1,11 @@
-"""Growth of mixtures of experts on plain tensors: select the parents, and plan the source of each expert and gate row.
+"""Growth of mixtures of experts, on plain tensors: selection of experts, growth plans, and grown parameters.
 
 Growth methods (paper v5, sections 4.2 and 5, appendix A):
 
-- ``copy``: the paper's method for text. The weights and the gate row of an expert are copied, and the mixture stays
-  flat. The softmax has one more entry, so every gate value changes and the loss jumps.
+- ``copy``: the paper's method for text. The new expert has the weights and the gate row of an old expert, and the tree
+  remains flat. The softmax has one more entry, so every gate value changes and the loss increases.
 - ``split``: a choice between two equal experts with a new random gate replaces an expert. The output does not change.
-- ``scratch``: new random experts with random gate rows at the root.
+- ``scratch``: the new experts have random weights, and random gate rows at the root.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def grow_mixture(tree: GateTree, method: str, parents: Sequence[Optional[int]]) 
     for row, expert in enumerate(new.row_expert):
         parent = None if expert is None else expert_source[expert]
         if method == "copy" and row_source[row] is None and parent is not None:
-            row_source[row] = tree.row_of(parent)
+            row_source[row] = tree.row_expert.index(parent)
     return MixtureGrowth(tree, new, tuple(expert_source), tuple(row_source))
 
 
@@ -81,8 +81,8 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
     num_experts = len(losses)
     if num_new > num_experts:
         raise AlmaError(
-            f"--experts {num_new}: the layer has {num_experts} experts, and a step copies or splits each of them at "
-            f"most once; give at most {num_experts}, or grow in several steps"
+            f"--experts {num_new}: the layer has {num_experts} experts, and a growth step copies or splits each expert "
+            f"at most once; give at most {num_experts}, or grow in several steps"
         )
     if select == "random":
         return torch.randperm(num_experts, generator=generator)[:num_new].tolist()
@@ -119,21 +119,20 @@ def grow_tensor(
         name: name within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
         old: value of the parameter.
         growth: growth plan.
-        generator: random generator for noise and new weights, which are initialized as in a new layer.
+        generator: random generator for noise and new weights; new weights have the initialization of a new layer.
         noise: standard deviation of normal noise on copied gate rows.
     """
 
-    def new_expert(position: int) -> Tensor:
-        shape = old.shape[1:]
-        return torch.zeros(shape) if len(shape) == 1 else nn.init.xavier_uniform_(torch.empty(shape), 1.0, generator)
-
-    def new_row(position: int) -> Tensor:
-        bound = (6 / (growth.new.num_rows + old.size(1))) ** 0.5  # Xavier's uniform distribution for the new gate
-        return nn.init.uniform_(torch.empty(old.size(1)), -bound, bound, generator)
+    def new_slice(position: int) -> Tensor:
+        new = torch.empty(old.shape[1:])
+        if name == GATE_TENSOR:  # Xavier's uniform distribution for the shape of the complete gate
+            bound = (6 / (growth.new.num_rows + old.size(1))) ** 0.5
+            return nn.init.uniform_(new, -bound, bound, generator)
+        return nn.init.zeros_(new) if new.dim() == 1 else nn.init.xavier_uniform_(new, 1.0, generator)
 
     if name != GATE_TENSOR:
-        return gather_slices(old, growth.expert_source, new_expert)
-    new = gather_slices(old, growth.row_source, new_row)
+        return gather_slices(old, growth.expert_source, new_slice)
+    new = gather_slices(old, growth.row_source, new_slice)
     for row, source in enumerate(growth.row_source):
         if noise > 0 and source is not None and source in growth.row_source[:row]:
             new[row] += noise * torch.randn(old.size(1), generator=generator).to(new.dtype)
@@ -163,7 +162,7 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
         name: name of the parameter within the layer.
         entry: optimizer state of the parameter.
         growth: growth plan.
-        is_shared: share the moments between the halves instead of copying them; gates are always copied.
+        is_shared: share the moments between the halves of an expert; moments of gates are always copied.
     """
     source, grown = growth.row_source if name == GATE_TENSOR else growth.expert_source, dict(entry)
     if is_shared and name != GATE_TENSOR:
@@ -193,7 +192,7 @@ def grow_optimizer_state(
         state: ``last_optimizer_state`` of the checkpoint, with one parameter group and entries by parameter number.
         old: parameter names of the old model, in the order of the model.
         new: parameter names of the grown model, in the order of the model.
-        grow: function that returns the grown state of a parameter, given its name and old state.
+        grow: function that returns the grown state of a parameter, given the name and the old state of the parameter.
 
     Raises:
         AlmaError: the state has another number of parameters than the old model.

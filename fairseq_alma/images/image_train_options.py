@@ -110,7 +110,8 @@ class ImageTrainOptions:
         self.overridden: tuple[str, ...] = ()
         if preset is not None:
             arch = " ".join(given.get("--arch", (defaults["--arch"],)))
-            of_preset = preset.train_options(learner.name, arch)
+            own, of_vgg = preset.own_training.get(learner.name, {}), preset.vgg if "vgg" in arch else {}
+            of_preset = {**preset.training, **own, **of_vgg}
             one_word = {name: " ".join(values) for name, values in given.items() if name in of_preset}
             needed, overridden = filled(one_word, of_preset)
             self.overridden = tuple(overridden)

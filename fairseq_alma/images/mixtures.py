@@ -38,12 +38,6 @@ class MixtureLinear(MixtureLayer):
         super().__init__(in_features, tree, gate)
         self.linear = MemberLinear(tree.num_experts, in_features, out_features)
 
-    def gate_features(self, x: Tensor) -> Tensor:
-        return x
-
-    def expert_modules(self) -> list[nn.Module]:
-        return [self.linear]
-
     def all_experts(self, x: Tensor) -> Tensor:
         out = F.linear(x, self.linear.weight.flatten(0, 1), self.linear.bias.flatten())
         return F.relu(out).unflatten(1, (self.num_experts, -1))
@@ -56,21 +50,12 @@ class MixtureLinear(MixtureLayer):
 
 
 class MixtureConv(MixtureLayer):
-    """Mixture whose experts are convolution, batch norm and ReLU; maps (B, I, H, W) to (B, O, H, W).
-
-    The input of the gate is the mean of each channel over the image.
-    """
+    """Mixture whose experts are convolution, batch norm and ReLU; maps (B, I, H, W) to (B, O, H, W)."""
 
     def __init__(self, in_channels: int, out_channels: int, tree: GateTree, gate: str) -> None:
         super().__init__(in_channels, tree, gate)
         self.conv = MemberConv2d(tree.num_experts, in_channels, out_channels)
         self.norm = MemberBatchNorm2d(tree.num_experts, out_channels)
-
-    def gate_features(self, x: Tensor) -> Tensor:
-        return x.mean(dim=(2, 3))
-
-    def expert_modules(self) -> list[nn.Module]:
-        return [self.conv, self.norm]
 
     def all_experts(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(x))).unflatten(1, (self.num_experts, -1))

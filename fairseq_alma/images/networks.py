@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq_alma.moe.gate import draw_as_linear
+from fairseq_alma.moe.gate import init_as_linear
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
@@ -159,7 +159,7 @@ class MemberLinear(nn.Module):
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Sample the initial weights of each member with the member's generator, as ``torch.nn.Linear`` does."""
         for weight, bias, generator in zip(self.weight, self.bias, generators, strict=True):
-            draw_as_linear(weight, bias, generator)
+            init_as_linear(weight, bias, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, B, I), or (B, I) for all members, to (N, B, O)."""

@@ -1,7 +1,7 @@
-"""Learners: the schedule of stages and the plan of each stage. This package does not import fairseq.
+"""Learners: strategies that plan the trainings and the evaluation of each stage. This package does not import fairseq.
 
-To add a learner, register a class with `learner.register_learner`, in this package or in a file that
-``alma-stream --learners-from`` loads.
+To add a learner, register a class with `learner.register_learner`, in this package or in a file for
+``alma-stream --learners-from``.
 """
 
 from fairseq_alma.learners import ensemble, growing_mixture, learner

@@ -25,7 +25,7 @@ MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 @register_learner("ens")
 @dataclass(frozen=True)
 class Ensemble(Learner):
-    """N models with different seeds, trained separately; ``combine`` is how their predictions are combined."""
+    """N models with different seeds, trained separately; ``combine`` selects how predictions are combined."""
 
     label: ClassVar[Optional[str]] = "Ens"
     bootstrap: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class Ensemble(Learner):
 @register_learner("bagging", "images")
 @dataclass(frozen=True)
 class Bagging(Ensemble):
-    """An ensemble in which each member trains on its own bootstrap sample of the stage's images (Breiman 1996)."""
+    """Ensemble in which each member trains on a separate bootstrap sample of the stage's images (Breiman 1996)."""
 
     label: ClassVar[Optional[str]] = "Bagging"
     bootstrap: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class Bagging(Ensemble):
 @register_learner("gens")
 @dataclass(frozen=True)
 class GrowingEnsemble(Ensemble):
-    """N new models in each stage, trained on its data only; models of earlier stages are frozen and predict too.
+    """N new models in each stage, trained on the data of the stage; earlier models are frozen and predict too.
 
     The paper's text does not state the initial weights of a new model; the paper's released code copies the last model.
     """
@@ -66,7 +66,7 @@ class GrowingEnsemble(Ensemble):
 
     init: str = opt(
         "scratch",
-        "initial weights of a new model: the last model's, or random",
+        "initial weights of a new model: weights of the last model, or random weights",
         choices=("previous", "scratch", "fresh"),
         parse=lambda word: "scratch" if word == "fresh" else word,
     )

@@ -1,7 +1,8 @@
 """Learners of one model that grows between stages (paper, section 4.2 and Appendix A).
 
-Text: ``gmoe`` adds experts by a schedule, ``grow`` adds layers, experts, or both. Images: ``gmoe`` splits the expert
-with the largest loss of each layer; ``firefly`` adds neurons to a VGG network by gradient score (Wu et al. 2020).
+For text, ``gmoe`` adds experts by a schedule, and ``grow`` adds layers, experts, or both. For images, ``gmoe`` splits
+the expert with the largest loss in each layer, and ``firefly`` adds neurons to a VGG network by gradient score (Wu et
+al. 2020).
 """
 
 import itertools
@@ -18,24 +19,24 @@ SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}
 METHOD_HELP = "how experts are added (default: split; gmoe on text: copy)"
 
 
-def read_schedule(word: str, what: str = "experts") -> tuple[int, ...]:
-    """Return the size in each stage from a schedule such as ``4,6,8,12``.
+def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
+    """Return the size in each stage from a schedule such as ``4,6,8,12``; ``name`` of the size is for the message.
 
     Raises:
-        ValueError: a size is smaller than the one before, or is not a positive integer.
+        ValueError: a size is smaller than the size in the previous stage, or is not a positive integer.
     """
     numbers = word.split(",")
     if not all(number.strip().isdecimal() and 0 < int(number) <= MAX_EXPERTS for number in numbers):
-        raise ValueError("positive integers separated by commas are required, such as 4,6,8,12")
+        raise ValueError("expected positive integers separated by commas, such as 4,6,8,12")
     schedule = tuple(int(number) for number in numbers)
     for stage, (before, now) in enumerate(itertools.pairwise(schedule), 1):
         if now < before:
-            raise ValueError(f"decreases from {before} to {now} {what} before stage {stage}; sizes must not decrease")
+            raise ValueError(f"decreases from {before} to {now} {name} before stage {stage}; sizes must not decrease")
     return schedule
 
 
 def read_sizes(word: str) -> str:
-    """Check a schedule such as ``experts=4,8,12 layers=2,4,4``; return it with names ordered as in `SIZES`."""
+    """Check a schedule such as ``experts=4,8,12 layers=2,4,4``. Return the schedule in the order of `SIZES`."""
     sizes: dict[str, tuple[int, ...]] = {}
     for part in word.split():
         name, _, numbers = part.partition("=")
@@ -43,14 +44,14 @@ def read_sizes(word: str) -> str:
             raise ValueError(f"{part}: give layers=1,6,6,6, experts=4,6,8,12, or both in one pair of quotes")
         sizes[name] = read_schedule(numbers, name)
     if len({*map(len, sizes.values())}) != 1:
-        raise ValueError("one number for each stage is required, such as layers=1,6,6,6 experts=4,4,8,8")
+        raise ValueError("expected one number for each stage, such as layers=1,6,6,6 experts=4,4,8,8")
     return " ".join(f"{name}={','.join(map(str, sizes[name]))}" for name in SIZES if name in sizes)
 
 
 @register_learner("grow", "text")
 @dataclass(frozen=True)
 class ScheduledGrowth(GrowingModel):
-    """One language model that gets more layers, more experts, or both, between stages."""
+    """One language model to which growth steps between stages add layers, experts, or both."""
 
     label: ClassVar[Optional[str]] = "Grow"
 
@@ -61,7 +62,7 @@ class ScheduledGrowth(GrowingModel):
         metavar="SIZES",
     )
     grow_method: str = opt("split", METHOD_HELP, choices=EXPERT_METHODS)
-    grow_select: str = opt("loss", "which experts to copy or split (see alma-grow --select)", choices=SELECTIONS)
+    grow_select: str = opt("loss", "selection of experts to copy or split (see alma-grow --select)", choices=SELECTIONS)
     grow_noise: float = opt(
         0.0,
         "standard deviation of the noise added to gate rows of copied experts",
@@ -70,15 +71,15 @@ class ScheduledGrowth(GrowingModel):
     )
 
     def __post_init__(self) -> None:
-        owned = {SIZES[name]: f"give --grow-schedule {name}=... before the --" for name in self.sizes}
+        owned = {SIZES[name]: "give --grow-schedule before the --" for name in self.sizes}
         owned["--gate-trees"] = "give --grow-method before the --"
         object.__setattr__(self, "owned", owned)  # a size that is not in the schedule may be given after --
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """The schedule: name of a size (a key of `SIZES`) -> this size in each stage."""
-        parts = (part.partition("=") for part in (self.grow_schedule or "").split())
-        return {name: read_schedule(numbers, name) for name, _, numbers in parts}
+        """Return the schedule: name of a size (a key of `SIZES`) -> this size in each stage."""
+        parts = (part.rpartition("=") for part in (self.grow_schedule or "").split())
+        return {name or "experts": read_schedule(numbers, name or "experts") for name, _, numbers in parts}
 
     def check(self) -> None:
         if self.grow_schedule is None:
@@ -87,7 +88,7 @@ class ScheduledGrowth(GrowingModel):
         super().check()
         if self.grow_noise and self.grow_method != "copy":
             raise ValueError(
-                f"--grow-noise {self.grow_noise}: requires --grow-method copy; add it or remove --grow-noise"
+                f"--grow-noise {self.grow_noise}: requires --grow-method copy; give this method or remove --grow-noise"
             )
         if self.grow_method == "scratch":
             if self.grow_select != "loss":
@@ -96,15 +97,15 @@ class ScheduledGrowth(GrowingModel):
         for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
             if now > 2 * before > 2:  # a dense layer can be copied any number of times
                 raise ValueError(
-                    f"--grow-schedule {self.grow_schedule}: from {before} to {now} experts before stage {stage}, but "
-                    f"each expert is copied or split once; give at most {2 * before}, or --grow-method scratch"
+                    f"--grow-schedule {self.grow_schedule}: grows from {before} to {now} experts before stage {stage}, "
+                    f"but growth copies or splits each expert once; give at most {2 * before}, or --grow-method scratch"
                 )
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
         for name, numbers in self.sizes.items():
             if len(numbers) != len(planned):
                 raise ValueError(
-                    f"--grow-schedule {self.grow_schedule}: {len(numbers)} numbers of {name}, but the run has "
+                    f"--grow-schedule {self.grow_schedule}: has {len(numbers)} numbers of {name}, but the run has "
                     f"{len(planned)} stages; give one number for each stage"
                 )
 
@@ -139,37 +140,26 @@ class ScheduledGrowth(GrowingModel):
 @register_learner("gmoe", "text")
 @dataclass(frozen=True)
 class ScheduledMixture(ScheduledGrowth):
-    """One language model that gets more experts between stages, by default copies as in the paper."""
+    """One language model to which growth steps between stages add experts, by default copies as in the paper."""
 
     label: ClassVar[Optional[str]] = "gMoE"
-    owned: ClassVar[Mapping[str, str]] = {
-        "--num-experts": "give --grow-schedule before the --",
-        "--gate-trees": "give --grow-method before the --",
-    }
 
     grow_schedule: Optional[str] = opt(
         None, "experts in each stage", parse=lambda word: ",".join(map(str, read_schedule(word))), metavar="SIZES"
     )
     grow_method: str = opt("copy", METHOD_HELP, choices=EXPERT_METHODS)
 
-    def __post_init__(self) -> None:
-        """Skip the base method, which replaces ``owned``."""
-
-    @property
-    def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        return {} if self.grow_schedule is None else {"experts": read_schedule(self.grow_schedule)}
-
 
 @dataclass(frozen=True)
 class PeriodicGrowth(GrowingModel):
-    """One image model that grows after every N mega-batches."""
+    """Base class of learners of one image model that grows after every N mega-batches."""
 
     grow_every: int = opt(
         1, "growth interval in mega-batches (default: grow before each stage)", range=integer(1, 10_000)
     )
 
     def is_due(self, stage: Stage) -> bool:
-        """Return whether the model grows before this stage.
+        """Return whether the model grows before a stage.
 
         With waiting time 10 and ``grow_every`` 50, the model grows before stages 5, 10, …. With waiting time 100, it
         grows before each stage.
@@ -181,12 +171,12 @@ class PeriodicGrowth(GrowingModel):
 @register_learner("gmoe", "images")
 @dataclass(frozen=True)
 class TreeMixture(PeriodicGrowth):
-    """One image model; growth splits or copies the expert with the largest validation loss in each layer."""
+    """One image model; a growth step splits or copies the expert with the largest validation loss in each layer."""
 
     label: ClassVar[Optional[str]] = "gMoE"
     arch_prefix: ClassVar[Optional[str]] = "alma_moe"
     image_architectures: ClassVar[tuple[str, str]] = ("alma_moe_mlp", "alma_moe_vgg")
-    owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "gmoe grows its gate trees itself; remove the option"}
+    owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "--learner gmoe sets the gate trees; remove the option"}
 
     grow_method: str = opt("split", METHOD_HELP, choices=("split", "copy"), quiet=True)
 
@@ -197,9 +187,9 @@ class TreeMixture(PeriodicGrowth):
 @register_learner("firefly", "images")
 @dataclass(frozen=True)
 class Firefly(PeriodicGrowth):
-    """A VGG network that gets more neurons.
+    """VGG network to which growth steps add neurons.
 
-    ``--grow-share`` counts parameters in the paper (Appendix B.1), neurons in its released code.
+    ``--grow-share`` is a share of the parameters in the paper (Appendix B.1), of the neurons in the released code.
     """
 
     label: ClassVar[Optional[str]] = "FF"

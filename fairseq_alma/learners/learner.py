@@ -1,7 +1,8 @@
 """Base classes of learners: options, supported kinds of data, and a plan for each stage.
 
-A plan is a record that the training loop executes. All plans are made before training starts, so that ``--dry-run`` can
-print them, a job queue can run single stages, and the loop can remove files that no later stage needs.
+A plan is a record that the training loop executes. The command makes all plans before training starts, so that
+``--dry-run`` can print them, a job queue can run single stages, and the loop can remove files that no later stage
+needs.
 
 A learner is a frozen dataclass registered with `register_learner`. Its fields made by `opt` become options of
 ``alma-stream``. Source: the paper, Algorithm 1 and sections 4.1 and 4.2.
@@ -35,7 +36,7 @@ class ScheduleOptions(Options):
     drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(
         None,
-        "control run: one stage on the first K mega-batches, with K times the updates",
+        "control run: a single stage on the first K mega-batches, with K times the updates of a stage",
         range=integer(1),
         trait="has_iid_control",
         metavar="K",
@@ -52,7 +53,7 @@ class Stage:
 
     Attributes:
         index: number of the stage, from 0.
-        arrivals: the new mega-batches, in order; the stage starts when the last of them has arrived.
+        arrivals: the new mega-batches, in order; the arrival of the last new mega-batch starts the stage.
         megabatches: the mega-batches to train on: ``arrivals``, or with replay all mega-batches so far.
     """
 
@@ -60,21 +61,17 @@ class Stage:
     arrivals: tuple[int, ...]
     megabatches: tuple[int, ...]
 
-    @property
-    def last_arrival(self) -> int:
-        """The mega-batch whose arrival starts this stage."""
-        return self.arrivals[-1]
-
 
 def stages(
     num_megabatches: int, wait: int, replay: bool = False, drop_rest: bool = False, first_wait: Optional[int] = None
 ) -> list[Stage]:
-    """List the stages of a stream of B mega-batches with waiting time w, see `ScheduleOptions`.
+    """Return the stages of a stream of B mega-batches with waiting time w; for the arguments see `ScheduleOptions`.
 
-    For B = 4 and w = 3: mega-batches 0-2, then 3; ``drop_rest`` drops the last ``B mod w`` (Table 2's w3).
+    For B = 4 and w = 3, the first stage has mega-batches 0 to 2, and the second stage has mega-batch 3. ``drop_rest``
+    drops the last ``B mod w`` mega-batches, as in Table 2 of the paper.
     """
     if num_megabatches < 1 or wait < 1:
-        raise ValueError(f"{num_megabatches} mega-batches and waiting time {wait} found; both must be at least 1")
+        raise ValueError(f"expected at least 1 mega-batch and waiting time 1, found {num_megabatches} and {wait}")
     planned: list[Stage] = []
     first, end = 0, first_wait or wait
     while first < num_megabatches and not (drop_rest and end > num_megabatches):
@@ -85,17 +82,19 @@ def stages(
 
 
 def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: bool = False) -> Stage:
-    """Return the stage whose last new mega-batch is ``megabatch``, from 0. Raises AlmaError if no stage ends there."""
-    planned = {stage.last_arrival: stage for stage in stages(num_megabatches, wait, replay)}
+    """Return the stage whose last new mega-batch is ``megabatch``. Raises AlmaError if no stage ends with it."""
+    planned = {stage.arrivals[-1]: stage for stage in stages(num_megabatches, wait, replay)}
     if megabatch not in planned:
         ends = ", ".join(str(end) for end in planned)
-        raise AlmaError(f"--megabatch {megabatch} --wait {wait}: no stage ends there; give one of {ends}")
+        raise AlmaError(
+            f"--megabatch {megabatch} --wait {wait}: no stage ends with mega-batch {megabatch}; give one of {ends}"
+        )
     return planned[megabatch]
 
 
 MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
-"""Largest number of members that one stage trains."""
+"""Maximum number of members that one stage trains."""
 MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
 """Distance between the seeds of two members, and the number of such distances below 2**32, NumPy's limit for seeds."""
 
@@ -108,15 +107,14 @@ def member_seed(seed: int, member: int) -> int:
     that for the next 400 members, then a quarter, and so on.
     """
     turn, step = divmod(member, _STEPS_OF_SEEDS)
-    between = (
-        int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()
-    )  # 0, 1/2, 1/4, 3/4, 1/8, … of MEMBER_SEED_STEP
+    # 0, 1/2, 1/4, 3/4, 1/8, … of MEMBER_SEED_STEP
+    between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()
     return seed + MEMBER_SEED_STEP * step + between
 
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """A trained model: the stage that trained it last, and its member number."""
+    """Identifier of a trained model: the last stage that trained the model, and the number of the member."""
 
     stage: int
     member: int
@@ -124,17 +122,17 @@ class ModelId:
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth of a model between two stages.
+    """Growth step of a model between two stages.
 
     Attributes:
         num_new: experts to add to each layer that has experts.
         method: ``copy``, ``split`` or ``scratch`` for experts; ``firefly`` for neurons.
         select: criterion that selects the experts to copy or split: ``loss``, ``usage`` or ``random``.
         seed: random seed of new weights and random choices.
-        share: firefly: size to add, relative to the size before any growth.
+        share: for ``firefly``: size to add, relative to the size before any growth.
         share_of: unit of ``share``: ``parameters`` or ``neurons``.
         noise: standard deviation of noise on the gate rows of copied experts.
-        layers: new number of layers of a language model; None: number of layers unchanged.
+        layers: new number of layers of a language model; None: the number of layers does not change.
     """
 
     num_new: int
@@ -149,7 +147,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Training:
-    """One model to train in a stage.
+    """Training of one model in a stage.
 
     Attributes:
         model: identifier of the trained model.
@@ -176,11 +174,11 @@ class Training:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The work of a stage.
+    """Plan of the trainings and of the evaluation of a stage.
 
     Attributes:
-        trainings: models to train, independent of each other.
-        predictors: models that predict after the stage, possibly from earlier stages.
+        trainings: trainings of the stage, independent of each other.
+        predictors: models that predict after the stage, possibly trained in earlier stages.
         combine: how predictions are combined: ``single`` for one model, else ``probabilities`` (mean), ``logits``
             (mean) or ``vote``.
     """
@@ -192,12 +190,15 @@ class StagePlan:
 
 
 LEARNERS: dict[str, dict[str, "type[Learner]"]] = {kind: {} for kind in KINDS}
-"""Kind of data -> name of a learner (``--learner``) -> class of the learner."""
+"""Kind of data -> name of a learner (value of ``--learner``) -> class of the learner."""
 Class = TypeVar("Class", bound="type[Learner]")
 
 
 def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
-    """Register a class as ``--learner NAME`` for some kinds of data (default: all). Raises ValueError if taken."""
+    """Return a decorator that registers a learner as ``--learner NAME`` for some kinds of data (default: all kinds).
+
+    The decorator raises ValueError if the name belongs to another learner.
+    """
 
     def register(learner: Class) -> Class:
         for kind in kinds or KINDS:
@@ -220,21 +221,21 @@ Last = Callable[[str], Optional[tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class Learner(Options):
-    """Decides which models each stage trains, and which models predict after the stage.
+    """Base class of learners: strategies that decide which models each stage trains, and which models predict.
 
     Attributes:
         name: value of ``--learner``.
-        label: name in reports; None: ``name``.
+        label: name in reports; None: the report uses ``name``.
         owned: option after ``--`` that the learner sets -> remedy in the error message if the user gives this option.
-        arch_prefix: image models: required prefix of the architecture's name; None: every architecture is allowed.
-        image_architectures: image models: default architecture for drawings (such as MNIST) and for photographs.
-        train_defaults: image models: option after ``--`` -> default value for this learner.
+        arch_prefix: for images: required prefix of the architecture's name; None: every architecture is allowed.
+        image_architectures: for images: default architecture for drawings (such as MNIST) and for photographs.
+        train_defaults: for images: option after ``--`` -> default value for this learner.
         has_iid_control: whether ``--iid`` is supported; growing models do not support it.
-        trains_members_alone: whether members may be trained separately (``--member``, ``--jobs``).
-        stacks_seeds: image models: whether runs with several seeds may be trained in one network.
+        trains_members_alone: whether a process may train a single member (``--member``, ``--jobs``).
+        stacks_seeds: for images: whether one network may train the runs of several seeds.
         seed: random seed of the run, 0 to `MAX_SEED`.
         wait: waiting time, in mega-batches.
-        init: initial weights of a stage: those of the stage before (``previous``) or random (``scratch``).
+        init: initial weights of a stage: weights of the previous stage (``previous``) or random (``scratch``).
     """
 
     name: ClassVar[str]
@@ -251,18 +252,18 @@ class Learner(Options):
     wait: int = 1
     init: str = opt(
         "previous",
-        "initial weights of a stage: the previous stage's, or random (default: previous; gens: scratch)",
+        "initial weights of a stage: weights of the previous stage, or random (default: previous; gens: scratch)",
         choices=("previous", "scratch"),
     )
 
     def check(self) -> None:
-        """Raise ValueError if options contradict each other; the message starts with the option's name."""
+        """Raise ValueError if two options conflict; the message begins with an option."""
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
-        """Raise ValueError if the options do not match the stages of the run."""
+        """Raise ValueError if an option does not match the stages of the run."""
 
     def check_model(self, last: Last) -> None:
-        """Raise ValueError if the options do not match the model options after ``--``."""
+        """Raise ValueError if an option does not match the model options after ``--``."""
 
     def plan(self, stage: Stage) -> StagePlan:
         """Return the plan of one stage."""
@@ -272,14 +273,10 @@ class Learner(Options):
         """Return the model that provides a member's initial weights; None: random weights."""
         return ModelId(stage.index - 1, member) if self.init == "previous" and stage.index > 0 else None
 
-    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options for run.json, limited to one kind of data if given; includes options that are None."""
-        return self.recorded(kind)
-
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
-        """Return a plan that trains every member; ``init`` selects the initial weights.
+        """Return a plan that trains every member; `starts_from` selects the initial weights.
 
-        ``training`` has further attributes of each `Training`.
+        ``training`` has additional attributes for each `Training`.
         """
         trainings = tuple(
             Training(ModelId(stage.index, m), member_seed(self.seed, m), self.starts_from(stage, m), **training)
@@ -291,7 +288,7 @@ class Learner(Options):
 
 @dataclass(frozen=True)
 class GrowingModel(Learner):
-    """One model that grows before stages; a subclass defines the growth."""
+    """Base class of learners of one model that grows between stages."""
 
     has_iid_control: ClassVar[bool] = False
 
@@ -299,17 +296,17 @@ class GrowingModel(Learner):
         if self.init != "previous":
             raise ValueError(
                 f"--init {self.init}: --learner {self.name} grows the model of the previous stage; remove --init, or "
-                "use --learner sm"
+                "give --learner sm"
             )
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Return a plan that grows the model of the previous stage and trains all its weights."""
-        # Each growth step has its own seed, so that two steps never sample the same weights.
+        """Return a plan that grows the model of the previous stage and trains all weights."""
+        # Each growth step has a different seed, so that two steps never sample the same weights.
         growth = self.growth_before(stage, self.seed + stage.index) if stage.index > 0 else None
         return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth step before a stage other than the first; None: no growth."""
+        """Return the growth step before a stage, which is not the first stage; None: no growth."""
         raise NotImplementedError
 
 
@@ -319,7 +316,7 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
-    """Build a learner from the values of its options. Raises ValueError, which starts with the option."""
+    """Build a learner from option values. Raises ValueError with a message that begins with an option."""
     values = {
         name: option.default_on(kind) if given.get(name) is None else option.value(given[name])
         for name, option in options_of(learner).items()

@@ -1,7 +1,7 @@
-"""Presets for the image study: ``paper`` (settings in the paper's text) and ``released-code`` (where the code differs).
+"""Presets for the image study: ``paper`` has the settings of the paper's text, ``released-code`` of the released code.
 
-Options on the command line take precedence over the preset; run.json records the preset's name. Sources: the paper
-(v1, section 5; v5, sections 4 and 5 and Appendix B.1); configurations and learners in github.com/facebookresearch/alma.
+Options on the command line take precedence over the preset, and run.json records the name of the preset. Sources: the
+paper (v1, section 5; v5, sections 4 and 5 and Appendix B.1), and github.com/facebookresearch/alma.
 """
 
 import contextlib
@@ -15,11 +15,13 @@ BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 @dataclass(frozen=True)
 class Preset:
-    """Values of options that a preset sets; a value of None leaves the option unset.
+    """Values of options that a preset sets; the value None means that the option is not given.
 
     Attributes:
         learners: learner -> values of the learner's options, by field name.
-        training: options after ``--``; ``own_training`` has those of a learner, ``vgg`` those of VGG networks.
+        training: options after ``--`` for all learners and networks.
+        own_training: learner -> options after ``--`` for this learner.
+        vgg: options after ``--`` for VGG networks.
     """
 
     name: str
@@ -27,9 +29,6 @@ class Preset:
     training: Mapping[str, Optional[str]]
     own_training: Mapping[str, Mapping[str, Optional[str]]] = field(default_factory=dict)
     vgg: Mapping[str, Optional[str]] = field(default_factory=dict)
-
-    def train_options(self, learner: str, arch: str) -> dict[str, Optional[str]]:
-        return {**self.training, **self.own_training.get(learner, {}), **(self.vgg if "vgg" in arch else {})}
 
 
 PAPER = Preset(  # selects the epoch with the lowest validation loss; no early stopping
@@ -64,18 +63,21 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Default values. run.json omits them, so that a run with the ``paper`` preset equals a run without a preset."""
+"""Values that `filled` omits, so that a run with the ``paper`` preset has the same run.json as without a preset."""
 
 
 def canonical(value: Any) -> Any:
-    """Return the value of an option. Numbers become floats, so that ``0.01`` equals ``1e-2``."""
+    """Return the value of an option, converted to float if possible, so that ``0.01`` equals ``1e-2``."""
     with contextlib.suppress(TypeError, ValueError):
         return float(value)
     return value
 
 
 def filled(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the user's options with those of a preset added, and the names of those with another value there."""
+    """Return the options of the user and a preset, and the names of options that the user set to another value.
+
+    Options of the user take precedence. The result omits values of the preset that are defaults of the package.
+    """
     overridden = [name for name in preset if name in given and canonical(given[name]) != canonical(preset[name])]
     needed = {name: value for name, value in preset.items() if value != _DEFAULTS.get(name)}
     return {**needed, **given}, overridden

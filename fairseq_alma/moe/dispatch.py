@@ -1,4 +1,4 @@
-"""Assign tokens to experts of limited capacity, and sum losses by expert.
+"""Assign tokens to experts of limited capacity, and sum the losses of each expert.
 
 Letters: S tokens (padding included) or images, E experts.
 """
@@ -27,25 +27,22 @@ class Dispatch(NamedTuple):
     routed: list[int]
 
 
-def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
-    """Return C = ceil(capacity factor x tokens / experts) (Fedus et al. 2021, equation 3); at least 1."""
-    # Round first: 1.1 * 10 / 1 is 11.000000000000002 in floating point, which must not increase the capacity.
-    return max(1, math.ceil(round(capacity_factor * num_tokens / num_experts, 6)))
-
-
 def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
-    """Assign tokens to the experts chosen by the gate, in token order, until an expert is full.
+    """Assign tokens to the experts that the gate selected. An expert at its capacity gets no further tokens.
+
+    The capacity is ceil(capacity factor x tokens / experts) (Fedus et al. 2021, equation 3), at least 1.
 
     Args:
-        routing: decision of the gate for S tokens.
+        routing: routing of S tokens; earlier tokens have priority.
         capacity_factor: capacity of an expert, as a multiple of non-padding tokens / experts; 0: no limit.
         padding: (S,) bool, True for padding tokens, which get no expert.
     """
     num_experts = routing.probs.size(1)
     expert = routing.expert if padding is None else routing.expert.masked_fill(padding, num_experts)
     routed = torch.bincount(expert, minlength=num_experts).tolist()[:num_experts]
-    num_tokens = sum(routed)
-    limit = expert_capacity(num_tokens, num_experts, capacity_factor) if capacity_factor > 0 else num_tokens
+    num_tokens = limit = sum(routed)
+    if capacity_factor > 0:  # rounded first: 1.1 * 10 / 1 is 11.000000000000002, which must not increase the capacity
+        limit = max(1, math.ceil(round(capacity_factor * num_tokens / num_experts, 6)))
     by_expert = expert.argsort(stable=True)[:num_tokens].split(routed)
     return Dispatch(torch.cat([each[:limit] for each in by_expert]), [min(each, limit) for each in routed], routed)
 
@@ -66,7 +63,7 @@ class ExpertLosses:
         """Add a batch in which each layer routes each token to one expert.
 
         Args:
-            losses: (S,), 0 for padding; the sums have the same precision and are on the CPU.
+            losses: loss of each token, (S,), 0 for padding; the sums have the same precision and are on the CPU.
             routings: routing of each layer.
             is_real: (S,) bool, False for padding.
         """

@@ -1,17 +1,17 @@
-"""Gates (routers) of a mixture of experts: choose the expert of each token or image, and weight its output.
+"""Gates (routers) of a mixture of experts: select the expert of each token or image, and weight the expert's output.
 
 A gate is a tree of choices (`GateTree`). Each choice is a softmax over its children; a plain gate has one choice. Two
 classes compute the same routing:
 
-- `DescendingGate`, for the Switch layers of language models: computes one choice after the other in fp32, without bias;
-- `ParallelGate`, for images: computes all choices at once, as a split adds one choice to the tree in every growth step.
+- `DescendingGate`, for the Switch layers of language models, computes one choice after the other in fp32, without bias.
+- `ParallelGate`, for images, computes all choices at once, because trees have one more choice after each growth step.
 
 Letters: S tokens or images, I features, R rows of the gate weight (one for each child of each choice), Q choices,
 P maximum number of children of a choice, E experts.
 """
 
 import math
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,11 @@ from fairseq_alma.growth.tensors import MixtureGrowth, gather_slices, grow_mixtu
 
 
 class Routing(NamedTuple):
-    """Decision of a gate.
+    """Output of a gate.
 
     Attributes:
         expert: (S,) int64, expert at the end of the path of best children. In a tree, another expert may have a larger
-            probability, because a split halves the probability of an expert.
+            probability, because a split divides the probability of an expert.
         probs: (S, E) probability of each expert, the product of the probabilities on the path (paper v5, Appendix A,
             equation 3); rows sum to 1.
         combine_weights: factor for the output of ``expert``, (S,), or for the outputs of all experts, (S, E); the
@@ -60,7 +60,7 @@ class DescendingGate(nn.Module):
         self.weight = nn.Parameter(torch.empty(tree.num_rows, in_features))
         nn.init.xavier_uniform_(self.weight)
         expert_of_row = [-1 if expert is None else expert for expert in tree.row_expert]
-        row_of_expert = [tree.row_of(expert) for expert in range(tree.num_experts)]
+        row_of_expert = [tree.row_expert.index(expert) for expert in range(tree.num_experts)]
         self.register_buffer("expert_of_row", torch.tensor(expert_of_row), persistent=False)
         self.register_buffer("row_of_expert", torch.tensor(row_of_expert), persistent=False)
 
@@ -93,7 +93,7 @@ class ParallelGate(nn.Module):
     """Gate that computes all choices at once, with one padded softmax and one matrix product.
 
     The matrix product sums log-probabilities along the path of each expert. The combine weights are the probabilities.
-    `reset_parameters` initializes the weights.
+    The caller initializes the weights.
 
     Args:
         in_features: I.
@@ -111,10 +111,6 @@ class ParallelGate(nn.Module):
         self.bias = nn.Parameter(torch.empty(tree.num_rows))
         self._set_tree(tree)
 
-    def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Initialize the weights as in `torch.nn.Linear`; ``generators`` has one generator."""
-        draw_as_linear(self.weight, self.bias, *generators)
-
     def forward(self, x: Tensor) -> Routing:
         """Route (S, I) features."""
         logits = F.pad(F.linear(x, self.weight, self.bias), (0, 1), value=-torch.inf)  # (S, R + 1)
@@ -131,15 +127,15 @@ class ParallelGate(nn.Module):
         Args:
             expert: index of the expert to copy.
             generator: random generator for new rows, on the CPU.
-            method: ``split``: replace the leaf of the expert by a choice between both experts, with new random rows.
-                ``copy``: add a copy of the row of the expert to the same choice.
+            method: ``split`` replaces the leaf of the expert by a choice between both experts, with new random rows;
+                ``copy`` adds a copy of the expert's row to the same choice.
 
         Returns:
-            The source of each expert and each row after growth.
+            The growth plan, which has the source of each expert and each row.
         """
         growth = grow_mixture(self.tree, method, [expert])
         weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)
-        draw_as_linear(weight, bias, generator)
+        init_as_linear(weight, bias, generator)
         self.weight = nn.Parameter(gather_slices(self.weight.detach(), growth.row_source, weight.__getitem__))
         self.bias = nn.Parameter(gather_slices(self.bias.detach(), growth.row_source, bias.__getitem__))
         self._set_tree(growth.new)
@@ -158,7 +154,7 @@ class ParallelGate(nn.Module):
         paths = torch.zeros(tree.num_rows, tree.num_experts)
         parents = {row: choice.parent_row for choice in tree.choices for row in range(choice.start, choice.stop)}
         for expert in range(tree.num_experts):
-            row: Optional[int] = tree.row_of(expert)
+            row: Optional[int] = tree.row_expert.index(expert)
             while row is not None:
                 paths[row, expert] = 1
                 row = parents[row]
@@ -167,7 +163,7 @@ class ParallelGate(nn.Module):
             self.register_buffer(name, tensor.to(self.weight.device), persistent=False)
 
 
-def draw_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
+def init_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
     """Initialize weight (O, I) and bias (O,) in place: uniform in ±1 / sqrt(I), as in ``torch.nn.Linear``."""
     bound = 1 / math.sqrt(weight.size(-1))
     nn.init.uniform_(weight, -bound, bound, generator=generator)

@@ -1,8 +1,9 @@
 """Base class of mixture-of-experts layers for images (paper v5, section 4.2 and Appendix A).
 
-A ``soft`` gate returns the mean of the expert outputs, weighted by the gate's probabilities. A ``hard`` gate samples an
-expert for each image in training, with the straight-through gradient (Bengio et al. 2013). In evaluation, it computes
-only the expert on the best path. Training computes all experts in one operation.
+With a ``soft`` gate, a layer returns the mean of the expert outputs, weighted by the gate's probabilities. With a
+``hard`` gate, a layer returns the output of one expert for each image: in training, an expert sampled from the
+probabilities, with the straight-through gradient (Bengio et al. 2013); in evaluation, the expert on the best path.
+Training computes all experts in one operation; evaluation with a hard gate computes only the selected experts.
 
 Letters: S images, I input features of the gate, E experts.
 """
@@ -16,7 +17,7 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.tensors import gather_slices
 from fairseq_alma.moe.dispatch import dispatch_tokens
-from fairseq_alma.moe.gate import ParallelGate, Routing
+from fairseq_alma.moe.gate import ParallelGate, Routing, init_as_linear
 
 GATES = ("soft", "hard")
 
@@ -24,13 +25,15 @@ GATES = ("soft", "hard")
 class MixtureLayer(nn.Module):
     """Mixture of experts with a tree of choices as its gate; a subclass defines the experts.
 
+    The input of the gate is the input of the layer, (S, I), or the mean of each channel of images (S, I, H, W).
+
     Args:
         in_features: I, number of input features of the gate.
         tree: tree of choices of the gate.
         gate: ``soft`` or ``hard``.
 
     Attributes:
-        routing: routing of the last batch, without gradient; used for growth.
+        routing: routing of the last batch, without gradient, from which growth computes the loss of each expert.
         gate_input: (S, I), input of the gate for the last batch.
     """
 
@@ -44,12 +47,12 @@ class MixtureLayer(nn.Module):
 
     @property
     def num_experts(self) -> int:
-        """E."""
+        """Return E."""
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Apply the layer to a batch; a hard gate samples experts with the generator, if given."""
-        features = self.gate_features(x)
+        """Apply the layer to a batch; in training, a hard gate samples experts with the generator, if given."""
+        features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()
         self.routing = Routing(routing.expert, probs, combine_weights=probs)
@@ -57,15 +60,20 @@ class MixtureLayer(nn.Module):
         if not self.is_hard:
             return self.combine(self.all_experts(x), routing.combine_weights)
         if self.training:
-            one_hot = F.one_hot(draw(routing.probs, *generators), self.num_experts).to(routing.probs.dtype)
+            one_hot = F.one_hot(sample_experts(routing.probs, *generators), self.num_experts).to(routing.probs.dtype)
             return self.combine(self.all_experts(x), one_hot + routing.probs - routing.probs.detach())
-        return self._chosen_experts(x, routing)
+        if self.num_experts == 1:
+            return self.one_expert(x, 0)
+        dispatch = dispatch_tokens(routing, capacity_factor=0)
+        parts = x[dispatch.tokens].split(dispatch.counts)
+        outputs = [self.one_expert(part, number) for number, part in enumerate(parts) if part.size(0)]
+        return torch.cat(outputs)[dispatch.tokens.argsort()]
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Initialize gate and experts; ``generators`` has one generator."""
-        self.gate.reset_parameters(generators)
+        init_as_linear(self.gate.weight, self.gate.bias, *generators)
         for module in self.expert_modules():
-            if hasattr(module, "reset_parameters"):  # the batch norm has no such method
+            if hasattr(module, "reset_parameters"):  # batch norm does not have the method
                 reset: Any = module.reset_parameters
                 reset([*generators] * self.num_experts)
 
@@ -77,7 +85,7 @@ class MixtureLayer(nn.Module):
         return self.routing.probs
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
-        """Add expert E as a copy of ``expert``; for arguments see `ParallelGate.grow`.
+        """Add expert E as a copy of ``expert``. The arguments are the same as of `ParallelGate.grow`.
 
         ``split`` does not change the output of the layer; ``copy`` increases the total probability of both experts.
         """
@@ -87,13 +95,9 @@ class MixtureLayer(nn.Module):
                 grown = gather_slices(tensor.detach(), growth.expert_source)
                 setattr(module, name, nn.Parameter(grown) if isinstance(tensor, nn.Parameter) else grown)
 
-    def gate_features(self, x: Tensor) -> Tensor:
-        """Return the input of the gate, (S, I)."""
-        raise NotImplementedError
-
     def expert_modules(self) -> list[nn.Module]:
-        """Return the modules with stacked expert tensors (first dimension E)."""
-        raise NotImplementedError
+        """Return the modules with stacked expert tensors (first dimension E): all children except the gate."""
+        return [module for module in self.children() if module is not self.gate]
 
     def all_experts(self, x: Tensor) -> Tensor:
         """Return the output of every expert for every image."""
@@ -107,21 +111,12 @@ class MixtureLayer(nn.Module):
         """Return the sum of the expert outputs, weighted by (S, E) weights."""
         raise NotImplementedError
 
-    def _chosen_experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return the outputs, computing only the chosen expert of each image."""
-        if self.num_experts == 1:
-            return self.one_expert(x, 0)
-        dispatch = dispatch_tokens(routing, capacity_factor=0)
-        parts = x[dispatch.tokens].split(dispatch.counts)
-        outputs = [self.one_expert(part, number) for number, part in enumerate(parts) if part.size(0)]
-        return torch.cat(outputs)[dispatch.tokens.argsort()]
-
 
 @torch.no_grad()
-def draw(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
+def sample_experts(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
     """Sample one expert for each image from (S, E) probabilities; return (S,) int64.
 
-    The generator is on the CPU, so that samples do not depend on the device; None: global generator of torch.
+    The generator must be on the CPU, so that samples do not depend on the device; None: torch's global generator.
     """
     noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
     return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)

@@ -1,6 +1,6 @@
 """Switch layer: a sparse feed-forward layer that routes each token to one of E experts.
 
-Fedus et al. 2021, "Switch Transformers", sections 2.1 and 2.2. Padding does not count for capacity and balance.
+Source: Fedus et al. 2021, "Switch Transformers", sections 2.1 and 2.2. Capacity and balance loss ignore padding.
 
 Letters: S tokens, E experts, M model dim, F feed-forward dim.
 """
@@ -23,8 +23,8 @@ class Experts(nn.Module):
         num_experts: E, number of experts.
         model_dim: M, model dimension.
         ffn_dim: F, hidden size of each expert.
-        gated: whether experts are SwiGLU networks without biases (``gate_proj``, ``up_proj`` and ``down_proj``, which
-            is initially zero), or two linear layers with biases (``fc1``, ``fc2``), as in the paper.
+        gated: True: experts are SwiGLU networks without biases (``gate_proj``, ``up_proj`` and ``down_proj``, which is
+            initially zero). False: experts are two linear layers with biases (``fc1``, ``fc2``), as in the paper.
         activation: activation function if ``gated`` is False.
         activation_dropout: dropout probability of hidden values.
     """
@@ -68,21 +68,19 @@ class Experts(nn.Module):
             Output (S, M) in the precision of ``x``; zero for tokens without an expert.
         """
         rows = x[dispatch.tokens].split(dispatch.counts)
-        # The gradient of `unbind` is one stack; indexing would sum E padded tensors.
+        # The backward pass of `unbind` is one stack; the backward pass of indexing would sum E padded tensors.
         weights = zip(*(weight.unbind() for weight in self.parameters()), strict=True)
-        out = torch.cat([self._apply_one(part, *each) for part, each in zip(rows, weights, strict=True)])
-        out = out * combine_weights[dispatch.tokens].unsqueeze(1)
+        outputs = []
+        for part, own in zip(rows, weights, strict=True):
+            if self.gated:
+                gate_proj, up_proj, *last = own
+                hidden = F.silu(F.linear(part, gate_proj)) * F.linear(part, up_proj)
+            else:
+                fc1_weight, fc1_bias, *last = own
+                hidden = self.activation(F.linear(part, fc1_weight, fc1_bias))
+            outputs.append(F.linear(F.dropout(hidden, self.activation_dropout, self.training), *last))
+        out = torch.cat(outputs) * combine_weights[dispatch.tokens].unsqueeze(1)
         return x.new_zeros(x.shape).index_copy(0, dispatch.tokens, out.to(x.dtype))
-
-    def _apply_one(self, x: Tensor, *weights: Tensor) -> Tensor:
-        """Apply one expert; ``weights`` are the slices of the parameters for this expert, in order."""
-        if self.gated:
-            gate_proj, up_proj, down_proj = weights
-            hidden, last = F.silu(F.linear(x, gate_proj)) * F.linear(x, up_proj), [down_proj]
-        else:
-            fc1_weight, fc1_bias, *last = weights
-            hidden = self.activation(F.linear(x, fc1_weight, fc1_bias))
-        return F.linear(F.dropout(hidden, self.activation_dropout, self.training), *last)
 
 
 class SwitchStatistics(NamedTuple):
@@ -111,9 +109,7 @@ class SwitchLayer(nn.Module):
         tree: tree of choices of the gate; `GateTree.flat(E)` for a plain Switch layer.
         capacity_factor: capacity of an expert in training, as a multiple of tokens / experts; 0: no limit.
         eval_capacity_factor: capacity factor in evaluation; with 0, results do not depend on the batch.
-        activation: see `Experts`.
-        activation_dropout: see `Experts`.
-        gated: see `Experts`.
+        activation, activation_dropout, gated: see `Experts`.
     """
 
     def __init__(

@@ -188,7 +188,7 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
         grown = [name for name in ("before_growth", "after_growth") if stage.get(name)]
         row |= {name: stage[name]["valid"][result] for name in grown}
     num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in rows), 1)
-    planned = {stage.last_arrival for stage in planned_stages(record, num_arrivals)}
+    planned = {stage.arrivals[-1] for stage in planned_stages(record, num_arrivals)}
     frame = DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).astype(
         {name: float for name in COLUMNS if name not in ("evaluation", "holdouts")}
     )

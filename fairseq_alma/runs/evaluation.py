@@ -37,7 +37,7 @@ class StageEvaluation:
         values: dict[str, Sequence[object]] = {
             "checkpoint": self.predictors(folder, plan),
             "stage": [plan.stage.index],
-            "arrival": [plan.stage.last_arrival],
+            "arrival": [plan.stage.arrivals[-1]],
             "run": [folder.root],
             "stream": [self.stream],
         }

@@ -114,7 +114,7 @@ class NeededModels:
             self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
             self.last_use.update(dict.fromkeys(plan.predictors, index))
         for arrival in kept:
-            stages = [plan for plan in plans if plan.stage.last_arrival <= arrival]
+            stages = [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]
             if stages:
                 self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
 

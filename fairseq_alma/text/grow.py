@@ -24,8 +24,8 @@ from fairseq_alma.checkpoints.model_options import (
     SWITCH_SIZES,
     TRANSFORMER_SIZES,
     USUAL_FREQUENCY,
+    WEIGHTS_FLAG,
     GrowOptions,
-    from_weights,
 )
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
@@ -69,7 +69,7 @@ def grow(args: GrowOptions) -> str:
     experts = f"--num-experts {config['num_experts']}"
     if config["gate_trees"]:
         experts += f" --gate-trees '{config['gate_trees']}'"
-    lines += [f"wrote {args.out}", f"train with: fairseq-train {' '.join(from_weights(args.out))}"]
+    lines += [f"wrote {args.out}", f"train with: fairseq-train {WEIGHTS_FLAG} {args.out}"]
     if args.layers is not None and config["_name"] in SWITCH_SIZES:
         lines[-1] += f" --decoder-layers {args.layers}"
     return "\n".join([*lines, f"options read from the checkpoint: {experts}"])

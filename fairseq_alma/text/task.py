@@ -32,7 +32,7 @@ from omegaconf import II, DictConfig
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import check_dictionary
-from fairseq_alma.checkpoints.model_options import from_weights
+from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, in_one_line
@@ -265,7 +265,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 if checks and self.args.megabatch not in (None, trained):  # fairseq would skip training data
                     raise AlmaError(
                         f"{start}: trained on mega-batch {trained}, not on --megabatch {self.args.megabatch}; give "
-                        f"another --save-dir, and {' '.join(from_weights(start))} to start from these weights"
+                        f"another --save-dir, and {WEIGHTS_FLAG} {start} to start from these weights"
                     )
                 check_dictionary(checkpoint, start, self.stream)
                 check_architecture(checkpoint, start, cfg)

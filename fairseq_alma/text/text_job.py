@@ -85,7 +85,8 @@ class TextJob:
         self.carries_optimizer = bool(self.features[CarriedOptimizer].carry_optimizer)
         self.keeps_best = bool(self.features[BestCheckpoint].best_checkpoint)
         self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
-        given = TrainOptions(words if recipe is None else recipe.words, request.learner.owned)
+        owned = request.build_learner("text", request.seeds[0]).owned
+        given = TrainOptions(words if recipe is None else recipe.words, owned)
         self.train_options = given.as_dict
         self.options = given if request.num_procs == 1 else given.shared(request.num_procs)
         self.lengths = None if recipe is None else recipe.lengths

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 from msgspec import to_builtins
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.checkpoints.model_options import from_weights
+from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.data.stream import holdout_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
@@ -194,7 +194,7 @@ class Train(TrainingStep):
         """Return the command of fairseq-train; the same command resumes after a kill."""
         job, training, request, stage = self.job, self.training, self.job.request, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
-        data = ("--megabatch", str(stage.last_arrival), "--wait", str(wait))
+        data = ("--megabatch", str(stage.arrivals[-1]), "--wait", str(wait))
         groups: list[tuple[str, ...]] = [*job.engine, (*data, "--replay") if request.replay else data]
         groups.append(("--seed", str(training.seed), "--save-dir", str(self.folder)))
         if request.num_procs > 1:
@@ -204,9 +204,9 @@ class Train(TrainingStep):
         elif training.start is not None:
             path = job.grown(training.model) if training.growth else job.begins_from(training.start)
             carried = ("--continue-once", str(path), "--continue-as", "stage")
-            groups.append(carried if job.carries_optimizer else from_weights(path))
+            groups.append(carried if job.carries_optimizer else (WEIGHTS_FLAG, str(path)))
         elif request.finetune_from_model is not None:
-            groups.append(from_weights(request.finetune_from_model))
+            groups.append((WEIGHTS_FLAG, str(request.finetune_from_model)))
         if request.features_from is not None:
             groups.append(("--features-from", str(Path(request.features_from).resolve())))
         groups += job.features.words(job.part(training, self.part))
@@ -256,7 +256,8 @@ class Train(TrainingStep):
         stage_checkpoints.synchronise(*final, self.folder)
         if self.part == UP_TO_BRANCH:  # the costs of the complete training include these updates
             return {}
-        flops = describe_checkpoint(self.folder / LAST_CHECKPOINT).train_flops_per_token
+        # A backward pass has twice the FLOPs of a forward pass; recomputed activations do not count.
+        flops = 3 * describe_checkpoint(self.folder / LAST_CHECKPOINT).test_flops_per_token
         found: dict[str, Any] = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
         if self.part == BRANCH:
             return found
@@ -410,7 +411,7 @@ class Test(TextStep):
 
     @property
     def splits(self) -> list[str]:
-        return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.last_arrival + 1))]
+        return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.arrivals[-1] + 1))]
 
     def commands(self) -> Sequence[Command]:
         """Return the command of fairseq-eval-lm for each split."""
@@ -428,7 +429,7 @@ class Test(TextStep):
         found = self.test(work, predictor, self.splits, "test", kept)
         figures: dict[str, Any] = {split: found[split] for split in TEST_SPLITS}
         earlier = (Before(self.job, self.plan).read() or {}).get("holdouts") or {}
-        names = {t: holdout_name(t) for t in range(self.plan.stage.last_arrival + 1)}
+        names = {t: holdout_name(t) for t in range(self.plan.stage.arrivals[-1] + 1)}
         holdouts = [
             {"megabatch": t, **found[name], "before": earlier.get(name)} for t, name in names.items() if name in found
         ]

@@ -29,7 +29,7 @@ class LRBranch(Feature):
         metavar="S",
     )
     branch_from: Optional[int] = opt(None, "last update before the decay", range=integer(0), side=TRAINING)
-    branch_until: Optional[int] = opt(None, "update with learning rate zero", range=integer(1), side=TRAINING)
+    branch_until: Optional[int] = opt(None, "first update with learning rate zero", range=integer(1), side=TRAINING)
     _groups: Sequence[dict[str, Any]] = field(default=(), init=False)
     _rates: Sequence[float] = field(default=(), init=False)
 

@@ -70,7 +70,7 @@ class CarriedOptimizer(Feature):
     )
     continue_as: Optional[str] = opt(
         None,
-        "with --continue-once: resume the training, start a stage on new data, or start a branch on the next data",
+        "with --continue-once: resume the training, start a stage on new data, or start a branch (see --branch-share)",
         choices=(RESUME, STAGE, BRANCH),
         side=TRAINING,
         defaults={TRAINING: RESUME},

@@ -34,7 +34,7 @@ _ALLOWED = {
 }
 _REMEDY = (
     "give the options of the first command, or --reset-optimizer --reset-lr-scheduler --reset-meters "
-    "--reset-dataloader to start a new training from its weights"
+    "--reset-dataloader to start a new training from the weights in the checkpoint"
 )
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
 _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint

@@ -33,7 +33,7 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str,
             break
         for arrival in plan.stage.arrivals[:-1] if points else ():
             points.append({**points[-1], **{f"stage/{name}": 0.0 for name in COSTS}, "arrival": arrival})
-        points.append({**_flatten(record), "arrival": plan.stage.last_arrival})
+        points.append({**_flatten(record), "arrival": plan.stage.arrivals[-1]})
     return points
 
 

@@ -26,7 +26,7 @@ def describe_stage(plan: StagePlan, num_stages: int) -> str:
     """Return a description of a stage, such as ``stage 1/2, arrival 3 (mega-batches 1-3)``."""
     first, last = plan.stage.megabatches[0] + 1, plan.stage.megabatches[-1] + 1
     span = f"mega-batch {first}" if first == last else f"mega-batches {first}-{last}"
-    return f"stage {plan.stage.index + 1}/{num_stages}, arrival {plan.stage.last_arrival + 1} ({span})"
+    return f"stage {plan.stage.index + 1}/{num_stages}, arrival {plan.stage.arrivals[-1] + 1} ({span})"
 
 
 class TrainingProgress:

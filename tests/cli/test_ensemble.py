@@ -85,7 +85,7 @@ def test_members_that_do_not_match_are_reported_in_one_line(members, tmp_path):
     other = str(save_member(tmp_path / "other.pt", switch_config(**SIZES), 2, dictionary="e" * 64))
     assert "other.pt: trained with dictionary eeee" in refused(tmp_path, members[0], other, *out)
     larger = str(save_member(tmp_path / "larger.pt", switch_config(**SIZES), 2, dictionary=None, num_tokens=50))
-    assert "larger.pt: vocab_size 54; the members before it have vocab_size 50" in refused(
+    assert "larger.pt: vocab_size 54, but the members before it have vocab_size 50" in refused(
         tmp_path, members[0], larger, *out
     )
     (tmp_path / "text.pt").write_text("no checkpoint")

@@ -58,12 +58,12 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--save-every", "15x"], "--save-every 15x: a number of updates such as 500 is needed, or a time such as"),
         (["--save-every", "15m", "--best-checkpoint"], "--save-every 15m: with --best-checkpoint"),
         (["--learner", "gmoe"], "--learner gmoe needs --grow-schedule"),
-        (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: positive integers"),
+        (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected positive integers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
-        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "each expert is copied or split once"),
+        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "growth copies or splits each expert once"),
         (
             ["--learner", "gmoe", "--grow-schedule", "4,6"],
-            "--grow-schedule 4,6: 2 numbers of experts, but the run has 4 stages",
+            "--grow-schedule 4,6: has 2 numbers of experts, but the run has 4 stages",
         ),
         (["--learner", "gmoe", "--grow-schedule", "4,6,8,8", "--init", "scratch"], "gmoe grows the model"),
         (["--grow-schedule", "4,6,8,8"], "--grow-schedule requires --learner grow or gmoe, found sm"),
@@ -85,9 +85,11 @@ def test_usage_errors_are_one_line_with_exit_status_2(stream, tmp_path, capsys, 
 
 def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, capsys):
     grows = ["--learner", "gmoe", "--grow-schedule", "4,6,8,12"]
+    by_sizes = ["--learner", "grow", "--grow-schedule", "experts=4,6,8,12"]
     for own, words, message in (
         ([], ["--save-dir", "x"], "--save-dir is not allowed after the --: give --run"),
         (grows, ["--num-experts", "4"], "--num-experts is not allowed after the --: give --grow-schedule"),
+        (by_sizes, ["--num-experts", "4"], "--num-experts is not allowed after the --: give --grow-schedule"),
         (grows, ["--moe-freq", "0"], "--grow-schedule 4,6,8,12: no layer has experts (--moe-freq 0"),
     ):
         assert message in usage_error(capsys, partial(run, train=[*TRAIN, *words]), stream, tmp_path, *own)

@@ -11,7 +11,7 @@ def test_rows_are_numbered_choice_by_choice_breadth_first():
     tree = GateTree.from_nested([0, 1, [2, 4], 3])
     assert tree.row_expert == (0, 1, None, 3, 2, 4)
     assert tree.choices == (Choice(0, 4, None), Choice(4, 6, 2))
-    assert (tree.num_experts, tree.num_rows, tree.row_of(4)) == (5, 6, 5)
+    assert (tree.num_experts, tree.num_rows, tree.row_expert.index(4)) == (5, 6, 5)
 
 
 def test_a_flat_tree_has_one_choice_in_ascending_order():

@@ -12,7 +12,7 @@ from fairseq_alma.growth.tensors import (
     grow_tensor,
     select_experts,
 )
-from fairseq_alma.moe.gate import ParallelGate
+from fairseq_alma.moe.gate import ParallelGate, init_as_linear
 from fairseq_alma.moe.switch_layer import SwitchLayer
 
 
@@ -132,7 +132,7 @@ def test_a_gate_split_in_place_has_the_rows_of_the_growth_plan(nested):
     tree = GateTree.from_nested(nested)
     for expert in range(tree.num_experts):
         gate = ParallelGate(8, tree)
-        gate.reset_parameters([torch.Generator().manual_seed(1)])
+        init_as_linear(gate.weight, gate.bias, torch.Generator().manual_seed(1))
         before = gate.weight.detach().clone()
         growth = grow_mixture(tree, "split", [expert])
         assert gate.grow(expert, torch.Generator().manual_seed(2)) == growth and gate.tree == growth.new

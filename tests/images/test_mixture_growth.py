@@ -65,7 +65,7 @@ def test_a_copy_shares_a_flat_gate():
     parents = grow_losing_experts(network, images, labels, seeded(1), "copy")
     for layer, parent, (weight, bias) in zip(mixture_layers(network), parents, before, strict=True):
         assert layer.gate.tree.is_flat
-        rows = [layer.gate.tree.row_of(expert) for expert in range(4)]
+        rows = [layer.gate.tree.row_expert.index(expert) for expert in range(4)]
         assert torch.equal(layer.gate.weight[rows], torch.cat([weight, weight[parent : parent + 1]]))
         assert torch.equal(layer.gate.bias[rows], torch.cat([bias, bias[parent : parent + 1]]))
         network(images)

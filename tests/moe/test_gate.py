@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.gate import DescendingGate, ParallelGate
+from fairseq_alma.moe.gate import DescendingGate, ParallelGate, init_as_linear
 
 FEATURES, BATCH = 6, 40
 TREES = [
@@ -21,7 +21,7 @@ TREES = [
 
 def gate_of(nested, seed=1):
     gate = ParallelGate(FEATURES, GateTree.from_nested(nested))
-    gate.reset_parameters([torch.Generator().manual_seed(seed)])
+    init_as_linear(gate.weight, gate.bias, torch.Generator().manual_seed(seed))
     return gate
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.mixtures import MixtureConv, MixtureLinear
-from fairseq_alma.moe.mixture_layer import draw
+from fairseq_alma.moe.mixture_layer import sample_experts
 
 TREE = [0, [1, [3, 4]], 2]
 NUM_EXPERTS, INPUTS, OUTPUTS, BATCH, SIDE = 5, 6, 4, 24, 5
@@ -78,7 +78,7 @@ def test_a_soft_mixture_is_the_mean_of_its_experts_weighted_by_their_probabiliti
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hard_mixture_in_training_draws_one_expert_for_each_image(kind):
     layer, x = layer_of(kind, "hard").train(), inputs_of(kind)
-    drawn = draw(probs_of(layer, x), seeded(5))
+    drawn = sample_experts(probs_of(layer, x), seeded(5))
     expected = looped(layer, x, F.one_hot(drawn, NUM_EXPERTS).float())
     torch.testing.assert_close(layer(x, [seeded(5)]), expected, rtol=1e-4, atol=1e-5)
     assert len(drawn.unique()) > 2
@@ -98,7 +98,7 @@ def test_a_hard_gate_gets_the_gradient_of_probabilities_and_experts_that_of_thei
     (layer.gate(x.mean(dim=(2, 3)) if x.dim() == 4 else x).probs * worth).sum().backward()
     for name in ("weight", "bias"):
         torch.testing.assert_close(found[f"gate.{name}"], layer.gate.get_parameter(name).grad, rtol=1e-3, atol=1e-4)
-    experts, drawn = experts_of(layer), draw(probs_of(layer, x), seeded(5))
+    experts, drawn = experts_of(layer), sample_experts(probs_of(layer, x), seeded(5))
     for number, expert in enumerate(experts):
         chosen = (drawn == number).float().view(-1, *[1] * (x.dim() - 1))
         (expert(x) * chosen * rewards).sum().backward()
@@ -173,11 +173,11 @@ def test_shares_are_probabilities_or_the_best_path(gate):
 
 def test_experts_are_drawn_with_their_probabilities():
     probs = torch.tensor([0.5, 0.0, 0.2, 0.3]).expand(20_000, -1)
-    shares = torch.bincount(draw(probs, seeded(1)), minlength=4) / 20_000
+    shares = torch.bincount(sample_experts(probs, seeded(1)), minlength=4) / 20_000
     assert shares[1] == 0
     torch.testing.assert_close(shares, probs[0], rtol=0, atol=0.016)  # 4.5 deviations
 
 
 def test_probabilities_with_a_sum_below_one_draw_an_existing_expert():
     probs = torch.full((1000, 3), 0.3)
-    assert draw(probs, seeded(1)).max() == 2
+    assert sample_experts(probs, seeded(1)).max() == 2

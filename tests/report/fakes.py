@@ -82,7 +82,7 @@ def write_run(
     (root / "run.json").write_text(json.dumps(run, indent=2))
     if values is None:
         start, floor = (40.0, 20.0) if is_text else (0.5, 0.1)
-        values = [floor + (start - floor) * math.exp(-stage.last_arrival / 5) for stage in planned]
+        values = [floor + (start - floor) * math.exp(-stage.arrivals[-1] / 5) for stage in planned]
     for stage, value in list(zip(planned, values, strict=False))[:num_stages]:
         index = stage.index
         experts = _at(num_experts, index)

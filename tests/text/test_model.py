@@ -1,11 +1,13 @@
 """Both language models: sizes, causality, padding, decoding step by step, recomputation, options."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq_alma.checkpoints.model_facts import facts_of_weights
+from fairseq_alma.checkpoints.model_facts import describe_model
 from fairseq_alma.errors import AlmaError
 from tests.text.models import model_of, transformer_of
 
@@ -51,7 +53,8 @@ def test_parameters_are_within_three_percent_of_the_paper(size, num_experts):
 )
 def test_formulas_give_the_parameters_of_the_module_and_the_flops_of_the_counter(build, options):
     model = build(**options).train()
-    facts = facts_of_weights(model.state_dict(), 24)
+    config = {"_name": "alma_switch_lm", "tokens_per_sample": 24}
+    facts = describe_model(config, model.state_dict(), Path("checkpoint.pt"))
     assert facts.num_params == sum(p.numel() for p in model.parameters())
     model.decoder.layers.apply(lambda m: setattr(m, "capacity_factor", 0.0))  # no token dropped: all are counted
     tokens = torch.randint(4, 50, (3, 24))
@@ -61,7 +64,7 @@ def test_formulas_give_the_parameters_of_the_module_and_the_flops_of_the_counter
     with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
         model(tokens)[0].sum().backward()
     if build is model_of:
-        assert training.get_total_flops() == facts.train_flops_per_token * tokens.numel()
+        assert training.get_total_flops() == 3 * facts.test_flops_per_token * tokens.numel()
 
 
 @each_model

@@ -72,7 +72,7 @@ def test_two_epochs_count_every_token_of_a_megabatch_twice(trained, tmp_path, ba
     [
         ([], "--megabatch: not given"),
         (["--megabatch", "4"], "no mega-batch 4, the stream has 4"),
-        (["--megabatch", "0", "--wait", "2"], "--megabatch 0 --wait 2: no stage ends there"),
+        (["--megabatch", "0", "--wait", "2"], "--megabatch 0 --wait 2: no stage ends with mega-batch 0"),
     ],
 )
 def test_a_missing_stage_is_reported(trained, arguments, message):

@@ -19,7 +19,7 @@ from tests.runs.runs import plan_learner, stage_record
 from tests.text.jobs import make_job as job_of
 
 PLAN = plan_learner("sm", stages(1, 1))[0]
-FACTS = SimpleNamespace(num_params=11, num_experts=4, train_flops_per_token=6, test_flops_per_token=2, num_members=1)
+FACTS = SimpleNamespace(num_params=11, num_experts=4, test_flops_per_token=2, num_members=1)
 
 
 def make_job(root, *words, own=()):

@@ -49,8 +49,8 @@ def test_a_checkpoint_with_another_option_of_the_same_sizes_is_rejected(arch, tr
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        ({"bias": torch.zeros(4)}, r"1 tensor\(s\) of another shape, the first is bias \(\(4,\), not \(3,\)\)"),
-        ({"gate": torch.zeros(1)}, r"1 unexpected tensor\(s\), the first is gate"),
+        ({"bias": torch.zeros(4)}, r"1 tensor\(s\) of another shape \(first: bias, \(4,\) instead of \(3,\)\)"),
+        ({"gate": torch.zeros(1)}, r"1 unexpected tensor\(s\) \(first: gate\)"),
     ],
 )
 def test_weights_of_other_shapes_are_rejected(model, named):
