@@ -2,22 +2,22 @@
 
 Functions for notebooks: `open_stream`, `load_model`, `score` and `read_run`; see ``recipes/tour.py``.
 
-Packages; each imports only packages above it:
+Packages, each of which imports only packages above:
 
-- ``metrics``, ``data``, ``checkpoints``, ``growth``: metrics, streams, checkpoint files, growing of weights; no fairseq
+- ``metrics``, ``data``, ``checkpoints``, ``growth``: metrics, streams, checkpoint files, growth of weights; no fairseq
 - ``learners``: the schedule of stages and the plan of each stage
 - ``moe``: mixture of experts for text and images
-- ``runs``: Algorithm 1 of the paper: training loop over stages, run folder and its records
-- ``watch``: progress display of a run, and its results in TensorBoard and W&B
-- ``training``: optional features of a training, and training in several processes
+- ``runs``: Algorithm 1 of the paper (loop over stages), run folder and records
+- ``watch``: progress display of a run, and results of a run in TensorBoard and W&B
+- ``training``: optional features of trainings, and training in several processes
 - ``text``, ``images``: tasks, data, models, criterions, training and test of each kind of data
 - ``exchange``: export to and import from transformers
-- ``models``, ``optim``, ``criterions``, ``tasks``: modules that fairseq finds under registered names
-- ``report``: tables, figures and an HTML page made from the records of runs; no torch, no fairseq
+- ``models``, ``optim``, ``criterions``, ``tasks``: modules that register names with fairseq
+- ``report``: tables, figures and an HTML page from the records of runs; no torch, no fairseq
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
-Importing this package does not import fairseq, because ``import fairseq`` takes seconds and prints warnings. Names are
-registered with fairseq at once if fairseq is loaded (as under ``--user-dir``), else as soon as fairseq is loaded.
+Importing this package does not import fairseq, which takes seconds and prints warnings. The package registers its names
+with fairseq at once if fairseq is loaded (for example by ``--user-dir``), else when fairseq is loaded.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_al
 
 
 def register() -> None:
-    """Import every module that registers a name with fairseq; a second call does nothing."""
+    """Import all modules that register names with fairseq; a second call is a no-op."""
     for package in PLUGIN_PACKAGES:
         importlib.import_module(package)
 
 
 class _RegisterAfterFairseq:
-    """Call `register` when fairseq is loaded and no import of a module of this package is in progress."""
+    """Import hook that calls `register` after fairseq is loaded, when no module of this package is being imported."""
 
     depth = 0  # number of imports of this package in progress
     is_due = False
@@ -80,7 +80,7 @@ class _RegisterAfterFairseq:
 
 
 def __getattr__(name: str) -> object:
-    """Import a function for notebooks on first access."""
+    """Return a function for notebooks; import it on the first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fairseq_alma.cli import notebook

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 GIVEN_CODE: list[str] = []
-"""Files and folders with user code, such as learners; the message of an error in user code names file and line."""
+"""Files and folders with user code, such as learners. Messages about errors in user code contain file and line."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters, which file names may contain."""
+    """Return the text with escaped control characters, which file names may contain."""
     if text.isprintable():
         return text
     return "".join(
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 class AlmaError(SystemExit, ValueError):
-    """Error in the user's input. The message is one line: file or flag, value found, rule, next step.
+    """Error in the input of the user. The message is one line: file or flag, value found, rule, next step.
 
     The class derives from ``ValueError`` for callers in Python, and from ``SystemExit`` so that the interpreter prints
     an uncaught error in one line and exits with status 1, also in the commands of fairseq.
@@ -33,13 +33,10 @@ class AlmaError(SystemExit, ValueError):
     def __init__(self, message: str) -> None:
         super().__init__(printable(" ".join(message.split())))
 
-    def __str__(self) -> str:
-        return str(self.code)
-
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to an ``OSError`` without a file name, because Python names no file if writing fails."""
+    """Add the path to an ``OSError`` without a file name, such as the error of a failed write."""
     try:
         yield
     except OSError as error:
@@ -61,14 +58,14 @@ def in_one_line() -> Iterator[None]:
 
 
 def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an error and the chain of its causes; torch, for example, raises an error caused by Ctrl-C."""
+    """Yield an error and the chain of its causes, which for errors of torch may contain Ctrl-C."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def describe_fault(error: BaseException) -> Optional[str]:
-    """Describe a system error or an error in user code in one line; return None for a defect of this package."""
+    """Return a one-line description of a system error or an error in user code; None for a defect of this package."""
     if isinstance(error, MemoryError) or any(
         type(each).__name__ == "OutOfMemoryError" or any(words in str(each) for words in _NO_MEMORY)
         for each in causes(error)
@@ -91,7 +88,7 @@ def describe_fault(error: BaseException) -> Optional[str]:
 
 
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if an input exists but is not a readable file. The function that reads it reports a missing file.
+    """Raise AlmaError if an input exists but is not a readable file; the reader of the file reports a missing file.
 
     Args:
         path: the file.
@@ -107,7 +104,7 @@ def refuse_no_file(path: Path, flag: str, advice: str) -> None:
 def refuse_no_folder(out: Path, flag: str) -> None:
     """Raise AlmaError if an output folder cannot be created or written to."""
     if out.exists() and not out.is_dir():
-        raise AlmaError(f"{flag} {out}: a file; give the name of a folder")
+        raise AlmaError(f"{flag} {out}: expected a folder, found a file; give another path")
     refuse_unwritable(out, flag)
 
 
@@ -123,12 +120,12 @@ def refuse_unwritable(out: Path, flag: str) -> None:
 
 
 def refuse_irregular(path: Path, flag: str = "") -> None:
-    """Raise AlmaError if the output path is a folder, a link or a device.
+    """Raise AlmaError if an output path is a folder, a symbolic link or a device.
 
     Args:
         path: the file.
-        flag: option with a space after it, for the message.
+        flag: option and a space, for the message; empty if the path is not an option.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         found = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "not a regular file"
-        raise AlmaError(f"{flag}{path}: {found}, a new or a regular file is needed; give another name")
+        raise AlmaError(f"{flag}{path}: expected a new or a regular file, found {found}; give another name")

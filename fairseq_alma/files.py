@@ -1,7 +1,7 @@
 """Write files and folders atomically, lock runs, and read JSON records with type checks.
 
-A new file is written as ``.NAME.tmp`` in the same folder, a new folder as ``.NAME.building``. The writer holds a lock
-on it and renames it at the end. The next writer replaces files of a killed writer. This module does not import torch.
+The writer of a file ``NAME`` creates and locks ``.NAME.tmp`` (for a folder ``.NAME.building``) in the same folder, and
+renames it at the end. The next writer replaces the files of a killed writer. This module does not import torch.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from fairseq_alma.errors import AlmaError, causes, refuse_irregular, refuse_unwritable
 
-LOCK_PATIENCE_SECONDS = 15.0  # Child processes of a killed holder exit within this time.
+LOCK_PATIENCE_SECONDS = 15.0  # Child processes of a killed process exit within this time and release its locks.
 MAX_MEGABATCHES = 10_000
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -39,9 +39,9 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_EX) -> Iterator[int]:
-    """Open and lock a file or folder that another holder may rename or remove; yield its file descriptor.
+    """Open and lock a file or folder, which another process may rename or remove; yield the file descriptor.
 
-    Raises AlmaError, which begins with `refusal`, if another process holds the lock after `LOCK_PATIENCE_SECONDS`.
+    Raises AlmaError if another process holds the lock after `LOCK_PATIENCE_SECONDS`; the message begins with `refusal`.
     """
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
@@ -54,7 +54,7 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
                 if time.monotonic() > deadline:
                     holder = "" if flags & os.O_DIRECTORY else os.pread(descriptor, 100, 0).decode(errors="replace")
                     by = f" (process {holder})" if " on " in holder else ""
-                    raise AlmaError(f"{refusal}{by} is working on it; wait until it ends") from None
+                    raise AlmaError(f"{refusal}{by} is using it; wait until that process exits") from None
                 time.sleep(0.1)
                 continue
             file = os.fstat(descriptor)
@@ -67,16 +67,16 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
 
 @contextlib.contextmanager
 def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
-    """Open a new file for writing that replaces `path` when the block ends; remove it if the block raises.
+    """Open a new file for writing. It replaces `path` at the end of the block, and is removed if the block raises.
 
     Args:
         path: the file; its folder is created if it does not exist.
         mode: ``wb``, or ``w`` for text in UTF-8.
-        durable: whether to fsync the file and its folder; if False, a system crash may lose or truncate the file.
+        durable: whether to fsync the file and its folder. Otherwise, a system crash may lose or truncate the file.
 
     Raises:
         AlmaError: `path` exists and is not a regular file.
-        OSError: the file cannot be written; the error names `path`, also if torch raised an error of another type.
+        OSError: the file cannot be written. The error has the name `path`, also if torch raised another type of error.
     """
     refuse_irregular(path)
     temporary = path.with_name(f".{path.name}.tmp"[:255])
@@ -94,21 +94,22 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
                 raise
         if durable:
             synchronise(path.parent)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a write fails.
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if writing fails.
         cause = next((each for each in causes(error) if isinstance(each, OSError)), None)
         if cause is None:
             raise
         raise OSError(cause.errno or errno.EIO, cause.strerror or str(cause), str(path)) from error
 
 
-def sweep(folder: Path) -> None:
-    """Remove the temporary files of killed writers; the caller must hold the lock of the folder."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+def sweep(*folders: Path) -> None:
+    """Remove temporary files of killed writers, including fairseq; the caller must hold the locks of the folders."""
+    for folder in folders:
+        for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoint*.pt.tmp")):
+            path.unlink(missing_ok=True)
 
 
 def synchronise(*paths: Path) -> None:
-    """Fsync files and folders; for a folder, only the directory entry, not the files in the folder."""
+    """Fsync files, and the directory entries of folders (not the files in the folders)."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -126,16 +127,16 @@ def refuse_existing(out: Path, force: bool) -> None:
     """Raise AlmaError if the file ``--out`` cannot be written, or exists and ``--force`` is not given."""
     refuse_irregular(out, "--out ")
     if out.exists() and not force:
-        raise AlmaError(f"--out {out}: exists already; give another name, or --force to replace it")
+        raise AlmaError(f"--out {out}: exists already; give another name, or --force to replace the file")
     refuse_unwritable(out, "--out")
 
 
 @contextlib.contextmanager
 def work_folder(out: Path, program: str) -> Iterator[Path]:
-    """Yield an empty folder next to `out` that only this process uses; remove it at the end.
+    """Yield an empty, locked folder next to `out`; remove the folder at the end.
 
     Args:
-        out: folder that the command creates.
+        out: folder that the command creates, see `publish`.
         program: name of the command, for messages.
 
     Raises:
@@ -170,11 +171,12 @@ def publish(work: Path, out: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream") -> Iterator[int]:
-    """Hold the lock of a run or of a part of a run.
+    """Hold the lock of a run, or of a stage or member of a run.
 
     Args:
-        path: lock file; created with its folder. The holder writes its process id and host name into the file.
-        what: name of the locked part, for messages.
+        path: lock file; created if it does not exist, also its folder. It has the process id and host name of the
+            process that holds the lock.
+        what: path of the locked run, stage or member, for messages.
         shared: whether to take a shared lock, which several processes can hold.
         who: name of the command, for messages.
 
@@ -192,13 +194,13 @@ def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream"
 
 
 def write_json_atomically(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
-    """Write a JSON file atomically; `durable` as in `open_atomically`."""
+    """Write a JSON file atomically; see `open_atomically` for `durable`."""
     with open_atomically(path, "w", durable) as file:
         file.write(json.dumps(content, indent=2) + "\n")
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a JSON object; accept ``NaN`` and ``Infinity``, which diverged models produce.
+    """Read a JSON object, which may contain ``NaN`` and ``Infinity`` (results of diverged models).
 
     Raises:
         AlmaError: the file is not a JSON object; the message ends with `remedy`.
@@ -208,7 +210,7 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
     except (RecursionError, ValueError) as error:
         raise AlmaError(f"{path}: damaged, not JSON ({error}); {remedy}") from error
     if not isinstance(parsed, dict):
-        raise AlmaError(f"{path}: damaged, a {type(parsed).__name__} found, a JSON object is required; {remedy}")
+        raise AlmaError(f"{path}: damaged, expected a JSON object, found {type(parsed).__name__}; {remedy}")
     return parsed
 
 
@@ -216,13 +218,11 @@ def require_version(version: Any, known: int, path: Path, remedy: str) -> None:
     """Raise AlmaError unless the format version of a record is ``known``."""
     if version != known:
         old = " of fairseq_alma 0.2.0 or older" if version in (None, 1) else ""
-        raise AlmaError(
-            f"{path}: format version {version!s:.60}{old} found, this version of fairseq_alma reads {known}; {remedy}"
-        )
+        raise AlmaError(f"{path}: expected format version {known}, found {version!s:.60}{old}; {remedy}")
 
 
 def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy: str) -> Record:
-    """Convert a JSON object to a ``msgspec.Struct`` or dataclass; ignore keys that the type does not have.
+    """Convert a JSON object to a ``msgspec.Struct`` or dataclass; ignore unknown keys.
 
     Args:
         content: the JSON object.
@@ -231,7 +231,7 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
         remedy: next step, for messages.
 
     Raises:
-        AlmaError: a key is missing, or a value has a wrong type or range; the message names the key.
+        AlmaError: a key is missing, or a value has a wrong type or range. The message contains the key.
     """
     try:
         return msgspec.convert(content, kind)
@@ -241,7 +241,7 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
 
 
 def file_identity(path: Path) -> Optional[FileIdentity]:
-    """Return (device, inode, size, times) of a file to detect changes; None if the file does not exist."""
+    """Return (device, inode, size, times) of a file, which differ after a change; None if the file does not exist."""
     try:
         file = path.stat()
     except OSError:
@@ -250,6 +250,6 @@ def file_identity(path: Path) -> Optional[FileIdentity]:
 
 
 def once_per_file(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
-    """Decorate a function that reads a file: cache its result until the file changes."""
+    """Decorate a function of one file: cache its result until the file changes."""
     cached = functools.lru_cache(maxsize=10_000)(lambda path, identity: read(path))
     return functools.wraps(read)(lambda path: cached(path, file_identity(path)))

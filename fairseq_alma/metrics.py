@@ -1,4 +1,4 @@
-"""Compute the number of parameters of an ``alma_transformer_lm``, and bits per byte."""
+"""Compute metrics: number of parameters of an ``alma_transformer_lm``, and loss in bits per byte."""
 
 from typing import Optional, Sequence
 
@@ -26,7 +26,7 @@ def transformer_params(
 
 
 def bits_per_byte(loss: float, num_tokens: int, num_bytes: int) -> Optional[float]:
-    """Convert a mean loss in bits per token to bits per byte, a unit that does not depend on the tokenizer.
+    """Return a mean loss in bits per byte, which do not depend on the tokenizer.
 
     Args:
         loss: mean loss in bits per token.

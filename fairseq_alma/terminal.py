@@ -1,4 +1,4 @@
-"""Print the progress and output of a command: one live line on a terminal, else a line every 15 seconds."""
+"""Print the output and progress of a command. A terminal shows one live line, other files a line every 15 seconds."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ class LiveLine:
     """Progress line of a command on standard error.
 
     Args:
-        every: seconds between two updates (default: 0.1 on a terminal, else 15).
+        every: seconds between two updates; None for 0.1 on a terminal, else 15.
     """
 
     def __init__(self, every: Optional[float] = None) -> None:
@@ -29,7 +29,7 @@ class LiveLine:
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text if an update is due; on a terminal, replace the previous text and truncate to the width."""
+        """Print a text if an update is due. On a terminal, it replaces the previous text and is cut to the width."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every
@@ -39,13 +39,13 @@ class LiveLine:
             print_line(text, sys.stderr)
 
     def clear(self) -> None:
-        """Erase the line."""
+        """Erase the line on a terminal."""
         if self.is_terminal:
             write(sys.stderr, ERASE)
 
 
 def track(items: Iterable[T], total: int, title: str, unit: str) -> Iterator[T]:
-    """Yield each item and show the progress, such as ``title: 3/10 batches``."""
+    """Yield each item and show the progress, such as ``title: 3/10 unit``."""
     line = LiveLine()
     try:
         for number, item in enumerate(items):
@@ -56,7 +56,7 @@ def track(items: Iterable[T], total: int, title: str, unit: str) -> Iterator[T]:
 
 
 def is_terminal(stream: Optional[TextIO]) -> bool:
-    """Return whether a stream is a terminal that can erase a line."""
+    """Return whether an output stream is a terminal that can erase a line."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
@@ -79,7 +79,7 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, because flushing its buffer would fail again at interpreter exit."""
+    """Redirect an output stream to /dev/null, because the flush at interpreter exit would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

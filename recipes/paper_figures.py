@@ -82,7 +82,7 @@ def draw_maps(runs: Sequence[RecordedRun], stream: Optional[Path]) -> Iterator[D
     for folder in folders:
         with np.load(folder / EXPERTS_FILE, allow_pickle=False) as file:
             experts = file["expert"][0]
-        chosen = images.test_indices()[: len(experts)]
+        chosen = images.indices("test")[: len(experts)]
         if places is None:
             places = embed(images.images[chosen].reshape(len(chosen), -1) / 255.0)
         nested = json.loads((folder / "stage.json").read_text()).get("gate_trees")

@@ -19,7 +19,7 @@ from data_prep.images.formats import (
 )
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import write_image_stream
-from fairseq_alma.data.stream import Stream, megabatch_valid_name
+from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.files import work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import print_line
@@ -169,7 +169,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print_line(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
         return 0
     stream, images = prepared
-    names = (stream.megabatch(0).name, megabatch_valid_name(0), "test")
+    names = (stream.megabatch(0).name, split_name(0, "valid"), "test")
     num_train, num_valid, num_test = (stream.split(name).num_images for name in names)
     unused = images.num_train - stream.num_megabatches * (num_train + num_valid)
     for line in (

@@ -22,7 +22,7 @@ from data_prep.text.options import AUTO, DEFAULT_FIELD, FORMS_OF_TEXT, HOLDOUT_B
 from data_prep.text.source import find_sources
 from data_prep.text.tokenizer import train_tokenizer, vocab_size_for
 from fairseq_alma.data.ngrams import NgramHasher, NgramSet, distinct, document_hashes, held_out_ngrams
-from fairseq_alma.data.stream import Stream, file_sha256, holdout_name, megabatch_name
+from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import FILE_NAMES, TOKENIZER_FOLDER, StreamTokenizer, id_dtype
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
@@ -235,8 +235,8 @@ class Work:
         own_sets = assign(sizes, arguments, shares)
         first = 0 if plan.there is None else plan.there.num_megabatches
         arriving = range(first, first + shares.num_megabatches)
-        names = [*map(megabatch_name, arriving), *(["valid", "test"] if shares.held_out else [])]
-        names += [] if shares.holdout is None else map(holdout_name, arriving)
+        names = [*map(split_name, arriving), *(["valid", "test"] if shares.held_out else [])]
+        names += [] if shares.holdout is None else [split_name(t, "holdout") for t in arriving]
         first_bytes = int(sizes[(own_sets == 0) | (own_sets == shares.num_sets)].sum(dtype=np.int64))
         num_duplicates = len(is_kept) - len(order)
         self.save("assignment", Assignment(names, shares.num_megabatches, groups, num_duplicates, first_bytes))

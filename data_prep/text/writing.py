@@ -14,7 +14,7 @@ from fairseq_alma.data.stream import (
     Stream,
     StreamFile,
     TokenizerEntry,
-    holdout_name,
+    split_name,
     split_names,
 )
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TOKENIZER_FOLDER, TokenFileWriter, id_dtype
@@ -80,7 +80,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     known = _write(root, f"document-hashes/{0 if there is None else len(there.history):03d}.u64", hashes)
     by_name = {split.name: split for split in [*(there.splits if there else ()), *splits]}
     num_megabatches = assignment.num_megabatches + (there.num_megabatches if there else 0)
-    ordered = tuple(by_name[name] for name in split_names("text", num_megabatches, holdout_name(0) in by_name))
+    ordered = tuple(by_name[name] for name in split_names("text", num_megabatches, split_name(0, "holdout") in by_name))
     if there is not None:
         return replace(
             there, splits=ordered, other_files=(*there.other_files, known), history=(*there.history, history)

@@ -31,7 +31,7 @@ from fairseq_alma.cli.update_record import (
     next_step,
     read_record,
 )  # fmt: skip
-from fairseq_alma.data.stream import Stream, file_sha256, holdout_name
+from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange.exportable import ARCHITECTURE, refuse_model
@@ -212,7 +212,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
     """Return the bits per byte of the current model on the held-out text of the newest month, or None without text."""
-    split, run = stream.split(holdout_name(len(record.months) - 1)), RunFolder(root / RUN)
+    split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
     if not split.num_tokens:
         return None
     path = stage_predictor(run, run.read_stage(len(record.months) - 2 - record.months[-2].first) or {})

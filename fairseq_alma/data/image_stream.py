@@ -1,7 +1,7 @@
 """Read and write a stream of images: arrays of images and labels, and the image indices of each split.
 
-One memory-mapped array has all images in the order of publication; each mega-batch, the validation set and the test
-set is an array of indices. So an image has the same index in all streams of a data set. Requires only NumPy.
+One memory-mapped array has all images in the order of publication. Each split is an array of indices, so that an image
+has the same index in all streams of a data set. This module requires only NumPy.
 """
 
 import math
@@ -20,8 +20,7 @@ from fairseq_alma.data.stream import (
     Split,
     Stream,
     StreamFile,
-    megabatch_name,
-    megabatch_valid_name,
+    split_name,
     write_manifest,
 )
 from fairseq_alma.errors import AlmaError, naming
@@ -29,20 +28,20 @@ from fairseq_alma.errors import AlmaError, naming
 _MAGIC = b"\x93NUMPY"
 _SMALLEST_PHOTOGRAPH = 16  # minimum height and width in pixels for the pooling layers of a VGG
 _REMEDY = "prepare the stream again, or copy this file again"
-_WHOLE_NUMBERS = np.dtype("<i8")
+_INT64 = np.dtype("<i8")
 _ROWS_AT_ONCE = 10_000
 _DECIMALS = 6
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """Return the array in a ``.npy`` file, memory-mapped; refuse pickled objects.
+    """Return the memory-mapped array in a ``.npy`` file.
 
     Raises:
-        ValueError: the file is not a ``.npy`` file of numbers, or is truncated.
+        ValueError: the file is not a ``.npy`` file of numbers (for example, has pickled objects), or is truncated.
     """
     with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:  # The message of NumPy would advise unpickling the file.
-            raise ValueError("no .npy signature found")
+        if file.read(len(_MAGIC)) != _MAGIC:  # NumPy would advise unpickling the file.
+            raise ValueError("expected a .npy signature")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -52,7 +51,7 @@ def read_npy(path: Path) -> np.ndarray:
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(
-            "Python objects found, a numeric array is needed" if "Python objects" in reason else reason
+            "expected a numeric array, found Python objects" if "Python objects" in reason else reason
         ) from error
 
 
@@ -73,14 +72,14 @@ class ImageStream:
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "ImageStream":
-        """Open a stream and check sizes, shapes, ranges and the sha256 of its files against the manifest.
+        """Open a stream; check size, sha256, shape and range of its files against the manifest.
 
         Raises:
             AlmaError: the folder is not a stream of images, or a file is missing or damaged.
         """
         stream = Stream.open(path)
         if stream.kind != "images":
-            raise AlmaError(f"{path}: a stream of {stream.kind}; give a stream of images made by alma-prep-images")
+            raise AlmaError(f"{path}: expected a stream of images, found {stream.kind}; give another stream")
         entry = stream.images
         assert entry is not None  # `Stream.open` checks this and the lists of files.
         stream.verify([split.name for split in stream.splits])
@@ -96,34 +95,29 @@ class ImageStream:
 
     @property
     def has_photographs(self) -> bool:
-        """Return whether the images are photographs such as CIFAR: three channels, at least 16 x 16 pixels."""
+        """Return whether the images are photographs, such as CIFAR: three channels, at least 16 x 16 pixels."""
         return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
-    @property
-    def num_megabatches(self) -> int:
-        """Number of mega-batches B."""
-        return self.stream.num_megabatches
+    def indices(self, part: str, megabatches: Optional[Sequence[int]] = None) -> np.ndarray:
+        """Return the indices of the images of a split, int64. Raises AlmaError if a mega-batch does not exist.
 
-    def train_indices(self, megabatches: Sequence[int]) -> np.ndarray:
-        """Return the indices of the training images of some mega-batches. Raises AlmaError if a number is invalid."""
-        return self._concatenate([self.stream.megabatch(t).name for t in megabatches])
-
-    def valid_indices(self, megabatches: Sequence[int]) -> np.ndarray:
-        """Return the indices of the validation images of some mega-batches; see `train_indices`."""
-        return self._concatenate([self.stream.split(megabatch_valid_name(t)).name for t in megabatches])
-
-    def test_indices(self) -> np.ndarray:
-        """Return the indices of the test images, int64."""
-        return self._indices["test"]
-
-    def _concatenate(self, names: Sequence[str]) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.int64), *(self._indices[name] for name in names)])
+        Args:
+            part: ``train`` or ``valid`` of mega-batches, else ``valid`` or ``test`` of the stream.
+            megabatches: mega-batches whose images are concatenated in this order; None for a split of the stream.
+        """
+        names = [part] if megabatches is None else [split_name(t, part) for t in megabatches]
+        splits = [self.stream.split(name) for name in names]
+        return np.concatenate([np.empty(0, np.int64), *(self._indices[split.name] for split in splits)])
 
 
 def _load(
     root: Path, file: StreamFile, dtype: np.dtype, shape: tuple[Optional[int], ...], end: Optional[int] = None
 ) -> np.ndarray:
-    """Return the array in a file of the stream, memory-mapped; with ``end`` in memory, from 0 to ``end - 1``."""
+    """Return the memory-mapped array in a file of the stream, or, with ``end``, an array in memory.
+
+    Raises:
+        AlmaError: ``dtype`` or ``shape`` (None: any size) differ, or a value is not from 0 to ``end - 1``.
+    """
     path = root / file.path
     try:
         array = read_npy(path)
@@ -132,12 +126,12 @@ def _load(
     fits = array.ndim == len(shape) and all(need in (None, size) for need, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits:
         needed = ", ".join("any" if size is None else str(size) for size in shape)
-        raise AlmaError(f"{path}: {array.dtype} {array.shape} found, {dtype} ({needed}) is needed; {_REMEDY}")
+        raise AlmaError(f"{path}: expected {dtype} ({needed}), found {array.dtype} {array.shape}; {_REMEDY}")
     if end is None:
         return array
     if len(array) and not 0 <= array.min() <= array.max() < end:
         raise AlmaError(
-            f"{path}: numbers from {array.min()} to {array.max()} found, 0 to {end - 1} is needed; {_REMEDY}"
+            f"{path}: expected numbers from 0 to {end - 1}, found {array.min()} to {array.max()}; {_REMEDY}"
         )
     return np.array(array)
 
@@ -159,33 +153,34 @@ def write_image_stream(
 
     Args:
         root: folder of the stream; created if it does not exist.
-        images: ``(num_images, C, H, W)``, uint8: the training images, then the test images.
+        images: ``(num_images, C, H, W)``, uint8: training images, then test images.
         labels: ``(num_images,)``, integers from 0 to ``num_classes - 1``.
         num_train: number of training images.
-        dataset: see `ImagesEntry`.
-        num_classes: see `ImagesEntry`.
-        num_megabatches: B; each gets ``num_train // B`` images, and the remainder is not used.
-        seed: random seed of the assignment, non-negative.
-        valid_fraction: share of each mega-batch for validation, above 0 and below 1; at least one image for validation
-            and one for training.
+        dataset: name of the data set, such as ``mnist``.
+        num_classes: number of classes.
+        num_megabatches: number of mega-batches B. Each has ``num_train // B`` images; the stream has no split with the
+            remaining images.
+        seed: random seed for assigning images to mega-batches, non-negative.
+        valid_fraction: share of each mega-batch for validation, above 0 and below 1. Each mega-batch has at least one
+            image for validation and one for training.
         augment: whether training crops and flips images at random.
-        history: records of the commands that made the stream, see `Stream`.
+        history: records of the commands that made the stream; see `Stream`.
 
     Raises:
         AlmaError: B is too large for the number of images.
     """
     megabatches = assign_images(num_train, num_megabatches, seed, valid_fraction)
-    root.mkdir(parents=True, exist_ok=True)
-    _save(root / IMAGES, images)
-    _save(root / LABELS, labels.astype(_WHOLE_NUMBERS))
-    splits = []
+    files = _write(root, IMAGES, images), _write(root, LABELS, labels.astype(_INT64))
+    named = []
     for number, (train, valid) in enumerate(megabatches):
-        splits += [_write_split(root, megabatch_name(number), train)]
-        splits += [_write_split(root, megabatch_valid_name(number), valid)]
-    splits += [_write_split(root, "valid", np.concatenate([valid for _, valid in megabatches]))]
-    splits += [_write_split(root, "test", np.arange(num_train, len(images)))]
+        named += [(split_name(number), train), (split_name(number, "valid"), valid)]
+    named += [("valid", np.concatenate([valid for _, valid in megabatches]))]
+    named += [("test", np.arange(num_train, len(images)))]
+    splits = [
+        Split(name, (_write(root, f"{name}.npy", indices.astype(_INT64)),), num_images=len(indices))
+        for name, indices in named
+    ]
     mean, std = channel_statistics(images[:num_train])
-    files = tuple(StreamFile.describe(root, name) for name in (IMAGES, LABELS))
     _, channels, height, width = images.shape
     entry = ImagesEntry(dataset, (channels, height, width), num_classes, mean, std, augment, files)
     stream = Stream(root, "images", seed, tuple(splits), images=entry, history=tuple(history))
@@ -208,8 +203,8 @@ def assign_images(
     if size < 2:
         remedy = f"at most {num_train // 2}" if num_train > 1 else "more images"
         raise AlmaError(
-            f"--megabatches {num_megabatches}: {num_train} training images give {size} for each mega-batch, at least 2 "
-            f"are needed (training and validation); give {remedy}"
+            f"--megabatches {num_megabatches}: expected at least 2 images for each mega-batch (training and "
+            f"validation), found {size} ({num_train} training images); give {remedy}"
         )
     num_valid = min(max(round(valid_fraction * size), 1), size - 1)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)
@@ -220,7 +215,7 @@ def assign_images(
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return (means, standard deviations) of the channels of ``(num_images, C, H, W)`` uint8 images, from 0 to 1.
 
-    The sums are integers, so that all machines get the same result.
+    The result is the same on all machines, because the sums are sums of integers.
     """
     num_channels = images.shape[1]
     counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel
@@ -237,13 +232,9 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean), tuple(std)
 
 
-def _write_split(root: Path, name: str, indices: np.ndarray) -> Split:
-    path = f"{name}.npy"
-    (root / path).parent.mkdir(exist_ok=True)
-    _save(root / path, indices.astype(_WHOLE_NUMBERS))
-    return Split(name, (StreamFile.describe(root, path),), num_images=len(indices))
-
-
-def _save(path: Path, array: np.ndarray) -> None:
+def _write(root: Path, name: str, array: np.ndarray) -> StreamFile:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
         np.save(path, np.ascontiguousarray(array), allow_pickle=False)
+    return StreamFile.describe(root, name)

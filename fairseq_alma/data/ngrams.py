@@ -1,8 +1,8 @@
-"""Find duplicate documents, and n-grams of words that training text shares with held-out text.
+"""Hash documents and n-grams of words, to find duplicate documents and training text that repeats held-out text.
 
-Comparisons use only the letters and digits of a text (any script, Unicode NFKC, case folded), so that differences in
-case, punctuation, white space, invisible characters or accent encoding do not hide a copy. A text with fewer words than
-n is one n-gram. The rule, with n = 13, is from Brown et al. 2020, appendix C.
+Hashes depend only on the letters and digits of a text (any script, Unicode NFKC, case folded), so that differences in
+case, punctuation, white space, invisible characters or accent encoding do not hide a repetition. A text with fewer than
+n words is one n-gram. Source: Brown et al. 2020, appendix C, with n = 13.
 """
 
 import functools
@@ -18,7 +18,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 
 DEFAULT_NGRAM = 13
-_LETTER, _IGNORED = 1, 2  # 0: a separator
+_LETTER, _IGNORED = 1, 2  # kinds of characters; 0 is a separator of words
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
 _ASSIGNED = 0x32400  # Unicode has only tags and variation selectors from this code point on.
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
@@ -31,7 +31,7 @@ _MAX_TABLE_BITS = 27
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Return the kind of each code point, uint8: part of a word, separator of words, or ignored."""
+    """Return the kind of each code point, uint8: 0 (separator of words), ``_LETTER`` or ``_IGNORED``."""
     kinds = np.zeros(0x110000, np.uint8)
     categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
     kinds[:_ASSIGNED] = [_LETTER * (each[0] in "LNM") + _IGNORED * (each == "Cf") for each in categories]
@@ -40,7 +40,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (code points of letters and digits, with 0 after each word and document; end of each document)."""
+    """Return (code points of letters and digits, 0 after each word and document; end position of each document)."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -54,7 +54,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return the hash of each document, uint64: of its letters, or of all characters if the document has no letters."""
+    """Return the hash (uint64) of the letters of each document; of all characters for a document without letters."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
@@ -70,7 +70,7 @@ def document_hashes(documents: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of some documents."""
+    """The n-grams of a list of documents."""
 
     hashes: np.ndarray  # ``(n-grams,)``, uint64
     documents: np.ndarray  # ``(n-grams,)``: index of the document of each n-gram, ascending
@@ -79,16 +79,16 @@ class Ngrams:
 
 @dataclass(frozen=True)
 class NgramHasher:
-    """Hash n-grams of ``size`` words to 64 bits; the hashes are the same on every machine."""
+    """Hash function for n-grams of ``size`` words, the same on every machine."""
 
     size: int
 
     def __call__(self, documents: Sequence[str]) -> Ngrams:
-        """Return the n-grams of documents; a document without words has none."""
+        """Return the n-grams of documents; a document without words has no n-gram."""
         letters, ends = letters_of(documents)
         codes, word_starts = _code_words(letters)
         lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
-        # A shorter document is padded with the code 0.
+        # Pad a document with fewer words than n with the code 0.
         padded = np.where((lengths > 0) & (lengths < self.size), self.size, lengths)
         owners = np.repeat(np.arange(len(documents)), padded)
         starts = np.arange(len(owners)) - (np.cumsum(padded) - padded)[owners]
@@ -102,18 +102,18 @@ class NgramHasher:
         return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
     def words(self, document: str, start: int) -> str:
-        """Return the n-gram that begins with word number ``start`` of a document."""
+        """Return the words, joined by spaces, of the n-gram that begins with word ``start`` (from 0) of a document."""
         codes, _ = letters_of([document])
         text = "".join(map(chr, codes.tolist())).replace("\0", " ")
         return " ".join(text.split()[start : start + self.size])
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (hash of each word, position of its first letter) for the code points that `letters_of` returns."""
+    """Return (hash of each word, position of its first letter) for code points in the format of `letters_of`."""
     codes, starts, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while start < len(letters):
         gaps = np.flatnonzero(letters[start + _LETTERS_AT_ONCE :][:_LETTERS_AT_ONCE] == 0)
-        end = start + _LETTERS_AT_ONCE + int(gaps[0]) if len(gaps) else len(letters)  # separator of two words
+        end = start + _LETTERS_AT_ONCE + int(gaps[0]) if len(gaps) else len(letters)  # position of a separator
         piece = letters[start:end]
         places = np.flatnonzero(piece)
         first = np.flatnonzero(np.diff(places, prepend=-2) > 1)  # position of each word among the letters
@@ -127,18 +127,18 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class NgramSet:
-    """A set of n-grams, made from the ascending distinct hashes that `distinct` returns."""
+    """A set of n-grams; ``hashes`` is the result of `distinct`."""
 
     def __init__(self, hashes: np.ndarray) -> None:
         self._hashes = hashes
         bits = min(max(len(hashes), 1).bit_length() + 3, _MAX_TABLE_BITS)
         self._shift = np.uint64(64 - bits)
-        # A table of leading bits excludes nearly all other hashes, at a tenth of the cost of a binary search.
+        # A table of the leading bits excludes most hashes outside the set, at a tenth of the cost of a binary search.
         self._table = np.zeros(1 << bits, bool)
         self._table[hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the positions, ascending, of the ``hashes`` that are in the set."""
+        """Return the ascending positions in ``hashes`` of the hashes that are in the set."""
         candidates = np.flatnonzero(self._table[hashes >> self._shift])
         if not len(candidates):
             return candidates
@@ -147,29 +147,29 @@ class NgramSet:
 
 
 def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the distinct hashes of several arrays, ascending."""
+    """Return the distinct hashes of several arrays in ascending order."""
     return np.unique(np.concatenate([np.empty(0, np.uint64), *hashes]))
 
 
 def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
-    """Return the n-gram hashes of the validation, test and held-out text of a stream, for `NgramSet`."""
+    """Return the distinct hashes of the n-grams in the validation, test and held-out text of a stream."""
     hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), []
     for split in stream.splits:
         if split.name.endswith("/train"):
             continue
-        file = TokenFile(stream.prefix(split))
+        file = TokenFile(stream.root / split.name)
         ends = np.cumsum(file.sizes, dtype=np.int64)
-        for first in range(0, len(file), _DOCUMENTS_AT_ONCE):
+        for first in range(0, len(file.sizes), _DOCUMENTS_AT_ONCE):
             some = slice(first, first + _DOCUMENTS_AT_ONCE)
             spans = zip((ends[some] - file.sizes[some]).tolist(), ends[some].tolist(), strict=True)
-            ids = [file.ids[begin : end - 1].astype(np.int64) for begin, end in spans]  # without eos
+            ids = [file.ids[begin : end - 1].astype(np.int64) for begin, end in spans]  # without EOS
             texts = tokenizer.decode_batch([(each - NUM_FAIRSEQ_SYMBOLS).tolist() for each in ids])
             found.append(hasher(texts).hashes)
     return distinct(found)
 
 
 def scrambled(numbers: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit numbers one to one (the finaliser of SplitMix64, Steele et al. 2014)."""
+    """Scramble 64-bit numbers with a bijection (finaliser of SplitMix64, Steele et al. 2014)."""
     numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,6 +1,6 @@
 """Read, check and write ``stream.json``, the manifest of a stream: files, splits, tokenizer, images.
 
-The manifest lists size and sha256 of every file, so that a reader can check that a stream is complete and unchanged.
+The manifest lists the size and sha256 of every file, so that a reader can check that the stream is complete.
 This module imports neither fairseq nor torch.
 """
 
@@ -35,7 +35,7 @@ IMAGES = "images.npy"
 LABELS = "labels.npy"
 TOKEN_SUFFIXES = (".bin", ".idx")
 DECONTAMINATE = "--decontaminate-ngram"
-"""Option of alma-prep-text in the history; its value is the n-gram size in words, or null."""
+"""Option of alma-prep-text in the history of a stream: n-gram size in words, or null."""
 _REMEDY = "prepare the stream again"
 
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -64,33 +64,32 @@ class StreamFile:
     def __post_init__(self) -> None:
         path = PurePosixPath(self.path)
         if not path.name or path.is_absolute() or ".." in path.parts or str(path) != self.path or "\0" in self.path:
-            raise ValueError(f"path {self.path!r} found, a path within the stream's folder is needed")
+            raise ValueError(f"expected a path within the folder of the stream, found {self.path!r}")
 
     @classmethod
     def describe(cls, root: Path, path: str) -> "StreamFile":
-        """Return the entry of the file ``root/path``, with its size and sha256."""
+        """Return the entry of the file ``root/path``, with size and sha256."""
         return cls(path, (root / path).stat().st_size, file_sha256(root / path))
 
     def verify(self, root: Path) -> None:
-        """Raise AlmaError unless the file under ``root`` has this size and this content."""
+        """Raise AlmaError unless the file in the folder ``root`` has this size and sha256."""
         path = root / self.path
         remedy = "prepare the stream again, or copy this file again"
         if not path.is_file():
-            raise AlmaError(f"{path}: no such file, but {MANIFEST} lists it with {self.size} bytes; {remedy}")
+            raise AlmaError(f"{path}: no such file, expected {self.size} bytes ({MANIFEST}); {remedy}")
         if (size := path.stat().st_size) != self.size:
-            raise AlmaError(f"{path}: {size} bytes found, {MANIFEST} lists {self.size}; {remedy}")
+            raise AlmaError(f"{path}: expected {self.size} bytes ({MANIFEST}), found {size}; {remedy}")
         if (sha256 := file_sha256(path)) != self.sha256:
-            raise AlmaError(f"{path}: sha256 {sha256} found, {MANIFEST} lists {self.sha256}; {remedy}")
+            raise AlmaError(f"{path}: expected sha256 {self.sha256} ({MANIFEST}), found {sha256}; {remedy}")
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a stream: the training, held-out or validation data of a mega-batch, or ``valid`` or ``test``."""
+    """One split of a stream: training, held-out or validation data of a mega-batch, or ``valid`` or ``test``."""
 
-    # ``megabatch-000/train``, ``megabatch-000/holdout`` (text), ``megabatch-000/valid`` (images), ``valid`` or ``test``
-    name: Name
+    name: Name  # `split_name` for the data of a mega-batch, or ``valid`` or ``test``
     files: tuple[StreamFile, ...]  # ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images
-    num_documents: Count = 0  # number of documents; each is a sequence in the token file that ends with EOS
+    num_documents: Count = 0  # number of documents; the token file has one sequence, ending with EOS, for each document
     num_words: Count = 0  # number of words, separated by white space
     num_tokens: Count = 0  # number of ids in the token file, including one EOS for each document
     num_bytes: Count = 0  # number of UTF-8 bytes of the documents
@@ -103,8 +102,8 @@ class TokenizerEntry:
 
     # ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``)
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
-    vocab_size: Positive  # number of tokens, one for each line of ``dict.txt``; fairseq adds four symbols of its own
-    sha256: Sha256  # sha256 of the paths and contents of the files
+    vocab_size: Positive  # number of tokens, without the four symbols of fairseq; lines of ``dict.txt``
+    sha256: Sha256  # sha256 of the paths and sha256 of the files
     files: tuple[StreamFile, ...]  # entries of the files in ``tokenizer/``
 
     @classmethod
@@ -115,13 +114,13 @@ class TokenizerEntry:
 
 @dataclass(frozen=True)
 class ImagesEntry:
-    """The images of a stream; the splits are indices into them."""
+    """The images of a stream; each split is a file of image indices."""
 
     dataset: Name  # name of the data set, such as ``mnist``
     shape: tuple[Side, Side, Side]  # ``(C, H, W)`` of one image
     num_classes: Positive  # number of classes; labels are from 0 to ``num_classes - 1``
-    mean: tuple[Union[int, float], ...]  # mean of each channel of the published training images, from 0 to 1
-    # standard deviation of each channel, in the unit of ``mean``; 1 if all pixels of the channel are equal
+    mean: tuple[Union[int, float], ...]  # mean of each channel over the published training images, from 0 to 1
+    # standard deviation of each channel, with pixels from 0 to 1; 1 if all pixels of the channel are equal
     std: tuple[Amount, ...]
     augment: bool  # whether training crops (after padding by 4) and flips images at random
     # ``images.npy``, uint8 ``(num_images, C, H, W)``, and ``labels.npy``, int64 ``(num_images,)``; the published
@@ -130,39 +129,35 @@ class ImagesEntry:
 
     def __post_init__(self) -> None:
         if {len(self.mean), len(self.std)} != {self.shape[0]}:
-            raise ValueError(f"{len(self.mean)} mean and {len(self.std)} std found, {self.shape[0]} of each are needed")
+            raise ValueError(f"expected {self.shape[0]} mean and std, found {len(self.mean)} and {len(self.std)}")
         if not all(-1e6 < each < 1e6 for each in self.mean) or min(self.std) <= 0:
-            raise ValueError("numbers for mean and numbers above 0 for std are needed")
+            raise ValueError("expected numbers for mean, and numbers above 0 for std")
 
 
 class CommandRecord(Struct, frozen=True):
-    """A command that made the stream or appended to it. Its record in the manifest also has counts."""
+    """A command that made the stream or appended to the stream. The manifest also has counts for each command."""
 
     command: Name
     options: dict[str, Any]
     inputs: tuple[Mapping[str, Any], ...]
 
 
-def megabatch_name(megabatch: int) -> str:
-    """Return the name of a mega-batch's split, ``megabatch-000/train``."""
-    return f"megabatch-{megabatch:03d}/train"
+def split_name(megabatch: int, part: str = "train") -> str:
+    """Return the name of a split of a mega-batch, such as ``megabatch-000/train``.
 
-
-def megabatch_valid_name(megabatch: int) -> str:
-    """Return the name of the validation part of a mega-batch of images, ``megabatch-000/valid``."""
-    return f"megabatch-{megabatch:03d}/valid"
-
-
-def holdout_name(megabatch: int) -> str:
-    """Return the name of the held-out part of a mega-batch of text, ``megabatch-000/holdout``."""
-    return f"megabatch-{megabatch:03d}/holdout"
+    Args:
+        megabatch: number of the mega-batch, from 0.
+        part: ``train``, ``holdout`` (held-out documents of text) or ``valid`` (images).
+    """
+    return f"megabatch-{megabatch:03d}/{part}"
 
 
 def split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[str]:
     """Return the names of a stream's splits in the order of the manifest."""
-    of_one = (megabatch_name,) if kind == "text" else (megabatch_name, megabatch_valid_name)
-    held_out = map(holdout_name, range(num_megabatches)) if has_holdouts else ()
-    return [*(name(t) for t in range(num_megabatches) for name in of_one), *held_out, "valid", "test"]
+    parts = ("train",) if kind == "text" else ("train", "valid")
+    names = [split_name(t, part) for t in range(num_megabatches) for part in parts]
+    names += [split_name(t, "holdout") for t in range(num_megabatches)] if has_holdouts else []
+    return [*names, "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -172,12 +167,12 @@ class Stream:
     root: Path  # folder of the stream
     kind: Annotated[str, Meta(pattern="^(text|images)$")]  # ``text`` or ``images``
     seed: Count  # random seed for assigning documents or images to the splits
-    splits: tuple[Split, ...]  # all splits, in the order of `split_names`
+    splits: tuple[Split, ...]  # splits in the order of `split_names`
     tokenizer: Optional[TokenizerEntry] = None  # entry of the tokenizer; None for images
     dictionary: Optional[StreamFile] = None  # entry of ``dict.txt``; None for images
     images: Optional[ImagesEntry] = None  # entry of the images; None for text
-    other_files: tuple[StreamFile, ...] = ()  # entries of all other files
-    # commands that made the stream, each with its options and the sha256 of every input file
+    other_files: tuple[StreamFile, ...] = ()  # entries of the remaining files
+    # commands that made the stream, each with options and the sha256 of every input file
     history: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
@@ -185,14 +180,13 @@ class Stream:
         """Read and check ``path/stream.json``.
 
         Raises:
-            AlmaError: there is no manifest, or it is damaged, incomplete or of another format version.
+            AlmaError: the manifest is missing, damaged or incomplete, or has another format version.
         """
         root = Path(path)
         manifest = root / MANIFEST
         if not manifest.is_file():
             raise AlmaError(
-                f"{root}: there is no {MANIFEST}, so this is not a stream; give the --out of alma-prep-text or "
-                "alma-prep-images"
+                f"{root}: not a stream (no {MANIFEST} found); give the --out of alma-prep-text or alma-prep-images"
             )
         content = read_json_object(manifest, _REMEDY)
         remedy = "prepare the stream again, or install the version that wrote it"
@@ -205,15 +199,15 @@ class Stream:
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
-        """Return the first contradiction in a manifest, or None; ``announced`` is its ``num_megabatches``."""
+        """Return the first contradiction in the manifest, or None; ``announced`` is its ``num_megabatches``."""
         if announced != self.num_megabatches:
-            return f"{announced!r:.60} mega-batches announced, {self.num_megabatches} listed"
+            return f"expected {announced!r:.60} mega-batches (num_megabatches), found {self.num_megabatches}"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
-            return f"{self.num_megabatches} mega-batches found, 1 to {MAX_MEGABATCHES} are needed"
+            return f"expected 1 to {MAX_MEGABATCHES} mega-batches, found {self.num_megabatches}"
         names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if (found := [each.name for each in self.splits]) != names:
             missing = [name for name in names if name not in {*found}]
-            return f"no {', '.join(missing[:3])}" if missing else "splits in another order, or too many splits"
+            return f"no {', '.join(missing[:3])}" if missing else "splits in wrong order, or too many splits"
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
@@ -224,7 +218,7 @@ class Stream:
             lists += [("dictionary", [DICTIONARY], (self.dictionary,) if self.dictionary else ())]
         for what, needed, files in lists:
             if (paths := [file.path for file in files]) != needed:
-                return f"the files of {what} are {', '.join(paths)[:200] or 'none'}, {', '.join(needed)} is needed"
+                return f"{what}: expected files {', '.join(needed)}, found {', '.join(paths)[:200] or 'none'}"
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -235,29 +229,29 @@ class Stream:
 
     @cached_property
     def num_megabatches(self) -> int:
-        """Number of mega-batches B."""
+        """Return the number of mega-batches B."""
         return sum(split.name.startswith("megabatch-") and split.name.endswith("/train") for split in self.splits)
 
     @cached_property
     def has_holdouts(self) -> bool:
-        """Return whether each mega-batch of text has a held-out part."""
-        return self.kind == "text" and any(split.name == holdout_name(0) for split in self.splits)
+        """Return whether each mega-batch of text has held-out documents."""
+        return self.kind == "text" and any(split.name == split_name(0, "holdout") for split in self.splits)
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """N-gram size in words: training text shares no n-gram with held-out text. None if this was not checked."""
+        """Return the size in words of the n-grams of held-out text that training text lacks; None if not checked."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of the stream, the same on any machine for the same input, options and seed."""
+        """Return the identifier of the stream, the same on any machine for the same input, options and seed."""
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
-        """Return the fingerprint of the stream when it had only its first ``num_megabatches``, before ``--append``."""
-        own_names = (megabatch_name, megabatch_valid_name, holdout_name)
-        names = {"valid", "test", *(name(t) for t in range(num_megabatches) for name in own_names)}
+        """Return the fingerprint of the stream with only the first ``num_megabatches``, as before ``--append``."""
+        parts = ("train", "valid", "holdout")
+        names = {"valid", "test", *(split_name(t, part) for t in range(num_megabatches) for part in parts)}
         content = self.to_json()
         covered = {key: content[key] for key in ("format_version", "kind", "seed", "tokenizer", "dictionary", "images")}
         covered["splits"] = [split for split in content["splits"] if split["name"] in names]
@@ -265,33 +259,27 @@ class Stream:
 
     @property
     def dictionary_sha256(self) -> str:
-        """The sha256 of ``dict.txt``, which identifies the vocabulary."""
+        """Return the sha256 of ``dict.txt``, which identifies the vocabulary. Raises AlmaError for images."""
         if self.dictionary is None:
-            raise AlmaError(f"{self.root}: a stream of {self.kind} has no dict.txt; give a stream of text")
+            raise AlmaError(f"{self.root}: expected a stream of text, found {self.kind}; give another stream")
         return self.dictionary.sha256
 
     def megabatch(self, megabatch: int) -> Split:
-        """Return the split of mega-batch ``megabatch``, 0 to B-1. Raises AlmaError if it does not exist."""
-        number = self.num_megabatches
-        if not 0 <= megabatch < number:
-            raise AlmaError(
-                f"{self.root}: no mega-batch {megabatch}, the stream has {number}; give a number from 0 to {number - 1}"
-            )
-        return self.split(megabatch_name(megabatch))
+        """Return the training split of a mega-batch, 0 to B-1. Raises AlmaError if the mega-batch does not exist."""
+        if not 0 <= megabatch < self.num_megabatches:
+            last = self.num_megabatches - 1
+            raise AlmaError(f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {last}")
+        return self.split(split_name(megabatch))
 
     def split(self, name: str) -> Split:
-        """Return the split with this name. Raises AlmaError if it does not exist."""
+        """Return the split with this name. Raises AlmaError if the split does not exist."""
         splits = {split.name: split for split in self.splits}
         if name not in splits:
             raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(splits)}")
         return splits[name]
 
-    def prefix(self, split: Split) -> Path:
-        """Return the path of a text split's files without ``.bin`` and ``.idx``."""
-        return self.root / split.name
-
     def verify(self, names: Iterable[str]) -> None:
-        """Check size and sha256 of the shared files and of the splits in ``names``; raise AlmaError on a difference."""
+        """Raise AlmaError if the size or sha256 of a shared file, or of a file of the splits ``names``, is wrong."""
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()

@@ -1,8 +1,8 @@
-"""Read and write token files, and convert text to tokens and to the symbols of ``dict.txt``.
+"""Read and write token files; convert text to tokens and to the symbols of ``dict.txt``.
 
 A tokenizer is a ``tokenizer.json`` of the package ``tokenizers`` or a ``.model`` of SentencePiece. Token files have the
 format of fairseq's ``MMapIndexedDataset``: ``NAME.bin`` has the ids, ``NAME.idx`` the start of each sequence. NumPy
-writes them in small parts, so that preparing text needs little memory and imports neither fairseq nor torch.
+writes the files in small parts, so that the preparation of text needs little memory and no torch.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import json
 import re
 import struct
 from array import array
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence, Union
 
@@ -20,7 +19,7 @@ import numpy as np
 from fairseq_alma.errors import AlmaError, naming
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
-NUM_FAIRSEQ_SYMBOLS = 4  # the first symbols of fairseq's Dictionary, so token u has id u + 4
+NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with these symbols, so token u has id u + 4
 EOS = 2
 TOKENIZER_FOLDER = "tokenizer"
 FILE_NAMES = {"tokenizers": "tokenizer.json", "sentencepiece": "sentencepiece.model"}
@@ -28,35 +27,35 @@ COMPANIONS = (
     "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"
 )  # fmt: skip
 MAX_TOKENS = 1 << 24
-"""Maximum vocabulary size; protects against small files with token numbers of up to 2^32."""
+"""Maximum vocabulary size, because a small file can have token numbers of up to 2^32."""
 _WHITE_SPACE = re.compile(r"\s")
 _BLOCK = "\u2581"
 
 Backend = tuple[list[str], Callable[[Sequence[str]], list[list[int]]], Callable[[Sequence[list[int]]], list[str]]]
-"""A loaded tokenizer: the piece of each token number, and the functions that encode and decode."""
+"""A loaded tokenizer: (piece of each token number, function that encodes, function that decodes)."""
 
 
 def _load_tokenizers(path: Path) -> Backend:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
-    # A published tokenizer may truncate or pad sequences and parse special tokens in a text. Training text must be
-    # encoded completely and literally.
+    # Training text must be encoded completely and literally, but the settings of a published tokenizer may truncate or
+    # pad sequences, and parse special tokens in a text.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     size = max(vocabulary.values(), default=-1) + 1
     if size > MAX_TOKENS:
-        raise ValueError(f"token number {size - 1:,} found, at most {MAX_TOKENS:,} tokens are supported")
+        raise ValueError(f"expected at most {MAX_TOKENS:,} tokens, found token number {size - 1:,}")
     pieces = [""] * size
     for piece, token in vocabulary.items():
         pieces[token] = piece
-
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-
-    return pieces, encode, lambda texts: tokenizer.decode_batch(texts, skip_special_tokens=False)
+    return (
+        pieces,
+        lambda texts: [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)],
+        lambda texts: tokenizer.decode_batch(texts, skip_special_tokens=False),
+    )
 
 
 def _load_sentencepiece(path: Path) -> Backend:
@@ -91,12 +90,16 @@ class StreamTokenizer:
     Attributes:
         file: tokenizer file.
         kind: ``tokenizers`` or ``sentencepiece``.
-        symbols: symbol of each token: the piece (``Ġthe``), or ``<unit:17>`` if ``dict.txt`` cannot contain the piece
-            (white space, a symbol of fairseq). If ``config.json`` of transformers in the same folder has a larger
-            vocabulary, symbols of its unused rows follow.
+        pieces: piece of each token, such as ``Ġthe``.
+        symbols: symbol of each token: the piece, or ``<unit:17>`` if ``dict.txt`` cannot contain the piece (white
+            space, a symbol of fairseq). Symbols of unused tokens follow if the vocabulary size in the ``config.json``
+            of transformers in the same folder is larger.
+        vocab_size: number of symbols.
+        companions: files of a transformers model in the same folder; a stream has copies of these files for exports.
+        decode_batch: function that returns the text of each list of token numbers.
 
     Raises:
-        AlmaError: no tokenizer is found, or its file is damaged.
+        AlmaError: the tokenizer file is missing or damaged.
     """
 
     def __init__(self, path: Union[str, Path]) -> None:
@@ -106,81 +109,61 @@ class StreamTokenizer:
             backend = (_load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece)(self.file)
         except Exception as error:  # Both packages raise Exception or RuntimeError for a damaged file.
             raise AlmaError(f"{self.file}: not a {self.kind} tokenizer ({error}); give another file") from error
-        self._pieces, self._encode, self._decode = backend
-        if not self._pieces:
-            raise AlmaError(f"{self.file}: a tokenizer without tokens found; give a trained one")
-        unused = max(0, _num_rows(self.file.parent) - len(self._pieces))
-        taken = set(FAIRSEQ_SYMBOLS)
+        self.pieces, self._encode, self.decode_batch = backend
+        if not self.pieces:
+            raise AlmaError(f"{self.file}: the tokenizer has no tokens; give a trained tokenizer")
         self.symbols: list[str] = []
-        for number, piece in enumerate([*self._pieces, *[""] * unused]):
-            if not piece or _WHITE_SPACE.search(piece) or piece in taken or piece.startswith("#fairseq:"):
+        self._token_of: dict[str, int] = {}
+        unused = max(0, _num_rows(self.file.parent) - len(self.pieces))
+        for number, piece in enumerate([*self.pieces, *[""] * unused]):
+            is_taken = piece in FAIRSEQ_SYMBOLS or piece in self._token_of
+            if not piece or _WHITE_SPACE.search(piece) or is_taken or piece.startswith("#fairseq:"):
                 piece = f"<unit:{number}>"
-            taken.add(piece)
+            self._token_of[piece] = number
             self.symbols.append(piece)
+        self.vocab_size = len(self.symbols)
+        paths = [self.file.with_name(name) for name in COMPANIONS if self.kind == "tokenizers"]
+        self.companions = [path for path in paths if path.is_file()]
 
     @classmethod
     def open(cls, stream: Union[str, Path]) -> "StreamTokenizer":
-        """Load the tokenizer of the stream in this folder."""
+        """Load the tokenizer of the stream in a folder."""
         return cls(Path(stream) / TOKENIZER_FOLDER)
 
-    @property
-    def companions(self) -> list[Path]:
-        """Return the files of a transformers model in the same folder; a stream copies these files for exports."""
-        paths = [self.file.with_name(name) for name in COMPANIONS if self.kind == "tokenizers"]
-        return [path for path in paths if path.is_file()]
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        return len(self.symbols)
-
-    @cached_property
-    def _token_of(self) -> dict[str, int]:
-        return {symbol: token for token, symbol in enumerate(self.symbols)}
-
-    def token_id(self, piece: str) -> Optional[int]:
-        """Return the number (from 0) of the token with this piece, or None if there is no such token."""
-        return self._pieces.index(piece) if piece in self._pieces else None
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token numbers of each text; the id in a token file is the token number plus 4."""
+        """Return the token numbers (from 0) of each text. The id in a token file is the token number plus 4."""
         try:
             return self._encode(texts)
-        # The packages raise Exception, for example for a vocabulary without an unknown token.
-        except Exception as error:
+        except Exception as error:  # Both packages raise Exception, for example without an unknown token.
             raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
-        """Return the symbols of a text; ``Dictionary.encode_line`` of fairseq accepts the symbols joined by spaces."""
+        """Return the symbols of a text. Joined by spaces, they are a line for ``Dictionary.encode_line`` of fairseq."""
         return [self.symbols[token] for token in self.encode_batch([text])[0]]
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the text of symbols; skip empty symbols and fairseq's four special symbols.
+        """Return the text of symbols, without empty symbols and the four special symbols of fairseq.
 
         Raises:
-            AlmaError: the tokenizer does not have a symbol.
+            AlmaError: a symbol is not a symbol of the tokenizer.
         """
         kept = [symbol for symbol in symbols if symbol and symbol not in FAIRSEQ_SYMBOLS]
         try:
             return self.decode_batch([[self._token_of[symbol] for symbol in kept]])[0]
         except KeyError as error:
-            raise AlmaError(f"{self.file}: no symbol {error}; decode with the tokenizer that encoded") from error
-
-    def decode_batch(self, texts: Sequence[list[int]]) -> list[str]:
-        """Return the text of each list of token numbers."""
-        return self._decode(texts)
+            raise AlmaError(f"{self.file}: no symbol {error}; use the tokenizer that encoded the text") from error
 
 
 def find_tokenizer_file(path: Path) -> Path:
-    """Return the tokenizer file at a path, which is the file itself or a folder with one tokenizer file.
+    """Return the tokenizer file at a path: the file itself, or the only tokenizer file in a folder.
 
     Raises:
-        AlmaError: the path is not a tokenizer file, or the folder does not have exactly one.
+        AlmaError: the path is not a tokenizer file, or the folder has no tokenizer file or several.
     """
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
             raise AlmaError(
-                f"{path}: a tokenizer.json or a SentencePiece .model is needed; give such a file, or its folder"
+                f"{path}: expected a tokenizer.json or a SentencePiece .model; give such a file, or its folder"
             )
         if not path.is_file():
             raise AlmaError(f"{path}: no such file; give a tokenizer.json, a SentencePiece .model, or its folder")
@@ -190,12 +173,12 @@ def find_tokenizer_file(path: Path) -> Path:
     found = [file for file in sorted(path.iterdir()) if file.suffix == ".model"]
     if len(found) != 1:
         names = " and ".join(file.name for file in found) or "neither a tokenizer.json nor a .model"
-        raise AlmaError(f"{path}: {names} in this folder, one tokenizer is needed; give the file itself")
+        raise AlmaError(f"{path}: expected one tokenizer in the folder, found {names}; give the path of a file")
     return found[0]
 
 
 def _num_rows(folder: Path) -> int:
-    """Return the vocabulary size in the ``config.json`` of transformers, or 0 if there is no such file."""
+    """Return the vocabulary size in the ``config.json`` of transformers in a folder, or 0 without a valid file."""
     try:
         size = json.loads((folder / "config.json").read_text(encoding="utf-8-sig")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -206,14 +189,16 @@ def _num_rows(folder: Path) -> int:
 def absent_ids(symbol_ids: str) -> list[int]:
     """Return the ids in the dictionary of an imported vocabulary that no text can contain.
 
-    ``symbol_ids`` is a JSON list: for each of fairseq's four symbols the equivalent imported token (from 0), or null.
+    Args:
+        symbol_ids: JSON list with the number (from 0) of the imported token that is equivalent to each of the four
+            symbols of fairseq, or null.
     """
     try:
         imported = msgspec.json.decode(
             symbol_ids, type=tuple[Optional[int], Optional[int], Optional[int], Optional[int]]
         )
     except msgspec.MsgspecError as error:
-        raise AlmaError(f"--symbol-ids {symbol_ids[:60]!r}: needs a JSON list of four token ids or nulls") from error
+        raise AlmaError(f"--symbol-ids {symbol_ids[:60]!r}: expected a JSON list of four token ids or nulls") from error
     return [symbol if token is None else token + NUM_FAIRSEQ_SYMBOLS for symbol, token in enumerate(imported)]
 
 
@@ -221,7 +206,7 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _DTYPES: dict[int, np.dtype] = {8: np.dtype("uint16"), 9: np.dtype("uint32")}
 _HEADER = struct.Struct("<9sQBQ")
-_ENTRY_SIZE = 4 + 8  # bytes of a sequence in the index: number of ids, and position of the first id
+_ENTRY_SIZE = 4 + 8  # bytes in the index for each sequence: number of ids, and position of the first id
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -230,7 +215,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenFileWriter:
-    """Write one token file in parts; keep no file open between two parts.
+    """Writer of a token file in parts, which keeps no file open between two parts.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
@@ -245,7 +230,7 @@ class TokenFileWriter:
         self._sizes = array("i")
 
     def write(self, ids: bytes, sizes: np.ndarray) -> None:
-        """Add sequences, with their ids as bytes of ``dtype``, to the buffer that `flush` writes."""
+        """Add sequences to the buffer that `flush` writes: their ids as bytes of ``dtype``, and their sizes."""
         self._pending.append(ids)
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
@@ -261,7 +246,7 @@ class TokenFileWriter:
         self._pending = []
 
     def close(self) -> list[tuple[int, str]]:
-        """Write the buffered sequences and the index; return the manifest entries of both files."""
+        """Write the buffered sequences and the index. Return (size in bytes, sha256) of both files."""
         self.flush()
         code = next(code for code, dtype in _DTYPES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
@@ -279,7 +264,7 @@ class TokenFileWriter:
 
 
 class TokenFile:
-    """Read one token file by memory mapping.
+    """A memory-mapped token file.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``.
@@ -298,21 +283,18 @@ class TokenFile:
             header = file.read(_HEADER.size)
         magic, version, code, num_sequences = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
         if (magic, version) != (_MAGIC, _VERSION) or code not in _DTYPES:
-            raise AlmaError(f"{idx}: not an index of fairseq's mmap format; prepare the stream again")
+            raise AlmaError(f"{idx}: not an index in the mmap format of fairseq; prepare the stream again")
         size = _HEADER.size + num_sequences * _ENTRY_SIZE
         if idx.stat().st_size != size:
-            raise AlmaError(f"{idx}: {idx.stat().st_size} bytes found, {size} are needed; prepare the stream again")
+            raise AlmaError(f"{idx}: expected {size} bytes, found {idx.stat().st_size}; prepare the stream again")
         self.sizes = np.fromfile(idx, dtype="<i4", count=num_sequences, offset=_HEADER.size)
         if num_sequences and self.sizes.min() < 0:
             raise AlmaError(
-                f"{idx}: a sequence of {self.sizes.min()} ids found, at least 1 is needed; prepare the stream again"
+                f"{idx}: expected non-negative lengths of sequences, found {self.sizes.min()}; prepare the stream again"
             )
         needed = int(self.sizes.sum(dtype=np.int64)) * _DTYPES[code].itemsize
         found = bin_.stat().st_size
         if found != needed:
-            raise AlmaError(f"{bin_}: {found} bytes found, the index needs {needed}; prepare the stream again")
+            raise AlmaError(f"{bin_}: expected {needed} bytes (.idx), found {found}; prepare the stream again")
         dtype: Any = _DTYPES[code]
         self.ids = np.memmap(bin_, dtype=dtype, mode="r") if needed else np.empty(0, dtype)
-
-    def __len__(self) -> int:
-        return len(self.sizes)

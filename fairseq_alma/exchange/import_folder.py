@@ -166,7 +166,9 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     for symbol in SYMBOLS:
         name = named.get(f"{symbol}_token")
         name = name.get("content") if isinstance(name, dict) else name
-        token = tokenizer.token_id(name) if isinstance(name, str) else getattr(config, f"{symbol}_token_id", None)
+        token = getattr(config, f"{symbol}_token_id", None)
+        if isinstance(name, str):
+            token = tokenizer.pieces.index(name) if name in tokenizer.pieces else None
         token = token[0] if isinstance(token, list) and token else token
         found.append(token if type(token) is int and 0 <= token < config.vocab_size else None)
     end = found[2]

@@ -58,7 +58,7 @@ class ImageJob:
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
         """Check that the options define a valid network. Return a function that creates the back end of some runs."""
         for plan in plans:
-            if not len(self.images.valid_indices(plan.stage.megabatches)):
+            if not len(self.images.indices("valid", plan.stage.megabatches)):
                 raise AlmaError(
                     f"{self.images.stream.root}: stage {plan.stage.index} has no validation images to select the best "
                     "epoch; prepare the stream with fewer mega-batches, or increase --wait"

@@ -169,15 +169,12 @@ class AlmaImageClassificationTask(StageTask):
         if split not in ("train", "valid", "test"):
             raise AlmaError(f"split {split!r}: no such split; choose from train, valid, test")
         if split == "test":
-            indices = stream.test_indices()
+            indices = stream.indices("test")
         elif cfg.megabatch is not None:
-            megabatches = stage_ending_with(cfg.megabatch, stream.num_megabatches, cfg.wait, cfg.replay).megabatches
-            if split == "train":
-                indices = stream.train_indices(megabatches)
-            else:
-                indices = stream.valid_indices(megabatches)
+            stage = stage_ending_with(cfg.megabatch, stream.stream.num_megabatches, cfg.wait, cfg.replay)
+            indices = stream.indices(split, stage.megabatches)
         elif split == "valid":
-            indices = stream.valid_indices(range(stream.num_megabatches))
+            indices = stream.indices("valid", range(stream.stream.num_megabatches))
         else:
             raise AlmaError("--megabatch: missing; give the number of the last mega-batch of the stage (from 0)")
         self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")

@@ -85,7 +85,7 @@ class StageTrainer:
         self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment, settings.device)
         self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
-        self.test_examples = self._examples(self.stream.test_indices())
+        self.test_examples = self._examples(self.stream.indices("test"))
         self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
 
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ class StageTrainer:
 
         store = self.stores[work.folder.root]
         models = [store[training.model] for training in trainings]
-        described = self.features.describe(self._part(len(self.stream.train_indices(plan.stage.megabatches))))
+        described = self.features.describe(self._part(len(self.stream.indices("train", plan.stage.megabatches))))
         return {
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
@@ -123,7 +123,7 @@ class StageTrainer:
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test the models that predict after a stage. Return the results for stage.json."""
         plan, store, predictions = work.plan, self.stores[work.folder.root], self.predictions[work.folder.root]
-        valid = predictions.on_valid(plan, self._examples(self.stream.valid_indices(plan.stage.megabatches)))
+        valid = predictions.on_valid(plan, self._examples(self.stream.indices("valid", plan.stage.megabatches)))
         test, usage = predictions.on_test(plan)
         models = [store[model] for model in plan.predictors]
         figures: dict[str, Any] = {
@@ -154,13 +154,13 @@ class StageTrainer:
         ``group`` contains the trainings that share one network, each with the model store of its run.
         """
         stage, how, seeds = work.plan.stage, self.settings.training, [training.seed for _, training in group]
-        rows = self.stream.train_indices(stage.megabatches)
+        rows = self.stream.indices("train", stage.megabatches)
         own = [
             bootstrap(len(rows), seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
             for _, training in group
         ]
         data = TrainingImages(*self._load(rows), own, self.source)
-        valid = self._examples(self.stream.valid_indices(stage.megabatches))
+        valid = self._examples(self.stream.indices("valid", stage.megabatches))
         network, grown, growth = self._start(work.plan, group, lambda: self._examples(rows), valid)
 
         part, images_of_branch = self._part(data.num_images), 0

@@ -1,4 +1,4 @@
-"""``--then-evaluate``: run a shell command after each stage, and read a JSON object of numbers from its last line."""
+"""``--then-evaluate``: run a shell command after each stage, and read numbers from its last line (a JSON object)."""
 
 import json
 import math
@@ -24,9 +24,12 @@ _PLACE = re.compile(r"(?<!\$)\{(checkpoint|stage|arrival|run|stream)\}")
 
 @dataclass(frozen=True)
 class StageEvaluation:
-    """Evaluate stages with a shell command of the user that has placeholders such as ``{checkpoint}``.
+    """Evaluation of stages with a shell command.
 
-    ``predictors`` returns the evaluated checkpoints of a stage: one, or several for an ensemble of image models.
+    Attributes:
+        template: command of the user, with placeholders such as ``{checkpoint}``.
+        stream: folder of the stream.
+        predictors: function that returns the checkpoints to evaluate in a stage (several for an image ensemble).
     """
 
     template: str
@@ -34,6 +37,7 @@ class StageEvaluation:
     predictors: Callable[[RunFolder, StagePlan], Sequence[Path]]
 
     def command(self, folder: RunFolder, plan: StagePlan) -> str:
+        """Return the shell command for a stage."""
         values: dict[str, Sequence[object]] = {
             "checkpoint": self.predictors(folder, plan),
             "stage": [plan.stage.index],
@@ -44,7 +48,7 @@ class StageEvaluation:
         return _PLACE.sub(lambda place: shlex.join(map(str, values[place[1]])), self.template)
 
     def run(self, work: StageWork) -> Mapping[str, object]:
-        """Evaluate a stage and return the entries for ``stage.json``. Raises AlmaError if the command fails."""
+        """Run the command for a stage and return an entry of ``stage.json``. Raises AlmaError if the command fails."""
         work.display.show_activity(work.plan, "evaluating")
         log = work.folder.stage_folder(work.plan.stage.index) / "evaluation.log"
         words = ["sh", "-c", self.command(work.folder, work.plan)]
@@ -61,10 +65,10 @@ class StageEvaluation:
             figures = json.loads(last_line(output.decode(errors="replace")))
             record = msgspec.convert({"command": self.template, "figures": figures}, Evaluation)
             if not all(map(math.isfinite, record.figures.values())):
-                raise ValueError("a number is not finite")
+                raise ValueError("expected finite numbers")
         except (ValueError, RecursionError) as error:
             raise AlmaError(
                 f"{log}: the last line of --then-evaluate must be a JSON object of finite numbers, such as "
-                '{"bits_per_byte": 2.01}; fix the command and run alma-stream again, the trained models are kept'
+                '{"bits_per_byte": 2.01}; fix the command and run alma-stream again (trained models are kept)'
             ) from error
         return {"evaluation": msgspec.to_builtins(record)}

@@ -1,4 +1,4 @@
-"""Find the checkpoint of a run, and the stream that a model or a run was trained on."""
+"""Find the checkpoint of a run, and the training stream of a model."""
 
 import contextlib
 from dataclasses import dataclass
@@ -21,22 +21,27 @@ class ArrivalOptions(Options):
 
     arrival: Optional[int] = opt(
         None,
-        "if a run is given: model after the arrival of this mega-batch, from 0 (default: newest)",
+        "with a run in place of a checkpoint: model after the arrival of this mega-batch, from 0 (default: newest)",
         range=integer(0),
     )
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
-    """Return the checkpoint of a run after an arrival (from 0; None: newest), or ``path`` if it is not a run.
+    """Return the checkpoint of a run after an arrival, or ``path`` if it is not a run.
 
-    ``path`` may also be a folder that contains a run. Raises AlmaError if the run has no model for the arrival.
+    Args:
+        path: checkpoint, run directory, or folder of ``alma-update``.
+        arrival: index of the arrival, from 0; None for the newest arrival.
+
+    Raises:
+        AlmaError: the run has no model for the arrival.
     """
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
         if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
-            raise AlmaError(f"{path}: has one run for each seed; give one of them, such as {seeds[0].parent}")
+            raise AlmaError(f"{path}: expected a run, found one for each seed; give a run such as {seeds[0].parent}")
         if arrival is not None:
-            raise AlmaError(f"{path}: not a run, so it has no model at arrival {arrival}; give a run directory")
+            raise AlmaError(f"--arrival {arrival}: {path} is not a run; give a run directory")
         return path
     run = RunFolder(root)
     records = [record for record in map(run.read_stage, run.stages()) if record is not None]
@@ -50,10 +55,10 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
 
 
 def _stream_folders(recorded: str, near: Path) -> list[Path]:
-    """Return the stream folders that a recorded path may refer to, the most likely folder first.
+    """Return the existing streams that a recorded path may refer to, most likely first.
 
-    The path is relative to the working directory of a command, often one above the run or checkpoint ``near``; stream
-    and run may have been moved together.
+    The path is relative to the working directory of an earlier command. This is often a directory above the run or
+    checkpoint ``near``. The user may have moved run and stream together.
     """
     places = [Path(recorded)]
     for parent in near.absolute().parents:
@@ -62,9 +67,10 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
 
 
 def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
-    """Return the stream that the user gave, else the training stream recorded in the run or the checkpoint.
+    """Return the stream of a model: ``given`` by the user, else the training stream that its run or checkpoint records.
 
-    Raises AlmaError if the stream is missing, contains other data than ``kind``, or has another dictionary.
+    Raises:
+        AlmaError: the stream is missing, its kind of data is not ``kind``, or its dictionary is not that of the model.
     """
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # imports torch, which takes seconds
 
@@ -72,18 +78,18 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
     if found is None:
         recorded = (checkpoint["cfg"].get("task") or {}).get("data")
         if not isinstance(recorded, str):
-            raise AlmaError(f"{path}: does not name the stream of its training; give --stream")
+            raise AlmaError(f"{path}: the training stream is not recorded; give --stream")
         found = next(iter(_stream_folders(recorded, path)), Path(recorded))
         roots = [parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()]
         if roots and (record := RunFolder(roots[0]).read_run()) is not None:
             for each in reversed(_stream_folders(record["stream"]["path"], roots[0])):
-                with contextlib.suppress(AlmaError):  # a damaged stream
+                with contextlib.suppress(AlmaError):  # the stream is damaged
                     found = each if is_begun_on(record, Stream.open(each)) else found
         if not found.is_dir():
-            raise AlmaError(f"{path}: its stream {recorded} is missing; give --stream")
+            raise AlmaError(f"{path}: the training stream {recorded} is missing; give --stream")
     stream = Stream.open(found)
     if stream.kind != kind:
-        raise AlmaError(f"--stream {stream.root}: a stream of {stream.kind}; give a stream of {kind}")
+        raise AlmaError(f"--stream {stream.root}: expected a stream of {kind}, found {stream.kind}; give another")
     if kind == "text":
         check_dictionary(checkpoint, str(path), stream)
         stream.verify(["test"])

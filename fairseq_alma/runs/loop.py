@@ -1,6 +1,6 @@
 """Algorithm 1 of the paper for every learner and both kinds of data; a stage is a list of steps.
 
-The plan of a stage (`learners`) lists the models to train and the models to evaluate. The back end provides the steps:
+The plan of a stage (package ``learners``) lists the models to train and to evaluate. The back end provides the steps:
 commands in forked processes for text, a training loop in this process for images.
 """
 
@@ -23,16 +23,16 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_images": operator.add,
     "train_flops": operator.add,
 }
-"""Functions that combine the costs of two trainings into the cost of the stage, by key of ``stage.json``."""
+"""Functions that combine the costs of two trainings of a stage, by key of ``stage.json``."""
 
 
 @dataclass(frozen=True)
 class StageWork:
-    """A stage of a run that this process currently completes and has locked.
+    """A locked stage of a run, which this process runs.
 
     Attributes:
-        locks: file descriptors of locks; a process that inherits them keeps the stage locked until it exits.
-        in_step: the same stage of the runs of all seeds, including this run; one network may train all seeds.
+        locks: file descriptors of locks. A process that inherits the descriptors keeps the stage locked until it exits.
+        in_step: the same stage in the runs of all seeds, including this run, because one network may train all seeds.
     """
 
     folder: RunFolder
@@ -43,23 +43,23 @@ class StageWork:
 
 
 class Step(Protocol):
-    """A step of a stage. `run` can be called again after a kill: it skips finished work and resumes."""
+    """A step of a stage. After a kill, another call of `run` skips finished work and resumes the rest."""
 
     @property
     def trains(self) -> Sequence[ModelId]:
-        """Return the models that this step trains; empty for a step after all trainings."""
+        """Return the models that this step trains; an empty sequence for a step after all trainings."""
         return ()
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the step is done, for ``model`` or for all models. Raises AlmaError if a file is damaged."""
+        """Return whether the step is done for a model (None: all models). Raises AlmaError if a file is damaged."""
         return False
 
     def commands(self) -> Sequence[object]:
-        """Return the commands of the step for ``--dry-run``; ``str(command)`` is a shell command."""
+        """Return the commands that ``--dry-run`` prints; ``str(command)`` is a shell command."""
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work and return entries of ``stage.json``, which `OF_ALL_TRAININGS` combines."""
+        """Do the remaining work and return entries of ``stage.json``; `OF_ALL_TRAININGS` combines equal keys."""
 
 
 class Backend(Protocol):
@@ -69,12 +69,12 @@ class Backend(Protocol):
         """Return the steps of a stage in order; the number of steps is the same for every seed."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the weights of the models ``gone``, and other temporary files of complete stages."""
+        """Remove the weights of the models ``gone``, and temporary files of complete stages; keep ``needed`` models."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A learner with one seed and the plans of all stages; ``evaluate`` returns further entries of stage.json."""
+    """A run of one seed with the plans of all stages; ``evaluate`` returns further entries of stage.json."""
 
     folder: RunFolder
     plans: Sequence[StagePlan]
@@ -82,34 +82,33 @@ class Run:
     evaluate: Callable[[StageWork], Mapping[str, Any]] = lambda work: {}
 
     def is_trained(self, model: ModelId, backend: Backend) -> bool:
-        """Return whether the training of a model is complete; False if the checkpoint is damaged."""
+        """Return whether the training of a model is complete and its checkpoint is not damaged."""
         steps = backend.steps(self.folder, self.plans[model.stage])
         with contextlib.suppress(AlmaError):
             return all(step.is_done(model) for step in steps if model in step.trains)
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a complete stage. Raises AlmaError if the stage trained on other mega-batches."""
+        """Return the record of a stage, or None if incomplete. Raises AlmaError if its mega-batches are not planned."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
-                f"{self.folder.stage_folder(stage) / STAGE_RECORD}: trained on mega-batches {record['megabatches']}, "
-                f"but the stream now gives this stage {planned}; give another --run (a stream that grows needs "
-                "--drop-rest)"
+                f"{self.folder.stage_folder(stage) / STAGE_RECORD}: expected mega-batches {planned}, found "
+                f"{record['megabatches']}; give another --run (streams that grow require --drop-rest)"
             )
         return record
 
 
 class NeededModels:
-    """Models whose weights later stages, the report or the user need; ``kept`` lists the arrivals of ``--keep``."""
+    """Models whose weights a later stage, the report or the user needs; ``kept`` has the arrivals of ``--keep``."""
 
     def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
         self.tidied = -1
         self.user_knows = False
         self.last_use: dict[ModelId, int] = {}
-        for plan in plans:  # in order: later uses replace earlier ones
+        for plan in plans:  # a later use replaces an earlier use
             index = plan.stage.index
-            # The weights that a stage starts from are needed from the completion of the previous stage on.
+            # A stage needs its initial weights from the completion of the previous stage on.
             starts = [training.start for training in plan.trainings if training.start is not None]
             self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
             self.last_use.update(dict.fromkeys(plan.predictors, index))
@@ -119,23 +118,23 @@ class NeededModels:
                 self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
 
     def after(self, done: int) -> list[ModelId]:
-        """Return the models that are needed after stage ``done``, in order."""
+        """Return the sorted models whose weights are needed after the completion of stage ``done``."""
         return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)
 
     def tidy(self, run: Run, stage: int, backend: Backend) -> None:
-        """Remove the weights that no later stage needs, after a stage is complete."""
+        """Remove the weights that are no longer needed after the completion of a stage."""
         done = stage
-        with contextlib.suppress(AlmaError):  # a record is damaged; later stages may be complete
+        with contextlib.suppress(AlmaError):  # the record of a later stage is damaged
             while done + 1 < len(run.plans) and run.folder.read_stage(done + 1) is not None:
                 done += 1
-        first, self.tidied = self.tidied, done  # -1 at first: files of earlier launches go too
+        first, self.tidied = self.tidied, done  # -1 at first, to remove files of earlier launches
         stay = self.after(done)
         gone = sorted(model for model, last in self.last_use.items() if first <= last < done and model.stage <= done)
         if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):
             self.user_knows = True
             kept = ", ".join(str(number) for number in sorted({model.stage for model in stay}))
             print_line(
-                f"{run.folder.root}: keeps only weights that the report or a later stage needs (now of stage {kept}); "
+                f"{run.folder.root}: keeping only weights that the report or a later stage needs (stage {kept}); "
                 "to keep more, give --keep ARRIVAL or --keep-checkpoints",
                 sys.stderr,
             )
@@ -150,10 +149,18 @@ def run_stages(
     await_models: Callable[[StagePlan], None] = lambda plan: None,
     keep: Sequence[int] = (),
 ) -> list[int]:
-    """Run the incomplete stages in order, and return the number of stages that ran, for each run.
+    """Run the incomplete stages in order; each stage runs for all seeds before the next stage.
 
-    A stage runs for all seeds before the next stage starts; ``only`` selects one stage. ``await_models`` returns when
-    other processes have trained the models of a stage. The models of the arrivals ``keep`` are not removed.
+    Args:
+        runs: runs of all seeds.
+        backend: training and evaluation on text or on images.
+        only: the only stage to run; None for all stages.
+        keep_checkpoints: whether to keep the weights of all models.
+        await_models: function that returns when other processes have trained the models of a stage.
+        keep: arrivals (from 0) whose models are kept.
+
+    Returns:
+        For each run, the number of stages that ran.
     """
     needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
     complete: list[set[int]] = [set() for _ in runs]
@@ -170,26 +177,26 @@ def run_stages(
 
 
 def train_members(run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None) -> None:
-    """Train some members in all incomplete stages; other processes may train other members.
+    """Train some members in all incomplete stages (None for ``only``), while other processes may train other members.
 
-    This function completes no stage: `run_stages` completes the stages later with the trained members.
+    The stages remain incomplete; a later call of `run_stages` completes them with the trained members.
     """
     for plan in run.plans:
         stage, trainings = plan.stage.index, [each for each in plan.trainings if each.model.member in members]
         if not trainings or only not in (None, stage):
             continue
         if (record := run.complete_record(stage)) is not None:
-            run.display.skipped(plan, record)
+            run.display.completed(plan, record, is_new=False)
             continue
         for training in trainings:
             start, member = training.start, training.model.member
             if start and run.folder.read_stage(start.stage) is None and not run.is_trained(start, backend):
                 raise AlmaError(
-                    f"{run.folder.model_folder(start)}: its training is not complete, and member {member} of stage "
-                    f"{stage} starts from it; run --stage {start.stage} --member {start.member} first"
+                    f"{run.folder.model_folder(start)}: training is incomplete, but provides the initial weights of "
+                    f"member {member} in stage {stage}; run --stage {start.stage} --member {start.member} first"
                 )
             with run.folder.lock_member(training.model) as locks:
-                if run.folder.read_stage(stage) is not None:  # completed by another process while this one waited
+                if run.folder.read_stage(stage) is not None:  # another process has completed the stage
                     break
                 clock = run.folder.start_clock(stage, member)
                 for step in backend.steps(run.folder, plan):
@@ -202,7 +209,7 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
 def _finish_stage(
     runs: Sequence[Run], stage: int, backend: Backend, needed: Sequence[Optional[NeededModels]]
 ) -> list[bool]:
-    """Complete a stage of every run, remove unneeded files, and return whether the stage ran now, for each run."""
+    """Complete a stage of every run and remove unneeded files; for each run, return whether the stage ran now."""
     records = [run.complete_record(stage) for run in runs]
     works: dict[int, StageWork] = {}
     with contextlib.ExitStack() as locks:
@@ -210,7 +217,7 @@ def _finish_stage(
         for number, run in enumerate(runs):
             if records[number] is None or not run.folder.is_tidy(stage):
                 lock = locks.enter_context(run.folder.lock_stage(stage))
-                records[number] = _sound_record(run, stage, backend)  # another alma-stream may have completed it
+                records[number] = _sound_record(run, stage, backend)  # another alma-stream may have completed the stage
                 if records[number] is None:
                     works[number] = StageWork(run.folder, run.plans[stage], run.display, [lock], in_step)
         in_step += works.values()
@@ -223,12 +230,12 @@ def _finish_stage(
                 if keeps is not None:
                     keeps.tidy(run, stage, backend)
                 run.folder.mark_tidy(stage)
-            (run.display.completed if number in works else run.display.skipped)(run.plans[stage], found)
+            run.display.completed(run.plans[stage], found, is_new=number in works)
     return [number in works for number in range(len(runs))]
 
 
 def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:
-    """Run all steps of one stage for some runs, then write the stage record of each run."""
+    """Run all steps of one stage for some runs, write the stage record of each run, and return the records."""
     clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
     stages = [work.plan.stage for work in works]
     records: list[dict[str, Any]] = [
@@ -249,15 +256,15 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
 
 
 def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, Any]]:
-    """Return the record of a complete stage, or delete the record if the weights are damaged (after a power failure).
+    """Return the record of a stage, or None if incomplete. Delete the record if a power failure damaged the weights.
 
-    The stage can run again, because its starting weights exist until the stage is tidy.
+    The stage can then run again, because its initial weights exist until temporary files are removed.
     """
     record = run.complete_record(stage)
     if record is not None and not run.folder.is_tidy(stage):
         models = [training.model for training in run.plans[stage].trainings]
         for path in [run.folder.checkpoint(model) for model in models if not run.is_trained(model, backend)]:
-            print_line(f"note: {path}: missing or damaged, stage {stage} runs again", sys.stderr)
+            print_line(f"note: {path}: missing or damaged; stage {stage} runs again", sys.stderr)
             (run.folder.stage_folder(stage) / STAGE_RECORD).unlink()
             synchronise(run.folder.stage_folder(stage))
             return None
@@ -265,7 +272,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
-    """Raise AlmaError if a stage or model that a stage needs is not complete; the message names the first one."""
+    """Raise AlmaError if a stage or model that a stage needs is incomplete; the message names the first."""
     plan = run.plans[stage]
     starts = {training.start.stage for training in plan.trainings if training.start is not None}
     predict = {model.stage for model in plan.predictors} - {stage}
@@ -273,10 +280,10 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
         if run.folder.read_stage(other) is None:
             use, scratch = ("starts from", ", or use --init scratch") if other in starts else ("predicts with", "")
             raise AlmaError(
-                f"{run.folder.stage_folder(other) / STAGE_RECORD}: missing, and stage {stage} {use} the weights of "
-                f"stage {other}; run that stage first{scratch}"
+                f"{run.folder.stage_folder(other) / STAGE_RECORD}: missing, but stage {stage} {use} weights of stage "
+                f"{other}; run --stage {other} first{scratch}"
             )
-    # Check the starting checkpoint first: it usually exists, and then the checkpoint of the training is not read.
+    # Check the initial weights first: they usually exist, and then the trained checkpoint is not read.
     needed = [(each.start, each.model) for each in plan.trainings if each.start is not None]
     needed += [(model, model) for model in plan.predictors if model.stage != stage]
     for start, model in needed:

@@ -1,6 +1,6 @@
-"""Types of ``run.json``, ``stage.json``, ``before.json`` and ``clock.json``; readers check each file against its type.
+"""Types of ``run.json``, ``stage.json``, ``before.json`` and ``clock.json``, for checking each file when it is read.
 
-Keys without a field are kept unchanged: keys of one learner (``gate_trees``, ``expert_usage``) and of later versions.
+A file may have further keys: keys of one learner (``gate_trees``, ``expert_usage``) and keys of later versions.
 """
 
 from typing import Annotated, Any, Generic, Mapping, Optional, TypeVar, Union
@@ -15,7 +15,7 @@ Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run. The last four fields apply to images, ``vocab_size`` and ``decontaminated`` to text."""
+    """Stream of a run. The last four fields require images; ``vocab_size`` and ``decontaminated`` require text."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -32,7 +32,7 @@ class StreamRecord(Struct, frozen=True):
 
 
 class LearnerOptions(Struct):
-    """Record of the option that all learners have."""
+    """Record of the options that all learners have."""
 
     init: Name
 
@@ -41,7 +41,7 @@ RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wai
 
 
 class RecipeRecord(Struct, frozen=True):
-    """Automatically chosen options of a run on text, and the reasons; see `text.defaults`."""
+    """Options of a run on text that `text.defaults` chose, with the reasons."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]
@@ -51,7 +51,7 @@ class RecipeRecord(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """``run.json``: options and stream of a run, preset with overridden options, sha256 of the starting checkpoint."""
+    """``run.json``: options and stream of a run, preset with overridden options, sha256 of the initial checkpoint."""
 
     learner: Name
     seed: Count
@@ -71,7 +71,7 @@ class Result(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.loss < -1e-3:  # rounding can make the loss slightly negative
-            raise ValueError(f"{self.loss!r} found, a number of at least 0 is needed")
+            raise ValueError(f"expected a number of at least 0, found {self.loss!r}")
 
 
 class TextResult(Result, frozen=True):
@@ -99,7 +99,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Evaluated weights of a stage with training features, and (text) its first update; see `training.feature`."""
+    """Weights that a stage with training features evaluates, and for text its first update; see `training.feature`."""
 
     predicts_with: Name
     first_update: Count = 0
@@ -107,14 +107,14 @@ class Anytime(Struct, frozen=True):
 
 
 class Evaluation(Struct, frozen=True):
-    """Command of ``--then-evaluate``, and the numbers that the command printed."""
+    """Command of ``--then-evaluate`` and the numbers that it printed."""
 
     command: str
     figures: Annotated[dict[Name, float], Meta(min_length=1, max_length=1000)]
 
 
 class Holdout(TextResult, frozen=True, kw_only=True):
-    """Result on the held-out documents of a mega-batch; ``before``: evaluated before the stage that trains on it."""
+    """Result on the held-out documents of a mega-batch; ``before``: result before the stage that trains on it."""
 
     megabatch: Megabatch
     before: Optional[TextResult] = None
@@ -156,7 +156,7 @@ class ImageStage(StageRecord[ImageResult], frozen=True, kw_only=True):
 
 
 class ClockRecord(Struct, frozen=True):
-    """``clock.json``: seconds of earlier launches, and start of the current launch (Unix time; null: none)."""
+    """``clock.json``: seconds of earlier launches, and start of the current launch (Unix time) or null."""
 
     spent: Amount
     started: Optional[Amount]

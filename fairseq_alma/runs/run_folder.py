@@ -1,7 +1,7 @@
 """The run directory RUN/: records, clocks and locks of a run and its stages.
 
-``run.json`` is written first and describes the run. ``stage-NNN/stage.json`` is written last and marks the stage as
-complete; a stage without this file runs again. See DESIGN.md, "Contract: files".
+The first file of a run is ``run.json``, which describes the run. The last file of a stage is ``stage-NNN/stage.json``.
+A stage without this file is incomplete and runs again.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ BRANCH = "branch"
 """Directory name of a branch (copy of the model whose learning rate decays)."""
 ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
-"""File name of the joint predictions of ensemble members; see `text.split_losses`."""
+"""File name of the predictions of ensemble members together; see `text.split_losses`."""
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 TRAIN_LOG = "train-member-{}.log"
 """File name of the log of a training on text, by member; the log of a branch has ``MEMBER-branch``."""
@@ -41,9 +41,9 @@ STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage
 
 
 class StageClock:
-    """Count the seconds of all launches of a stage or of one member, without the pauses between launches.
+    """Clock of a stage or of one member, which counts the seconds of all launches without the pauses in between.
 
-    A killed launch does not record its end; the time of the last file change in the directory is used instead.
+    The end of a killed launch is the time of the last file change in the directory.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -53,7 +53,7 @@ class StageClock:
             files = [each for each in folder.rglob("*") if each.is_file() and not each.name.startswith(".lock")]
             ended = max((each.stat().st_mtime for each in files), default=0.0)
             self.spent += max(0.0, ended - before.started)
-        self.began = time.monotonic()  # the system time may be set while the stage runs
+        self.began = time.monotonic()  # the system time may change while the stage runs
         self._write(self.spent, time.time())
 
     def seconds(self) -> float:
@@ -63,12 +63,12 @@ class StageClock:
         self._write(self.seconds(), None)
 
     def _write(self, spent: float, started: Optional[float]) -> None:
-        # Not durable: a stage of images may take a tenth of a second, and an fsync would double that.
+        # Not durable, because a stage of images may take only a tenth of a second, as long as an fsync.
         write_json_atomically(self.path, {"spent": spent, "started": started}, durable=False)
 
 
 def read_clock(path: Path) -> ClockRecord:
-    """Read a clock file; start from zero if the file is missing or damaged, because only the wall time is lost."""
+    """Read a clock file. Return zero seconds if the file is missing or damaged, because only wall time is lost."""
     with contextlib.suppress(AlmaError, FileNotFoundError):
         return as_record(read_json_object(path, ""), ClockRecord, path, "")
     return ClockRecord(spent=0.0, started=None)
@@ -78,31 +78,27 @@ class RunFolder:
     """Files of a run; ``root`` is the run directory, which may not exist yet."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-
-    @property
-    def name(self) -> str:
-        return self.root.resolve().name
+        self.root, self.name = root, root.resolve().name
 
     def stage_folder(self, stage: int) -> Path:
         return self.root / f"stage-{stage:03d}"
 
     def model_folder(self, model: ModelId) -> Path:
-        """Return RUN/stage-NNN/member-M, the directory of the model's checkpoints."""
+        """Return the directory of the checkpoints of a model, RUN/stage-NNN/member-M."""
         return self.stage_folder(model.stage) / f"member-{model.member}"
 
     def checkpoint(self, model: ModelId) -> Path:
         return self.model_folder(model) / LAST_CHECKPOINT
 
     def stages(self) -> list[int]:
-        """Return the numbers of the stages that have a directory, in order; ``stage-001.bak`` is ignored."""
+        """Return the sorted numbers of the stages that have a directory; ignore names such as ``stage-001.bak``."""
         return _numbers(self.root, "stage-")
 
     def members(self, stage: int) -> list[ModelId]:
         return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json (`RunRecord`), or None if it is missing. Raises AlmaError with ``remedy`` if damaged."""
+        """Return run.json (`RunRecord`), or None if missing. Raises AlmaError, ending with ``remedy``, if damaged."""
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
@@ -111,7 +107,7 @@ class RunFolder:
         return content
 
     def has_begun(self) -> bool:
-        """Return whether a checkpoint or a complete stage exists."""
+        """Return whether the run has a checkpoint or a complete stage."""
         return any(
             (self.stage_folder(stage) / STAGE_RECORD).exists()
             or any(any(self.model_folder(model).glob("*.pt")) for model in self.members(stage))
@@ -119,7 +115,7 @@ class RunFolder:
         )
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        """Write run.json. Raises AlmaError if another alma-stream process runs a stage."""
+        """Write run.json. Raises AlmaError if another alma-stream runs a stage of the run."""
         with contextlib.ExitStack() as locks:
             for folder in map(self.stage_folder, self.stages()):
                 locks.enter_context(locked(folder / ".lock", f"{folder}"))
@@ -133,7 +129,7 @@ class RunFolder:
         content = _read(path, STAGE_REMEDY)
         found = as_record(content, stage_type(content), path, STAGE_REMEDY).stage
         if found != stage:
-            raise AlmaError(f"{path}: damaged, it is the record of stage {found}; {STAGE_REMEDY}")
+            raise AlmaError(f"{path}: damaged, expected record of stage {stage}, found stage {found}; {STAGE_REMEDY}")
         return content
 
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:
@@ -141,11 +137,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_stage(self, stage: int) -> Iterator[int]:
-        """Lock a stage. Raises AlmaError if another alma-stream process has locked the stage.
+        """Lock a stage. Raises AlmaError if another alma-stream has locked the stage.
 
         Yields:
-            A file descriptor. A child process that inherits the descriptor keeps the lock until it exits. The stage of
-            a killed alma-stream is therefore unlocked only when no process can write to the checkpoints.
+            A file descriptor. A child process that inherits the descriptor keeps the lock until it exits. After
+            alma-stream is killed, its stage is therefore locked as long as a process can write checkpoints.
         """
         folder = self.stage_folder(stage)
         with (
@@ -156,7 +152,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
-        """Lock one member of a stage; `lock_stage` then fails for this stage. Yields the descriptors."""
+        """Lock one member of a stage, so that `lock_stage` fails for this stage; yield the file descriptors."""
         folder = self.stage_folder(model.stage)
         with (
             locked(folder / ".lock", f"{folder}", shared=True) as stage,
@@ -167,21 +163,21 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
-        """Lock run.json; wait for another process that has locked it. Raises AlmaError if RUN/ is not a run."""
+        """Lock run.json; wait for a process that has locked it. Raises AlmaError if RUN/ has files but is not a run."""
         holds_files = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
-        if holds_files and not (self.root / RUN_RECORD).is_file():  # in this order: another process may write run.json
-            raise AlmaError(f"{self.root}: not empty, and no {RUN_RECORD} in it; give a new directory as --run")
+        if holds_files and not (self.root / RUN_RECORD).is_file():  # last, because another process may write run.json
+            raise AlmaError(f"{self.root}: not empty and not a run (no {RUN_RECORD}); give a new directory as --run")
         self.root.mkdir(parents=True, exist_ok=True)
         with locked(self.root / ".lock", f"{self.root}"):
             sweep(self.root)
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether all temporary files of a complete stage are removed; the clock is removed last."""
+        """Return whether the temporary files of a complete stage are removed; the last of them is the clock."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Remove the clocks of the members of a stage, then the clock of the stage."""
+        """Remove the clocks of a stage, which marks its temporary files as removed; see `is_tidy`."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
@@ -194,7 +190,7 @@ class RunFolder:
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether the clock of a separately trained member has stopped, so its training has ended."""
+        """Return whether a separately trained member is trained: its clock has stopped, or the stage is complete."""
         clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
         return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 
@@ -204,14 +200,14 @@ class RunFolder:
 
 
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
-    """Return the checkpoint of a model that is evaluated; see `Features.predicts_with`."""
+    """Return the checkpoint for evaluating a model; ``predicts_with`` as in `Features.predicts_with`."""
     own = folder.model_folder(model)
     files = {"average": own / AVERAGE, "best": own / BEST, "branch": own / BRANCH / LAST_CHECKPOINT}
     return files.get(predicts_with, folder.checkpoint(model))
 
 
 def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
-    """Return the checkpoint that was evaluated in a stage. Raises AlmaError if the checkpoint is missing."""
+    """Return the evaluated checkpoint of a stage from its record. Raises AlmaError if the checkpoint is missing."""
     stage = record["stage"]
     ensemble = folder.stage_folder(stage) / ENSEMBLE_FILE
     if ensemble.is_file():
@@ -219,14 +215,14 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
     model, members = ModelId(stage, 0), folder.members(stage)
     if members and members != [model]:
         raise AlmaError(
-            f"{ensemble}: the ensemble of stage {stage} is not kept, only its members; join them with alma-ensemble, "
-            "or run alma-stream --keep-checkpoints"
+            f"{ensemble}: missing, only members of the ensemble are kept; join the members with alma-ensemble, or run "
+            "alma-stream --keep-checkpoints"
         )
     found = predicting_checkpoint(folder, model, record.get("anytime", {}).get("predicts_with", "last"))
     if not found.is_file():
         raise AlmaError(
-            f"{found}: the weights of stage {stage} are not kept; take the newest arrival, or run alma-stream with "
-            "--keep ARRIVAL or --keep-checkpoints"
+            f"{found}: missing, weights of stage {stage} are not kept; give the newest arrival, or run alma-stream "
+            "with --keep ARRIVAL or --keep-checkpoints"
         )
     return found
 
@@ -249,17 +245,10 @@ def _numbers(root: Path, prefix: str) -> list[int]:
 
 @contextlib.contextmanager
 def _swept(*folders: Path) -> Iterator[None]:
-    """Remove temporary files of this package and of fairseq before the block, and again if the block raises."""
-
-    def sweep_all() -> None:
-        for folder in folders:
-            sweep(folder)
-            for entry in folder.glob("checkpoint*.pt.tmp"):
-                entry.unlink(missing_ok=True)
-
-    sweep_all()
+    """Remove the temporary files in folders before the block, and again if the block raises."""
+    sweep(*folders)
     try:
         yield
     except BaseException:
-        sweep_all()
+        sweep(*folders)
         raise

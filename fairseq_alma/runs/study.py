@@ -1,4 +1,4 @@
-"""Declare the options of ``alma-stream``, and derive the content of run.json from the options."""
+"""Declare the options of ``alma-stream``, and compute the content of run.json from the options."""
 
 import argparse
 import contextlib
@@ -46,15 +46,15 @@ def read_size(word: str) -> Optional[int]:
     with contextlib.suppress(ValueError):
         size = float(word[:-1] if factor > 1 else word) * factor
     if not 1 <= size <= 1e12:
-        raise ValueError("a number of parameters such as 800k or 25M is needed, or auto")
+        raise ValueError("expected a number of parameters such as 800k or 25M, or auto")
     return round(size)
 
 
 def read_interval(word: str) -> Union[int, str]:
-    """Parse a number of updates; return a duration such as ``15m`` unchanged. Raises ValueError if invalid."""
+    """Parse a number of updates, or return a duration such as ``15m`` unchanged. Raises ValueError if invalid."""
     with contextlib.suppress(ValueError):
         return word if seconds_of(word) else int(integer().read(word))
-    raise ValueError("a number of updates such as 500 is needed, or a time such as 90s, 15m or 2h")
+    raise ValueError("expected a number of updates such as 500, or a time such as 90s, 15m or 2h")
 
 
 def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
@@ -68,7 +68,7 @@ def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
 class StudyOptions(ScheduleOptions):
     """Options of a run: data, schedule, and files to keep.
 
-    An option with ``free`` affects only files and logs, so a run can be resumed with another value.
+    An option with ``free`` affects only files and logs, so that a resumed run may have another value.
     """
 
     stream: Path = of_this_call(MISSING, "stream of alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR")
@@ -77,17 +77,17 @@ class StudyOptions(ScheduleOptions):
         None, "checkpoint to start from (default: random weights)", kinds=TEXT, parse=utf8_path, metavar="CKPT"
     )
     then_evaluate: Optional[str] = opt(
-        None, "shell command after each stage; its last line is a JSON object of numbers", free=True, metavar="COMMAND"
+        None, "shell command after each stage; the last line of output is a JSON object", free=True, metavar="COMMAND"
     )
     seeds: tuple[int, ...] = of_this_call(
         (1,),
-        f"random seeds, 0 to {MAX_SEED:,}; several make one run each, RUN/seed-N (default: 1)",
+        f"random seeds, 0 to {MAX_SEED:,}; with several, each has its run RUN/seed-N (default: 1)",
         range=integer(0, MAX_SEED),
         flag="--seed",
     )
     preset: Optional[Preset] = of_this_call(
         None,
-        "defaults as in the paper's text, or in its released code (images)",
+        "default values of the paper, or of its released code (images)",
         choices=tuple(PRESETS),
         parse=PRESETS.__getitem__,
     )
@@ -96,7 +96,7 @@ class StudyOptions(ScheduleOptions):
     )
     passes: Optional[float] = of_this_call(
         None,
-        "passes over the mega-batches of a stage; may change for later stages (default: 1)",
+        "passes over the mega-batches of a stage; may differ for later stages (default: 1)",
         range=real(0, 1000, above=True),
         kinds=TEXT,
         metavar="P",
@@ -109,12 +109,12 @@ class StudyOptions(ScheduleOptions):
         metavar="N|TIME",
     )
     keep: Optional[tuple[int, ...]] = opt(
-        None, "arrivals (from 0) after which the model is kept", range=integer(0), free=True, metavar="N"
+        None, "arrivals (from 0) whose models are kept", range=integer(0), free=True, metavar="N"
     )
     keep_checkpoints: bool = opt(
         False, "keep all checkpoints (default: only checkpoints that a later stage or the report needs)", free=True
     )
-    validate: bool = opt(False, "let fairseq-train validate at each checkpoint, for its log", kinds=TEXT, free=True)
+    validate: bool = opt(False, "validate at each checkpoint, for the log of fairseq-train", kinds=TEXT, free=True)
     features_from: Optional[str] = of_this_call(
         None, "Python file or directory that registers training features", metavar="PATH"
     )
@@ -125,13 +125,13 @@ class StudyOptions(ScheduleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PartOptions(Options):
-    """Options that restrict a call to a part of the run."""
+    """Options that restrict a call of ``alma-stream`` to a part of the run."""
 
     stage: Optional[int] = of_this_call(None, "run only this stage, from 0; the previous stage must be complete")
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
-        "minimum number of mega-batches of the stream; --dry-run with this option needs no stream",
+        "minimum number of mega-batches of the stream; with this option, --dry-run requires no stream",
         range=integer(1, MAX_MEGABATCHES),
         metavar="B",
     )
@@ -163,24 +163,24 @@ FREE_OPTIONS = (
     *("--log-interval", "--batch-size", "--max-tokens", "--update-freq", "--num-workers", "--checkpoint-activations"),
     *CURVE_OPTIONS,
 )
-"""Keys of run.json that may change on resume; they affect files, logs and batches, but not the order of sequences."""
+"""Keys of run.json that a resumed run may change; they affect files, logs and batches, not the order of sequences."""
 ROUNDING_OPTIONS = ("jobs",)
-"""Keys of run.json that may not change on resume, because they affect rounding; reports ignore these keys."""
+"""Keys of run.json that a resumed run may not change, because they affect rounding. Reports ignore these keys."""
 OPTION_OF = {"best_every": "--save-every"}
-"""Keys of run.json that are not names of options."""
+"""Option for each key of run.json that is not the name of an option."""
 
 
 def describe_run(
     learner: str, seed: int, options: Mapping[str, Any], train_options: Mapping[str, Any], stream: Stream
 ) -> dict[str, Any]:
-    """Return the content of run.json; ``options`` precede ``--`` on the command line, ``train_options`` follow it."""
+    """Return the content of run.json; ``options`` are options before ``--``, ``train_options`` options after ``--``."""
     splits = {name: stream.split(name) for name in ("valid", "test")}
     own: dict[str, Any] = {"decontaminated": stream.decontaminated} if stream.kind == "text" else {}
     if stream.images is not None:
         own = {
             "dataset": stream.images.dataset,
             "num_classes": stream.images.num_classes,
-            "source": canonical_sha256([file.sha256 for file in stream.images.files]),  # the same for every order
+            "source": canonical_sha256([file.sha256 for file in stream.images.files]),  # the same for every seed
             "seed": stream.seed,
         }
     return {
@@ -205,7 +205,7 @@ def describe_run(
 
 
 def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stage]:
-    """Return the stages planned by a run.json, for the current number of mega-batches."""
+    """Return the stages of a run from its run.json, for the current number of mega-batches."""
     options = record["options"]
     if (iid := options.get("iid")) is not None:
         return stages(num_megabatches, iid)[:1]
@@ -214,7 +214,7 @@ def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stag
 
 
 def versions() -> dict[str, Optional[str]]:
-    """Return the versions of Python, torch, fairseq and this package, without importing them."""
+    """Return the versions of Python, torch, fairseq and this package, without importing the packages."""
     found = {"python": platform.python_version(), "torch": None, "fairseq": None, "fairseq_alma": None}
     for distribution in ("torch", "fairseq", "fairseq-fixed", "ve-fairseq", "fairseq-alma"):
         name = "fairseq" if distribution in ("fairseq-fixed", "ve-fairseq") else distribution.replace("-", "_")
@@ -224,46 +224,51 @@ def versions() -> dict[str, Optional[str]]:
 
 
 def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any], stream: Stream) -> list[str]:
-    """Check that a command may resume a run, and return notes about versions that differ.
+    """Check that a command may resume a run; return notes about versions that differ.
 
-    ``before`` is the content of run.json at ``path``, ``now`` is the content that the command would write.
-    Raises AlmaError if options or the stream differ; the message names the difference.
+    Args:
+        path: path of run.json, for messages.
+        before: content of run.json.
+        now: content of run.json for the new command.
+        stream: stream of the new command.
+
+    Raises:
+        AlmaError: options or streams differ; the message contains the differences.
     """
     found = [(f"--{name}", before[name], now[name]) for name in ("learner", "seed")]
     for part, prefix in (("options", "--"), ("train_options", "")):
         for name in sorted({*before[part], *now[part]} - set(FREE_OPTIONS)):
             old, new = before[part].get(name), now[part].get(name)
-            # A growing stream adds stages, so a schedule may be extended: "experts=4,6" to "experts=4,6,8".
+            # A stream that grows adds stages, so a schedule "experts=4,6" may be extended to "experts=4,6,8".
             sizes = itertools.zip_longest(str(old).split(), str(new).split())
             if name != "grow_schedule" or not all(f"{b},".startswith(f"{a},") for a, b in sizes):
                 found.append((OPTION_OF.get(name, f"{prefix}{name.replace('_', '-')}"), old, new))
     changed = [
-        f"{name} {' then, '.join('not given' if v is None else str(v) or 'given' for v in (old, new))} now"
+        f"{name} changed from {' to '.join('not given' if v is None else str(v) or 'given' for v in (old, new))}"
         for name, old, new in found
         if old != new
     ]
     if not changed and before.get("start") != now.get("start"):
-        changed = [f"{now['options']['finetune_from_model']} was another file then"]
+        changed = [f"the content of {now['options']['finetune_from_model']} differs"]
     if changed:
         raise AlmaError(
-            f"{path}: the run was begun with other options ({'; '.join(changed)}); give the same options, or another "
-            "--run"
+            f"{path}: the run has other options ({'; '.join(changed)}); give the same options, or another --run"
         )
     if not is_begun_on(before, stream):
         raise AlmaError(
-            f"{path}: the run was begun on another stream than {stream.root} ({before['stream']['path']}, fingerprint "
-            f"{before['stream']['fingerprint'][:12]}); give that stream, or another --run"
+            f"{path}: expected the stream of the run ({before['stream']['path']}, fingerprint "
+            f"{before['stream']['fingerprint'][:12]}), found {stream.root}; give that stream, or another --run"
         )
     then = before.get("versions", {})
     return [
-        f"note: {path} was begun with {name} {then.get(name)}, this is {version}; the last digits may differ"
+        f"note: {path}: begun with {name} {then.get(name)}, resumed with {version}; results may differ by rounding"
         for name, version in now["versions"].items()
         if then.get(name) != version
     ]
 
 
 def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
-    """Return whether a run was started on a stream; mega-batches appended later are ignored."""
+    """Return whether a run was begun on a stream, which may have new mega-batches since then."""
     known = record["stream"]["num_megabatches"]
     return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
@@ -273,8 +278,10 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     """Options of a call of alma-stream.
 
     Attributes:
-        learner_options: options of the learner, given by the user or by the preset.
-        overridden: preset options for which the user gave another value.
+        learner: class of the learner.
+        learner_options: options of the learner that the user or the preset gives.
+        overridden: options of the preset for which the user gives another value.
+        features: training features.
     """
 
     learner: type[Learner]
@@ -284,7 +291,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
-        """Build the request from parsed arguments; a preset sets the learner options that the user did not give."""
+        """Build the request from parsed arguments. A preset provides learner options that the user does not give."""
         names: list[str] = []
         if arguments.preset is not None:
             options, names = filled(options, arguments.preset.learners.get(learner.name, {}))
@@ -294,42 +301,43 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     def check(self, kind: str) -> None:
         """Raise ValueError if two options conflict for a kind of data; the message begins with an option."""
         if len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"--seed {' '.join(map(str, self.seeds))}: give each seed once")
+            raise ValueError(f"--seed {' '.join(map(str, self.seeds))}: repeated seed; give each seed once")
         given = [name for name in ("member", "jobs") if getattr(self, name) is not None]
         if len(self.seeds) > 1:
             if given:
-                raise ValueError(f"{flag(given[0])} allows only one --seed; run one command for each seed")
+                raise ValueError(f"{flag(given[0])} requires a single --seed; run one command for each seed")
             if kind == "images" and not self.learner.stacks_seeds:
                 possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
-                raise ValueError(f"--seed: --learner {self.learner.name} allows only one on images, unlike {possible}")
+                name = self.learner.name
+                raise ValueError(f"--seed: several seeds on images require --learner {possible}, found {name}")
         if len(given) == 2:
-            raise ValueError("--jobs trains all members, --member some; give one of them")
+            raise ValueError("--jobs (all members) and --member (some members) are both given; remove one")
         if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest or self.first_wait is not None):
-            raise ValueError("--iid is one stage; remove --wait, --first-wait, --replay and --drop-rest")
+            raise ValueError("--iid trains in one stage; remove --wait, --first-wait, --replay and --drop-rest")
         if self.first_wait is not None and self.wait != 1:
-            raise ValueError(f"--first-wait {self.first_wait} needs --wait 1; remove --wait")
+            raise ValueError(f"--first-wait {self.first_wait} requires --wait 1, found {self.wait}; remove --wait")
         if self.passes_of_new and not self.replay:
-            raise ValueError("--passes-of-new needs --replay")
+            raise ValueError("--passes-of-new requires --replay; add --replay")
         if kind == "images" and isinstance(self.save_every, int):
-            raise ValueError(f"--save-every {self.save_every}: on images it is a time; give one such as 30s or 15m")
+            raise ValueError(f"--save-every {self.save_every}: expected a time on images; give 30s or 15m, for example")
         if isinstance(self.save_every, str) and self.features[BestCheckpoint].best_checkpoint:
             raise ValueError(
-                f"--save-every {self.save_every}: with --best-checkpoint results would depend on the time; give a "
-                "number of updates"
+                f"--save-every {self.save_every}: a time would change results of --best-checkpoint; give a number of "
+                "updates"
             )
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return the options for run.json, without the options of the learner."""
         given = {"iid": None} | super().record(kind) | self.features.record(kind)
         if self.features[BestCheckpoint].best_checkpoint:
-            given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # the interval determines the compared weights
-        if kind == "images" and self.trains_members_separately:  # separate training affects rounding
+            given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # determines which checkpoints are compared
+        if kind == "images" and self.trains_members_separately:  # affects rounding
             given["jobs"] = "given"
         return given
 
     @property
     def trains_members_separately(self) -> bool:
-        """Return whether members are trained separately, so that several processes can train them."""
+        """Return whether members are trained separately, as several processes require."""
         return self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
@@ -340,35 +348,35 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return build_learner(self.learner, kind, seed, self.wait, self.learner_options)
 
     def plan(self, learner: Learner, num_megabatches: int) -> list[StagePlan]:
-        """Plan all stages of a run. Raises ValueError if an option is invalid; the message begins with the option."""
+        """Return the plans of all stages of a run. Raises ValueError, beginning with the option, if one is invalid."""
         planned = self.stages(num_megabatches)
         if self.stage is not None and not 0 <= self.stage < len(planned):
-            raise ValueError(f"--stage {self.stage}: the run has stages 0 to {len(planned) - 1}")
+            raise ValueError(f"--stage {self.stage}: expected a stage of the run (0 to {len(planned) - 1})")
         learner.check_stages(planned)
         plans = [learner.plan(stage) for stage in planned]
         members = sorted({training.model.member for plan in self.chosen(plans) for training in plan.trainings})
         for member in self.member or ():
             if member not in members:
-                where = "the run trains" if self.stage is None else f"stage {self.stage} trains"
-                raise ValueError(f"--member {member}: {where} members {', '.join(map(str, members))}")
+                where = "the run" if self.stage is None else f"stage {self.stage}"
+                raise ValueError(f"--member {member}: expected a member of {where} ({', '.join(map(str, members))})")
         return plans
 
     def chosen(self, plans: Sequence[StagePlan]) -> list[StagePlan]:
         return [plan for plan in plans if self.stage in (None, plan.stage.index)]
 
     def stages(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages of a run. Raises ValueError if the run has no stage; the message begins with the option."""
+        """Return the stages of a run. Raises ValueError, beginning with the option, if the run has no stage."""
         if self.iid is not None and self.iid > num_megabatches:
-            raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give at most that")
+            raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give a smaller number")
         planned = planned_stages({"options": vars(self)}, num_megabatches)
         if not planned:
             raise ValueError(
-                f"--wait {self.wait} --drop-rest: no stage, the stream has {num_megabatches} mega-batches; give a "
+                f"--wait {self.wait} --drop-rest: no stage, as the stream has {num_megabatches} mega-batches; give a "
                 "smaller --wait"
             )
         return planned
 
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages, each with the mega-batches to which ``--passes`` applies."""
+        """Return the stages of a run, each with only the mega-batches to which ``--passes`` applies."""
         planned = self.stages(num_megabatches)
         return [replace(stage, megabatches=stage.arrivals) for stage in planned] if self.passes_of_new else planned

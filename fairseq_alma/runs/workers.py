@@ -1,7 +1,7 @@
-"""Start child processes that exit with this process, and run the processes of ``--jobs N``.
+"""Start child processes that exit with this process, and the processes of ``--jobs N``.
 
-``--jobs N`` starts N calls of ``alma-stream --member``, each of which trains its members in all stages. The calling
-process tests and completes a stage as soon as its members are trained.
+``--jobs N`` starts N calls of ``alma-stream --member``. Each call trains its members in all stages. The parent process
+tests and completes a stage as soon as all members are trained.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
-    """Return a ``preexec_fn`` that makes a child process exit when its parent is killed (Linux), else None."""
+    """Return a ``preexec_fn`` for a child process that must exit when its parent is killed; None except on Linux."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -42,13 +42,13 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[]
 
 
 def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process without stdin in a new process group. It exits with this process and does not receive Ctrl-C."""
+    """Start a process without stdin in a new process group, so that it exits with this process but ignores Ctrl-C."""
     own = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": die_with_parent(), **options}
     return subprocess.Popen(words, **own)
 
 
 def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Terminate processes with SIGTERM, and kill the remaining processes of their groups with SIGKILL."""
+    """Send SIGTERM to processes, then SIGKILL to their process groups; wait up to 10 seconds for each signal."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [child for child in children if number == signal.SIGKILL or child.poll() is None]
         for child in running:
@@ -59,11 +59,14 @@ def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
             time.sleep(0.05)
 
 
-class MemberJobs:
-    """Context manager for the processes of ``--jobs N``, which are terminated on exit.
+class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
+    """Context manager that starts the processes of ``--jobs N`` and terminates them on exit.
 
-    ``words`` are the arguments of ``alma-stream`` before and after ``--``; ``environments`` has further environment
-    variables for each process.
+    Args:
+        words: arguments of ``alma-stream`` before and after ``--``.
+        folder: run folder.
+        plans: plans of the requested stages.
+        environments: further environment variables for each process.
     """
 
     def __init__(
@@ -77,14 +80,11 @@ class MemberJobs:
         self.members = sorted({training.model.member for plan in plans for training in plan.trainings})
         self.jobs: list[tuple[subprocess.Popen[bytes], Any]] = []
 
-    def __enter__(self) -> "MemberJobs":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         end_processes([process for process, _ in self.jobs])
 
     def await_models(self, plan: StagePlan) -> None:
-        """Start the processes if necessary, and wait until a stage's models are trained or all processes exited."""
+        """Start the processes at the first call; wait until the models of a stage are trained or all processes exit."""
         if not self.jobs:
             own = without(self.words[0], {"--jobs": 1})
             for number, environment in enumerate(self.environments[: len(self.members)]):
@@ -110,7 +110,7 @@ class MemberJobs:
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return environment variables that assign ``num_procs`` GPUs to each job. Raises AlmaError if GPUs are missing."""
+    """Return environment variables for each job that assign ``num_procs`` GPUs. Raises AlmaError for too few GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
     devices = devices if visible is None else [each for each in visible.split(",") if each]
@@ -118,8 +118,8 @@ def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict
         return [{}] * num_jobs
     if num_jobs * num_procs > len(devices):
         raise AlmaError(
-            f"--jobs {num_jobs}, --num-procs {num_procs}: {num_jobs * num_procs} GPUs are needed, {len(devices)} are "
-            f"visible; give at most --jobs {max(1, len(devices) // num_procs)}"
+            f"--jobs {num_jobs}, --num-procs {num_procs}: expected {num_jobs * num_procs} visible GPUs, found "
+            f"{len(devices)}; give at most --jobs {max(1, len(devices) // num_procs)}"
         )
     shares = [devices[job * num_procs : (job + 1) * num_procs] for job in range(num_jobs)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Optional, Sequence
 
 import fairseq_alma
-from fairseq_alma.data.stream import Stream, holdout_name
+from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
@@ -98,7 +98,7 @@ class TextJob:
         """Return the names of the non-empty held-out splits of some arrivals."""
         if self.stream is None or not self.stream.has_holdouts:
             return []
-        names = map(holdout_name, arrivals)
+        names = [split_name(t, "holdout") for t in arrivals]
         return [name for name in names if self.stream.split(name).num_tokens]
 
     def part(self, training: Training, part: str) -> Part:

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
-from fairseq_alma.data.stream import holdout_name
+from fairseq_alma.data.stream import split_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
@@ -30,7 +30,7 @@ from fairseq_alma.text.command import Command
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
-from fairseq_alma.watch.arrivals import CURVE_OPTIONS, TENSORBOARD, WANDB, curves_folder, wandb_environment
+from fairseq_alma.watch.arrivals import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.model_facts import ModelFacts
@@ -238,7 +238,8 @@ class Train(TrainingStep):
         if self.part == BRANCH:  # the curves of the branch would overlap the curves of the training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):
-            folder = curves_folder(logdir[0], job.folder, training.model)
+            member = job.folder.model_folder(training.model).relative_to(job.folder.root)
+            folder = Path(logdir[0]) / job.folder.name / member
             options = replace_option(options, TENSORBOARD, str(folder))
         sizes = {"--decoder-layers": training.num_layers, "--num-experts": training.num_experts}
         found = [(name, *values) for name, values in options]
@@ -429,7 +430,7 @@ class Test(TextStep):
         found = self.test(work, predictor, self.splits, "test", kept)
         figures: dict[str, Any] = {split: found[split] for split in TEST_SPLITS}
         earlier = (Before(self.job, self.plan).read() or {}).get("holdouts") or {}
-        names = {t: holdout_name(t) for t in range(self.plan.stage.arrivals[-1] + 1)}
+        names = {t: split_name(t, "holdout") for t in range(self.plan.stage.arrivals[-1] + 1)}
         holdouts = [
             {"megabatch": t, **found[name], "before": earlier.get(name)} for t, name in names.items() if name in found
         ]

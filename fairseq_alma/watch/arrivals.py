@@ -1,6 +1,8 @@
-"""Write the results of each arrival to TensorBoard and Weights & Biases, if the options of fairseq request it.
-``--tensorboard-logdir DIR``: ``DIR/RUN/arrivals``, next to fairseq-train's logs in ``DIR/RUN/stage-NNN/member-M``.
-``--wandb-project NAME``: one W&B run for the arrivals and one for each training, in one group.
+"""Write the results of each arrival to TensorBoard and Weights & Biases, as requested by options of fairseq.
+
+- ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, the logs of fairseq-train in
+  ``DIR/RUN/stage-NNN/member-M``.
+- ``--wandb-project NAME``: the project has one W&B run for the arrivals and one for each training, in one group.
 """
 
 import hashlib
@@ -22,9 +24,9 @@ COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_sec
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str, float]]:
-    """Return the results of each arrival from the first update to the last complete stage.
+    """Return the results at each arrival from the first update to the last complete stage.
 
-    An arrival without an update has the results of the previous update (paper, section 3.1) and no cost.
+    An arrival without an update has the results of the previous update (paper, section 3.1) and zero cost.
     """
     points: list[dict[str, float]] = []
     for plan in plans:
@@ -38,7 +40,7 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str,
 
 
 def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, float]:
-    """Return the numbers of a record by name, such as ``test/loss`` and ``stage/num_params``."""
+    """Return the numbers in a record by name, such as ``test/loss`` and ``stage/num_params``."""
     figures: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -48,36 +50,32 @@ def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, floa
     return figures
 
 
-def curves_folder(logdir: str, run: RunFolder, model: ModelId) -> Path:
-    """Return the TensorBoard directory of a training."""
-    return Path(logdir) / run.name / run.model_folder(model).relative_to(run.root)
-
-
 def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[str, str]:
-    """Return the environment variables that name the W&B run of a training, or of the arrivals if ``model`` is None."""
+    """Return environment variables with the name of the W&B run of a training, or of the arrivals (``model`` None)."""
     name = run.name if model is None else f"{run.name}/{run.model_folder(model).relative_to(run.root)}"
     identity = hashlib.sha256(f"{run.root.resolve()} {model}".encode()).hexdigest()[:16]
     return {"WANDB_NAME": name, "WANDB_RUN_GROUP": run.name, "WANDB_RUN_ID": identity, "WANDB_RESUME": "allow"}
 
 
 class ArrivalCurves:
-    """Writer of the arrival results of a run; each launch writes the results of all arrivals again."""
+    """Writer of the results of a run at each arrival; each launch writes the results of all arrivals again.
+
+    Raises:
+        AlmaError: a package for the options is missing.
+    """
 
     def __init__(self, run: RunFolder, plans: Sequence[StagePlan], options: Mapping[str, str]) -> None:
         self.run, self.plans = run, plans
         self.wanted = {name: options[name] for name in CURVE_OPTIONS if options.get(name)}
         self.num_written = 0
         self.writer: Any = None
-
-    def begin(self) -> None:
-        """Raise AlmaError unless the packages for the options are installed."""
         for option, value in self.wanted.items():
             found = importlib.util.find_spec(PACKAGES[option])
-            if found is None or found.origin is None:  # a ``wandb`` output folder has no origin
+            if found is None or found.origin is None:  # a folder ``wandb`` has no origin
                 raise AlmaError(f"{option} {value}: {PACKAGES[option]} is missing; pip install {PACKAGES[option]}")
 
     def catch_up(self, at_end: bool = False) -> None:
-        """Write the newly completed stages to TensorBoard, and to W&B if ``at_end``; on failure, only print a note."""
+        """Write new stages to TensorBoard, and all stages to W&B if ``at_end``; if this fails, only print a note."""
         try:
             points = arrival_points(self.run, self.plans) if self.wanted else []
             if TENSORBOARD in self.wanted:
@@ -101,8 +99,8 @@ class ArrivalCurves:
                 how |= {"name": os.environ.get("WANDB_NAME", self.run.name), "config": self.run.read_run()}
                 with wandb.init(project=self.wanted[WANDB], job_type="arrivals", **how) as shown:
                     for point in points:
-                        # W&B online already has the arrivals that earlier launches wrote.
+                        # A resumed W&B run has the arrivals that earlier launches wrote.
                         if point["arrival"] >= shown.step:
                             shown.log(dict(point), step=int(point["arrival"]))
         except Exception as error:
-            print_line(f"note: no curves of {self.run.root} ({' '.join(str(error).split())})", sys.stderr)
+            print_line(f"note: cannot write curves of {self.run.root} ({' '.join(str(error).split())})", sys.stderr)

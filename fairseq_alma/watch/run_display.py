@@ -1,7 +1,7 @@
 """Show the progress of a run: the current training with its remaining time, and one line for each complete stage.
 
 On a terminal, `rich.progress` shows the training; otherwise the display prints a line every 15 seconds. Displayed
-numbers of stages, arrivals and mega-batches start at 1; numbers in files and options start at 0.
+stages, arrivals and mega-batches are numbered from 1; files and options number them from 0.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import functools
 import math
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Sequence, SupportsFloat
 
 from fairseq_alma.learners.learner import StagePlan, Training
@@ -23,34 +24,33 @@ LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
-    """Return a description of a stage, such as ``stage 1/2, arrival 3 (mega-batches 1-3)``."""
+    """Return the title of a stage, such as ``stage 1/2, arrival 3 (mega-batches 1-3)``."""
     first, last = plan.stage.megabatches[0] + 1, plan.stage.megabatches[-1] + 1
     span = f"mega-batch {first}" if first == last else f"mega-batches {first}-{last}"
     return f"stage {plan.stage.index + 1}/{num_stages}, arrival {plan.stage.arrivals[-1] + 1} ({span})"
 
 
+@dataclass
 class TrainingProgress:
     """Progress of the current training.
 
-    Args:
-        show: function called with (number of updates, final number of updates or None, text).
+    Attributes:
+        show: function of (number of updates, final number of updates or None, text) that shows the progress.
         unit: ``token`` or ``image``.
-        max_update: final number of updates; None if not known yet (set the attribute later).
-        done: number of updates of earlier launches.
+        max_update: final number of updates; None if it is not known yet.
+        first: (number of updates, time in seconds) at the first call of `update`.
     """
 
-    def __init__(
-        self, show: Callable[[int, Optional[int], str], None], unit: str, max_update: Optional[int], done: int
-    ) -> None:
-        self.show, self.unit, self.max_update, self.done = show, unit, max_update, done
-        self.num_updates = done
-        self.first: Optional[tuple[int, float]] = None
+    show: Callable[[int, Optional[int], str], None]
+    unit: str
+    max_update: Optional[int]
+    first: Optional[tuple[int, float]] = None
 
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
     ) -> None:
-        """Show the training after an update: loss in bits per token or nats per image, rate per second."""
-        self.num_updates, now = num_updates, time.monotonic()
+        """Show the training after an update: loss in bits per token or nats per image, tokens or images per second."""
+        now = time.monotonic()
         self.first = self.first or (num_updates, now)
         text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
         if rate is not None and math.isfinite(float(rate)):
@@ -61,8 +61,8 @@ class TrainingProgress:
         self.show(num_updates, self.max_update, ", ".join(text))
 
 
-class RunDisplay:
-    """Display of a run (context manager); ``unit`` is ``token`` or ``image``, ``name`` is a prefix of every line."""
+class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
+    """Display of a run; ``unit`` is ``token`` or ``image``, ``name`` is a prefix of every line."""
 
     def __init__(
         self, plans: Sequence[StagePlan], unit: str, curves: Optional[ArrivalCurves] = None, name: str = ""
@@ -72,11 +72,6 @@ class RunDisplay:
         self.next = -math.inf
         self.progress: Optional[Progress] = None
 
-    def __enter__(self) -> "RunDisplay":
-        if self.curves is not None:
-            self.curves.begin()
-        return self
-
     def __exit__(self, kind: Optional[type[BaseException]], *exception: object) -> None:
         if self.curves is not None and (kind is None or issubclass(kind, Exception)):
             self.curves.catch_up(at_end=True)
@@ -85,9 +80,9 @@ class RunDisplay:
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show a training (None for the joint training of all models); see `TrainingProgress`."""
+        """Show a training, or the joint training of all models (None), which begins after ``done`` updates."""
         title = self._title(plan, training)
-        progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update, done)
+        progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")
         try:
             yield progress
@@ -102,17 +97,24 @@ class RunDisplay:
             self.next = time.monotonic() + LOG_EVERY_SECONDS
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
-    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        print_line(f"{self._title(plan)}: already complete, {_result(record)}", sys.stdout)
-
     def trained(self, plan: StagePlan, training: Training) -> None:
-        """Print that the training of one member is complete but the stage is not."""
+        """Print that the training of one member, but not the stage, is complete."""
         print_line(f"{self._title(plan, training)}: trained; run without --member to complete the stage", sys.stdout)
 
-    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
+    def completed(self, plan: StagePlan, record: Mapping[str, Any], is_new: bool = True) -> None:
+        """Print the results of a complete stage; with ``is_new`` also print its cost and write the curves."""
+        test, valid = record["test"], record["valid"]
+        if "ppl" in test:
+            per_byte = f", {test['bits_per_byte']:.3f} bits per byte" if test.get("bits_per_byte") else ""
+            result = f"perplexity {test['ppl']:.2f} on test{per_byte}, {valid['ppl']:.2f} on valid"
+        else:
+            result = f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"
+        if not is_new:
+            print_line(f"{self._title(plan)}: already complete, {result}", sys.stdout)
+            return
         counts = f"{record['num_updates']:,} updates, {record['num_params']:,} parameters"
         duration = format_duration(record["wall_seconds"])
-        print_line(f"{self._title(plan)}: {_result(record)}, {counts}, {duration}", sys.stdout)
+        print_line(f"{self._title(plan)}: {result}, {counts}, {duration}", sys.stdout)
         if self.curves is not None:
             self.curves.catch_up()
 
@@ -140,11 +142,3 @@ class RunDisplay:
             self.progress.add_task(title, text="")
             self.progress.start()
         self.progress.update(self.progress.task_ids[0], total=total, completed=done, text=text, refresh=True)
-
-
-def _result(record: Mapping[str, Any]) -> str:
-    test, valid = record["test"], record["valid"]
-    if "ppl" in test:
-        per_byte = f", {test['bits_per_byte']:.3f} bits per byte" if test.get("bits_per_byte") else ""
-        return f"perplexity {test['ppl']:.2f} on test{per_byte}, {valid['ppl']:.2f} on valid"
-    return f"error {test['error']:.2%} on test, {valid['error']:.2%} on valid"

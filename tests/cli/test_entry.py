@@ -136,7 +136,7 @@ def test_unreadable_and_unwritable_paths_are_refused_before_any_work(tmp_path: P
         refuse_no_file(tmp_path, "--path", "give a checkpoint")
     with pytest.raises(AlmaError, match=r"--path /dev/null: a pipe or a device, not a file"):
         refuse_no_file(Path("/dev/null"), "--path", "give a checkpoint")
-    with pytest.raises(AlmaError, match=r"--out .*file: a file; give the name of a folder"):
+    with pytest.raises(AlmaError, match=r"--out .*file: expected a folder, found a file"):
         refuse_no_folder(tmp_path / "file", "--out")
     with pytest.raises(AlmaError, match=r"--out .*file/a/b: .*file is not a folder"):
         refuse_no_folder(tmp_path / "file/a/b", "--out")

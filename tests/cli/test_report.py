@@ -101,5 +101,5 @@ def test_nothing_is_written_without_a_run_or_to_an_invalid_path(tmp_path, no_fig
     with pytest.raises(AlmaError, match=r"index.html: a symbolic link"):
         main([str(run), "--out", str(tmp_path / "out")])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
-    with pytest.raises(AlmaError, match=r"--out .*run\.json: a file; give the name of a folder"):
+    with pytest.raises(AlmaError, match=r"--out .*run\.json: expected a folder, found a file"):
         main([str(run), "--out", str(run / "run.json")])

@@ -53,10 +53,10 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
     "options,message",
     [
         (["--wait", "0"], "--wait 0: expected a number of at least 1"),
-        (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: no stage, the stream has 4 mega-batches"),
-        (["--stage", "4"], "--stage 4: the run has stages 0 to 3"),
-        (["--save-every", "15x"], "--save-every 15x: a number of updates such as 500 is needed, or a time such as"),
-        (["--save-every", "15m", "--best-checkpoint"], "--save-every 15m: with --best-checkpoint"),
+        (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: no stage, as the stream has 4 mega-batches"),
+        (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
+        (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
+        (["--save-every", "15m", "--best-checkpoint"], "--save-every 15m: a time would change results of --best"),
         (["--learner", "gmoe"], "--learner gmoe needs --grow-schedule"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected positive integers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
@@ -69,10 +69,10 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--grow-schedule", "4,6,8,8"], "--grow-schedule requires --learner grow or gmoe, found sm"),
         (["--learner", "gens", "--iid", "2"], "--iid requires --learner sm or ens, found gens"),
         (["--iid", "5"], "--iid 5: the stream has 4 mega-batches"),
-        (["--iid", "2", "--wait", "2"], "--iid is one stage"),
+        (["--iid", "2", "--wait", "2"], "--iid trains in one stage"),
         (["--init", "fresh"], "--init fresh: choose from previous, scratch"),
-        (["--learner", "ens", "--member", "2"], "--member 2: the run trains members 0, 1"),
-        (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: stage 1 trains members 1"),
+        (["--learner", "ens", "--member", "2"], "--member 2: expected a member of the run (0, 1)"),
+        (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: expected a member of stage 1 (1)"),
         (["--branch-share", "1.5"], "--branch-share 1.5: expected a number below 1"),
         (["--ema-half-life", "1/8", "--branch-share", "0.2"], "--ema-half-life 1/8: --branch-share 0.2 also selects"),
         (["--replay-share", "0.2", "--replay"], "--replay-share 0.2: --replay trains on all mega-batches"),
@@ -98,7 +98,7 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nowhere", [], r"nowhere: there is no stream.json"),
+        ("nowhere", [], r"nowhere: not a stream "),
         ("S", ["--megabatches", "5"], "found 4 mega-batches, expected at least 5 "),
     ],
 )

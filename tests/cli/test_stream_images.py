@@ -111,7 +111,7 @@ def test_an_option_takes_precedence_over_the_preset_and_run_json_records_it(stre
 
 
 def test_a_stage_needs_validation_images(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(ImageStream, "valid_indices", lambda self, megabatches: np.arange(2 in megabatches))
+    monkeypatch.setattr(ImageStream, "indices", lambda self, part, megabatches: np.arange(2 in megabatches))
     with pytest.raises(AlmaError, match=r"S: stage 1 has no validation images to select .* increase --wait"):
         run(stream, tmp_path / "R", "--wait", "3")
     assert not (tmp_path / "R").exists()
@@ -191,7 +191,7 @@ def test_members_trained_by_several_processes_or_calls_give_the_same_files(strea
     side_by_side = run(stream, tmp_path / "side by side", *bagging)
     for ours, theirs in zip(records(tmp_path / "R"), side_by_side, strict=True):
         assert ours["test"] == pytest.approx(theirs["test"], rel=1e-3)
-    with pytest.raises(AlmaError, match="--jobs given then, not given now"):
+    with pytest.raises(AlmaError, match="--jobs changed from given to not given"):
         run(stream, tmp_path / "R", *bagging)
 
 
@@ -230,12 +230,12 @@ def test_the_commands_of_a_dry_run_give_the_results_of_the_run(stream, tmp_path,
         (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
         (["--learner", "sm"], ["--optimizer", "sgd"], "requires --lr; add it"),
-        (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: on images it is a time"),
+        (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: expected a time on images"),
         (["--learner", "sm", "--member", "0"], [], "--member requires --learner ens or bagging or gens, found sm"),
-        (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs allows only one --seed"),
-        (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs trains all members, --member some"),
-        (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: --learner gmoe allows only one on images"),
-        (["--seed", "3", "3"], [], "--seed 3 3: give each seed once"),
+        (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs requires a single --seed"),
+        (["--learner", "ens", "--jobs", "2", "--member", "0"], [], "--jobs (all members) and --member"),
+        (["--learner", "gmoe", "--seed", "1", "2"], [], "--seed: several seeds on images require --learner "),
+        (["--seed", "3", "3"], [], "--seed 3 3: repeated seed; give each seed once"),
         (["--best-checkpoint"], [], "--best-checkpoint has no effect on images"),
         ([], ["--least-gain"], "--least-gain : expected a number"),
     ],

@@ -236,7 +236,8 @@ def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_c
     assert [each.name for each in (tmp_path / "letters").iterdir()] == ["to-mother.txt"]
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / RECORD).write_text('{"kind": "alma-update", "text": [], "words": [], "months": []}')
-    assert "update.json: format version None of fairseq_alma 0.2.0 or older found" in refusal(tmp_path / "old", month)
+    message = refusal(tmp_path / "old", month)
+    assert "update.json: expected format version 2, found None of fairseq_alma 0.2.0 or older; " in message
 
 
 def test_other_options_than_those_of_the_first_call_are_refused(model, tmp_path):

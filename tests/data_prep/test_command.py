@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from data_prep.text.command import main
-from fairseq_alma.data.stream import Stream, file_sha256, holdout_name
+from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from tests.forked import wait_until
@@ -266,7 +266,7 @@ def test_the_stream_does_not_depend_on_pieces_workers_or_a_pipe(copied, tmp_path
 
 def test_append_drops_copies_of_any_held_out_text_and_holds_out_parts_of_the_same_size(text, tmp_path):
     stream = create(text, tmp_path / "stream", "--holdout-bytes", 3600)
-    assert all(3600 <= stream.split(holdout_name(t)).num_bytes < 4400 for t in range(3))
+    assert all(3600 <= stream.split(split_name(t, "holdout")).num_bytes < 4400 for t in range(3))
     held_out = [text for name in ("test", "megabatch-001/holdout") for text in texts_of(stream, name)]
     copies = near_copies([text for text in held_out if len(text.split()) > 20])
     later = make_documents(100, seed=9)
@@ -274,7 +274,7 @@ def test_append_drops_copies_of_any_held_out_text_and_holds_out_parts_of_the_sam
     assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
     longer = Stream.open(stream.root)
     assert longer.fingerprint_of_first(3) == stream.fingerprint != longer.fingerprint
-    assert longer.num_megabatches == 4 and 3600 <= longer.split(holdout_name(3)).num_bytes < 4400
+    assert longer.num_megabatches == 4 and 3600 <= longer.split(split_name(3, "holdout")).num_bytes < 4400
     assert not {*copies} & {*texts_of(longer, "megabatch-003/train")}
     of_month = texts_of(longer, "megabatch-003/holdout")
     (tmp_path / "again.txt").write_text("\n\n".join(near_copies(of_month) + make_documents(50, seed=11)))
@@ -344,7 +344,7 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert wait_until(lambda: [*tmp_path.glob(".stream.building/*/input-0")])
-    with pytest.raises(AlmaError, match="another alma-prep-text is working on it"):
+    with pytest.raises(AlmaError, match="another alma-prep-text is using it"):
         create(text, tmp_path / "stream")
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -65,7 +65,7 @@ def perplexity_there(folder, stream, length):
     """Return the perplexity of a folder's model in transformers, on the windows of fairseq-eval-lm."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
     opened = Stream.open(stream)
-    file = TokenFile(opened.prefix(opened.split("test")))
+    file = TokenFile(opened.root / "test")
     end, tokens = tokenizer.eos_token_id, file.ids.astype("int64") - 4
     tokens[file.ids == 2] = end
     ids = torch.cat([torch.tensor([end]), torch.from_numpy(tokens)])

@@ -58,18 +58,22 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
     with pytest.raises(AlmaError, match="trained with another tokenizer"):
         export([str(moved), "--out", "other"])
     shutil.rmtree("M")
-    with pytest.raises(AlmaError, match=r"its stream M/stream is missing; give --stream"):
+    with pytest.raises(AlmaError, match=r"the training stream M/stream is missing; give --stream"):
         export([str(moved), "--out", "other"])
 
 
 def test_a_path_without_a_model_is_one_line(model, tmp_path):
     for path, options, message in (
         (model, ["--arrival", "7"], "no model at arrival 7; give one from 0 to 1"),
-        (model / "run/stage-001/member-0/checkpoint_last.pt", ["--arrival", "0"], "not a run, so it has no model at"),
+        (
+            model / "run/stage-001/member-0/checkpoint_last.pt",
+            ["--arrival", "0"],
+            "checkpoint_last.pt is not a run",
+        ),
         (model / "stream", [], "a folder, not a file; give a run, or a checkpoint"),
     ):
         with pytest.raises(AlmaError, match=message):
             export([str(path), "--out", "out", *options])
     model.joinpath("run").rename(tmp_path / "seed-1")
-    with pytest.raises(AlmaError, match=r"has one run for each seed; give one of them, such as .*seed-1"):
+    with pytest.raises(AlmaError, match=r"expected a run, found one for each seed; give a run such as .*seed-1"):
         export([str(tmp_path), "--out", "out"])

@@ -74,7 +74,7 @@ def stream(tmp_path_factory):
 
 def dataset_of(stream, num_images=33, is_training=True, seed=1, augment=False):
     source = ImageInput(stream.mean, stream.std, augment)
-    return ImageDataset(stream, stream.train_indices([1])[:num_images], source, seed, is_training)
+    return ImageDataset(stream, stream.indices("train", [1])[:num_images], source, seed, is_training)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_each_epoch_has_an_order_of_its_own_which_seed_and_epoch_decide(stream):
 def test_a_batch_is_normalised_and_counts_each_image_as_a_token(stream):
     dataset = dataset_of(stream, is_training=False)
     batch = dataset.collater([dataset[index] for index in range(7)])
-    rows = stream.train_indices([1])[:7]
+    rows = stream.indices("train", [1])[:7]
     expected = (torch.from_numpy(stream.images[rows]) / 255 - stream.mean[0]) / stream.std[0]
     torch.testing.assert_close(batch["net_input"]["images"], expected, rtol=1e-4, atol=1e-5)
     assert batch["target"].tolist() == stream.labels[rows].tolist()
@@ -121,7 +121,7 @@ def test_crops_depend_on_the_epoch_and_not_on_which_worker_makes_the_batch(strea
     assert torch.equal(batch(1, other), first)
     assert not torch.equal(batch(2, one), first)
     plain = dataset_of(stream, augment=True, is_training=False)
-    images = torch.from_numpy(stream.images[stream.train_indices([1])[3:8]])
+    images = torch.from_numpy(stream.images[stream.indices("train", [1])[3:8]])
     torch.testing.assert_close(batch(1, plain), plain.source.normalised(images))
 
 

@@ -71,7 +71,7 @@ def test_the_stock_commands_train_a_stage_and_find_the_error_of_a_plain_computat
     folder, printed = trained
     checkpoint = folder / "model/checkpoint_last.pt"
     images = ImageStream.open(stream)
-    rows = images.test_indices()
+    rows = images.indices("test")
     pixels = (torch.from_numpy(images.images[rows]) / 255 - images.mean[0]) / images.std[0]
     logits, labels = plain_network(checkpoint)(pixels), torch.from_numpy(images.labels[rows])
     error = (logits.argmax(dim=1) != labels).float().mean().item()
@@ -128,14 +128,14 @@ def rows_of(stream, split, **options):
 )
 def test_a_stage_has_the_images_of_its_mega_batches(stream, options, megabatches):
     images = ImageStream.open(stream)
-    assert rows_of(stream, "train", **options) == images.train_indices(megabatches).tolist()
-    assert rows_of(stream, "valid", **options) == images.valid_indices(megabatches).tolist()
-    assert rows_of(stream, "test", **options) == images.test_indices().tolist()
+    assert rows_of(stream, "train", **options) == images.indices("train", megabatches).tolist()
+    assert rows_of(stream, "valid", **options) == images.indices("valid", megabatches).tolist()
+    assert rows_of(stream, "test", **options) == images.indices("test").tolist()
 
 
 def test_without_a_stage_valid_is_that_of_all_mega_batches_and_train_is_refused(stream):
     images = ImageStream.open(stream)
-    assert rows_of(stream, "valid") == images.valid_indices(range(4)).tolist()
+    assert rows_of(stream, "valid") == images.indices("valid", range(4)).tolist()
     with pytest.raises(AlmaError, match="--megabatch: missing; give the number"):
         rows_of(stream, "train")
 

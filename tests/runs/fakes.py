@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
-from fairseq_alma.data.stream import Split, Stream, StreamFile, TokenizerEntry, megabatch_name
+from fairseq_alma.data.stream import Split, Stream, StreamFile, TokenizerEntry, split_name
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.run_folder import RunFolder
@@ -14,7 +14,7 @@ SHA = "0" * 64
 
 def write_manifest(root: Path, num_megabatches: int, seed: int = 1) -> Stream:
     """Write a stream.json of text without its files."""
-    names = [*(megabatch_name(t) for t in range(num_megabatches)), "valid", "test"]
+    names = [*(split_name(t) for t in range(num_megabatches)), "valid", "test"]
     files = {name: tuple(StreamFile(f"{name}{suffix}", 8, SHA) for suffix in (".bin", ".idx")) for name in names}
     splits = tuple(Split(name, files[name], 2, 40, 100, 400) for name in names)
     tokenizer = TokenizerEntry.describe("tokenizers", 50, [StreamFile("tokenizer/tokenizer.json", 3, SHA)])
@@ -78,11 +78,8 @@ class FakeDisplay:
     def __init__(self) -> None:
         self.shown: list[tuple[str, int]] = []
 
-    def skipped(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        self.shown.append(("skipped", plan.stage.index))
-
-    def completed(self, plan: StagePlan, record: Mapping[str, Any]) -> None:
-        self.shown.append(("completed", plan.stage.index))
+    def completed(self, plan: StagePlan, record: Mapping[str, Any], is_new: bool = True) -> None:
+        self.shown.append(("completed" if is_new else "skipped", plan.stage.index))
 
     def trained(self, plan: StagePlan, training: Training) -> None:
         self.shown.append((f"trained member {training.model.member}", plan.stage.index))

@@ -63,9 +63,9 @@ def test_weights_that_no_stage_needs_are_removed_after_a_stage_runs_again(tmp_pa
 
 
 def test_a_stage_can_run_alone_after_the_stage_before(tmp_path):
-    with pytest.raises(AlmaError, match=r"stage-000/stage.json.*stage 1 starts.*run that stage first"):
+    with pytest.raises(AlmaError, match=r"stage-000/stage.json.*stage 1 starts.*run --stage 0 first"):
         run(tmp_path, FakeBackend(), only=1)
-    with pytest.raises(AlmaError, match=r"stage-000/stage.json: missing, and stage 1 predicts with"):
+    with pytest.raises(AlmaError, match=r"stage-000/stage.json: missing, but stage 1 predicts with"):
         run(tmp_path, FakeBackend(), plan_learner("gens", stages(2, 1), init="scratch"), only=1)
     assert run(tmp_path, FakeBackend(), only=0)[0] == 1
     assert run(tmp_path, FakeBackend(), only=1) == (1, [("completed", 1)])
@@ -88,7 +88,7 @@ def test_models_of_kept_arrivals_stay_and_one_note_reports_the_removal_of_others
 
 def test_a_record_of_other_megabatches_is_refused(tmp_path):
     run(tmp_path, FakeBackend(), plan(num_megabatches=4, wait=3))
-    with pytest.raises(AlmaError, match=r"stage-001/stage.json: trained on mega-batches \[3\].*\[3, 4, 5\]"):
+    with pytest.raises(AlmaError, match=r"stage-001/stage.json: expected mega-batches \[3, 4, 5\], found \[3\]"):
         run(tmp_path, FakeBackend(), plan(num_megabatches=6, wait=3))
 
 
@@ -123,7 +123,7 @@ def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
     backend = FakeBackend()
     backend.lost = [ModelId(0, 0), ModelId(0, 1)]
     train_alone(tmp_path, 0, backend, only=0)
-    with pytest.raises(AlmaError, match=r"stage-000/member-1: its training is not complete.*run --stage 0 --mem"):
+    with pytest.raises(AlmaError, match=r"stage-000/member-1: training is incomplete.*run --stage 0 --mem"):
         train_alone(tmp_path, 1, backend, only=1)
     assert train_alone(tmp_path, 0, backend, only=1) == [("trained member 0", 1)]
 
@@ -184,7 +184,7 @@ def test_a_stage_with_damaged_weights_runs_again_until_it_is_tidy(tmp_path, caps
     backend.lost = [ModelId(1, 0)]
     assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
     assert backend.calls[0] == ("train", 1)
-    assert "stage-001/member-0/checkpoint_last.pt: missing or damaged, stage 1 runs again" in capsys.readouterr().err
+    assert "stage-001/member-0/checkpoint_last.pt: missing or damaged; stage 1 runs again" in capsys.readouterr().err
 
 
 def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):

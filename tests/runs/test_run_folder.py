@@ -13,7 +13,7 @@ from tests.runs.runs import RUN
 
 def test_a_directory_with_other_files_does_not_become_a_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(AlmaError, match=r"not empty, and no run.json in it"), RunFolder(tmp_path).lock_run():
+    with pytest.raises(AlmaError, match=r"not empty and not a run \(no run.json\)"), RunFolder(tmp_path).lock_run():
         pass
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -26,8 +26,8 @@ def test_a_run_of_version_0_2_0_and_one_of_a_later_version_are_refused_in_one_li
     for record, read in (("run.json", folder.read_run), ("stage-000/stage.json", lambda: folder.read_stage(0))):
         (tmp_path / record).parent.mkdir(exist_ok=True)
         for version, message in (
-            (1, "format version 1 of fairseq_alma 0.2.0 or older found"),
-            (3, "format version 3 found, this .* reads 2"),
+            (1, "expected format version 2, found 1 of fairseq_alma 0.2.0 or older"),
+            (3, "expected format version 2, found 3; "),
         ):
             (tmp_path / record).write_text(json.dumps({"format_version": version}))
             with pytest.raises(AlmaError, match=f"{record}: {message}"):

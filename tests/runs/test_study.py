@@ -25,10 +25,10 @@ def test_run_json_describes_the_stream_and_versions(tmp_path):
 @pytest.mark.parametrize(
     "change,message",
     [
-        ({"seed": 2}, r"--seed 1 then, 2 now"),
-        ({"options": {**OPTIONS, "wait": 3}}, r"--wait 1 then, 3 now"),
-        ({"train": {**TRAIN, "--lr": "0.2"}}, r"--lr 0.1 then, 0.2 now"),
-        ({"train": {**TRAIN, "--bf16": ""}}, r"--bf16 not given then, given now"),
+        ({"seed": 2}, r"--seed changed from 1 to 2"),
+        ({"options": {**OPTIONS, "wait": 3}}, r"--wait changed from 1 to 3"),
+        ({"train": {**TRAIN, "--lr": "0.2"}}, r"--lr changed from 0.1 to 0.2"),
+        ({"train": {**TRAIN, "--bf16": ""}}, r"--bf16 changed from not given to given"),
     ],
 )
 def test_other_options_are_refused_and_named(tmp_path, change, message):
@@ -51,7 +51,7 @@ def test_a_run_resumes_on_a_moved_or_longer_stream_only(tmp_path):
         assert require_same_run("run.json", describe(first), describe(now), now) == []
     for length, seed in ((2, 1), (3, 2)):
         now = write_manifest(tmp_path / f"other-{length}", length, seed)
-        with pytest.raises(AlmaError, match="begun on another stream"):
+        with pytest.raises(AlmaError, match="expected the stream of the run"):
             require_same_run("run.json", describe(first), describe(now), now)
 
 
@@ -63,7 +63,7 @@ def test_a_growth_schedule_may_be_extended(tmp_path):
     )
     assert require_same_run("run.json", before, longer, stream) == []
     for now in others:
-        with pytest.raises(AlmaError, match="--grow-schedule layers=1,6 experts=2,3 then, layers="):
+        with pytest.raises(AlmaError, match="--grow-schedule changed from layers=1,6 experts=2,3 to layers="):
             require_same_run("run.json", before, now, stream)
 
 

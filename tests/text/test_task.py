@@ -71,7 +71,7 @@ def test_two_epochs_count_every_token_of_a_megabatch_twice(trained, tmp_path, ba
     ("arguments", "message"),
     [
         ([], "--megabatch: not given"),
-        (["--megabatch", "4"], "no mega-batch 4, the stream has 4"),
+        (["--megabatch", "4"], "no mega-batch 4; give a number from 0 to 3"),
         (["--megabatch", "0", "--wait", "2"], "--megabatch 0 --wait 2: no stage ends with mega-batch 0"),
     ],
 )

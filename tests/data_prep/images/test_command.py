@@ -36,9 +36,9 @@ def test_stream_contains_the_published_images_in_equal_megabatches(tmp_path, cap
     images, labels = write_mnist(tmp_path / "again")
     assert np.array_equal(stream.images[:, 0], images)
     assert np.array_equal(stream.labels, labels)
-    assert stream.test_indices().tolist() == list(range(40, 50))
-    assert [len(stream.train_indices([t])) for t in range(3)] == [12] * 3
-    assert [len(stream.valid_indices([t])) for t in range(3)] == [1] * 3
+    assert stream.indices("test").tolist() == list(range(40, 50))
+    assert [len(stream.indices("train", [t])) for t in range(3)] == [12] * 3
+    assert [len(stream.indices("valid", [t])) for t in range(3)] == [1] * 3
     assert (stream.dataset, stream.num_classes, stream.shape, stream.augment) == ("mnist", 10, (1, 28, 28), False)
     stream.stream.verify([split.name for split in stream.stream.splits])
     out = capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
     assert run("arrays", *arguments, "--out", tmp_path / "s") == 0
     stream = ImageStream.open(tmp_path / "s")
     assert (stream.dataset, stream.shape, stream.num_classes, stream.augment) == ("mine", (3, 6, 7), 5, True)
-    assert len(stream.test_indices()) == 6
+    assert len(stream.indices("test")) == 6
     assert "no test set given: 6 images are held out as test set (seed 1)" in capsys.readouterr().out
 
 
@@ -107,7 +107,7 @@ def test_arrays_may_come_with_a_test_set_and_labels_that_start_at_1_are_reported
     )
     assert run("arrays", *options, "--megabatches", 4, "--out", tmp_path / "s") == 0
     stream = ImageStream.open(tmp_path / "s")
-    assert stream.test_indices().tolist() == [30, 31, 32, 33]
+    assert stream.indices("test").tolist() == [30, 31, 32, 33]
     assert np.array_equal(stream.images[30:, 0], images[30:])
     assert stream.labels[30:].tolist() == [1, 2, 3, 4]
     assert "labels are from 1 to 5: class 0 of 6 classes has no images" in capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
     arguments = ["folder", "--source", tmp_path / "f", "--megabatches", 4, "--name", "pets"]
     assert run(*arguments, "--out", tmp_path / "s") == 0
     stream = ImageStream.open(tmp_path / "s")
-    assert (stream.dataset, stream.shape, stream.num_classes, len(stream.test_indices())) == ("pets", (3, 6, 7), 2, 4)
+    assert (stream.dataset, stream.shape, stream.num_classes, len(stream.indices("test"))) == ("pets", (3, 6, 7), 2, 4)
     found = {image.tobytes(): label for image, label in zip(stream.images, stream.labels.tolist(), strict=True)}
     assert found == {each.transpose(2, 0, 1).tobytes(): int(at >= 12) for at, each in enumerate(images)}
     (tmp_path / "f/dog/x.png").write_bytes(b"no image")
