@@ -29,8 +29,8 @@ class HelperHere:
         import_engine()
         self.children: list[int] = []
 
-    def begin(self, call: helper.Call, files: Sequence[int]) -> None:
-        self.children.append(helper.begin_child(call, files))
+    def fork(self, call: helper.Call, files: Sequence[int]) -> None:
+        self.children.append(helper.fork_child(call, files))
 
     def close(self) -> None:
         for child in self.children:

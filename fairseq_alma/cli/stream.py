@@ -230,8 +230,8 @@ def complete_options(
         num_experts=learner.plan(Stage(0, (0,), (0,))).trainings[0].num_experts,
         continues=learner.init == "previous" and request.iid is None,
         features={name: vars(arguments).get(name) for kind in FEATURES for name in options_of(kind)},
-        tests_otherwise=request.features.predicts_with != "last",
-        has_beginning=request.finetune_from_model is not None,
+        selects_weights=request.features.predicts_with != "last",
+        has_start=request.finetune_from_model is not None,
         num_procs=request.num_procs,
     )
     tokens, vocab_size = None, 0

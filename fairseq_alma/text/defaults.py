@@ -52,7 +52,7 @@ TABLE = (
 )
 """Defaults in ascending order of tokens. With ``--size``, the model and the batch size can be from different rows."""
 HALF_LIFE = "1/16"
-AT_ONCE = 8192
+MAX_BATCH_TOKENS = 8192
 """Maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
 """Number of passes above which a run uses dropout and weight decay."""
@@ -73,12 +73,12 @@ PAPER = {
     "--update-freq": "24",
 }
 """Options of ``--preset paper`` (paper v5, appendix A); ``recipes/lm`` cites the source of each value."""
-OWN_MODEL = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
+OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
 """Option with a default for other architectures -> further options that get a default together with this option."""
-ENDS = ("--max-update", "--max-epoch")
-SAME = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": ENDS}
+LENGTH_OPTIONS = ("--max-update", "--max-epoch")
+ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
 
 
@@ -106,8 +106,8 @@ class Context:
         num_experts: number of experts in the first stage; None: the learner does not set this number.
         continues: whether a stage starts from the weights of the previous stage.
         features: value of each feature option by name; None: the option is not given.
-        tests_otherwise: whether the user selects the weights to test, for example with ``--best-checkpoint``.
-        has_beginning: whether the run starts from a checkpoint.
+        selects_weights: whether the user selects the weights to test, for example with ``--best-checkpoint``.
+        has_start: whether the run starts from a checkpoint.
         num_procs: number of processes that share the batches of an update.
     """
 
@@ -115,8 +115,8 @@ class Context:
     num_experts: Optional[int] = None
     continues: bool = True
     features: Mapping[str, Any] = field(default_factory=dict)
-    tests_otherwise: bool = False
-    has_beginning: bool = False
+    selects_weights: bool = False
+    has_start: bool = False
     num_procs: int = 1
 
 
@@ -198,10 +198,10 @@ def complete(
     """
     given = {name: " ".join(values) for name, values in group_words(words)}
     arch = given.get("--arch")
-    is_own_model = arch is not None and arch not in TRANSFORMER_SIZES
+    is_other_arch = arch is not None and arch not in TRANSFORMER_SIZES
     if arch is not None and preferences.size is not None:
         raise ValueError("--size: not allowed with --arch after the --, as both set the model; omit one of them")
-    has_end = any(end in given for end in ENDS)
+    has_end = any(end in given for end in LENGTH_OPTIONS)
     if preferences.passes is not None and has_end:
         raise ValueError("--passes: not allowed with --max-update or --max-epoch after the --; omit one of them")
     requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
@@ -210,7 +210,7 @@ def complete(
         omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
         if requested in (before["preferences"], omitted):
             return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context, tokens)
-    if is_own_model and has_end and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
+    if is_other_arch and has_end and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
         return Recipe([*words])
     if tokens is None and not (arch is not None and has_end):
         raise ValueError(
@@ -234,9 +234,9 @@ def complete(
     chosen = _missing(rows, given, context.owned)
     filled = {**chosen, **given}
     features: dict[str, Any] = {}
-    if not is_own_model and not preferences.is_paper:
+    if not is_other_arch and not preferences.is_paper:
         is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
-        features |= {} if context.tests_otherwise else {"ema_half_life": HALF_LIFE}
+        features |= {} if context.selects_weights else {"ema_half_life": HALF_LIFE}
         features |= {"carry_optimizer": True} if context.continues and is_endless else {}
     model_line = f"{filled['--arch']}"
     if "--decoder-embed-dim" in chosen:
@@ -255,10 +255,10 @@ def complete(
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
     """Return the default value of each option for a row of the table."""
     arch = given.get("--arch", "alma_transformer_lm")
-    steps = context.num_procs * math.ceil(row.batch * row.length / (AT_ONCE * context.num_procs))
+    steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
     many = passes > MANY_PASSES
     rows: dict[str, Any] = {"--arch": arch}
-    if not context.has_beginning and "--arch" not in given:
+    if not context.has_start and "--arch" not in given:
         rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
         rows |= {"--num-experts": context.num_experts} if context.num_experts is not None else {}
     rows |= {
@@ -274,7 +274,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     rows |= {"--update-freq": steps} if steps > 1 else {}
     if arch in TRANSFORMER_SIZES:
         rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half the rate with Adam
-        rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_beginning else 1)}
+        rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_start else 1)}
     else:
         width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
         rate = 0.9 / (int(width) if width.isdecimal() else 512)
@@ -284,9 +284,9 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
 
 def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str]) -> dict[str, str]:
     """Return the defaults of options that neither the user nor the learner sets."""
-    missing = [name for name in rows if not any(each in given for each in SAME.get(name, (name,)))]
+    missing = [name for name in rows if not any(each in given for each in ALTERNATIVES.get(name, (name,)))]
     if given.get("--arch", "alma_transformer_lm") not in TRANSFORMER_SIZES:
-        groups = [(flag, *(f"--{name}" for name in others)) for flag, others in OWN_MODEL.items() if flag in missing]
+        groups = [(flag, *(f"--{name}" for name in others)) for flag, others in OTHER_ARCH.items() if flag in missing]
         missing = [name for group in groups for name in group if name in missing]
     return {name: rows[name] for name in missing if name not in owned}
 

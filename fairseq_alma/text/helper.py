@@ -75,14 +75,14 @@ class Helper:
     """The helper process, as seen from alma-stream."""
 
     def __init__(self) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, other_end = Pipe()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the helper process has ended
-        with theirs:
+        with other_end:
             # -P: a file in the working directory must not be imported in place of a library of the same name.
-            words = [sys.executable, "-P", "-c", _MAIN.format(theirs.fileno())]
-            self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[theirs.fileno()])
+            words = [sys.executable, "-P", "-c", _MAIN.format(other_end.fileno())]
+            self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[other_end.fileno()])
 
-    def begin(self, call: Call, files: Sequence[int]) -> None:
+    def fork(self, call: Call, files: Sequence[int]) -> None:
         try:
             self.connection.send(tuple(call))
             for file in files:
@@ -151,25 +151,25 @@ def call(
     pipes = []
     try:
         for rank in map(str, range(num_procs)):
-            here, theirs = Pipe(duplex=False)
-            with theirs:
+            receiver, sender = Pipe(duplex=False)
+            with sender:
                 ranks = {**shared, "RANK": rank, "LOCAL_RANK": rank} if shared else {}
                 variables = {**os.environ, **ranks, **environment}
                 path = None if log is None else str(log)
-                begun = Call(function, arguments, [*words], path, variables, os.getcwd(), 1 + len(files))
-                _helper.begin(begun, [*files, theirs.fileno()])
-            pipes.append(here)
+                request = Call(function, arguments, [*words], path, variables, os.getcwd(), 1 + len(files))
+                _helper.fork(request, [*files, sender.fileno()])
+            pipes.append(receiver)
         results, failures = _await(pipes, watch)
         if len(pipes) > 1 and failures:
             close()  # ends distributed processes that wait for each other
     except BaseException:
         close()
-        for here in pipes:  # release the locks only after the children have ended
-            _await_end(here)
+        for receiver in pipes:  # release the locks only after the children have ended
+            _await_end(receiver)
         raise
     finally:
-        for here in pipes:
-            here.close()
+        for receiver in pipes:
+            receiver.close()
     if not failures:
         return results[0]
     failed, (kind, reason) = min(failures.items(), key=lambda item: (item[1][0] != "ended", item[0]))
@@ -233,11 +233,11 @@ def serve(file: int) -> None:
     connection = Connection(file)
     while True:
         try:
-            begun = Call(*connection.recv())
+            request = Call(*connection.recv())
         except EOFError:
             os._exit(0)
-        files = [recv_handle(connection) for _ in range(begun.num_files)]
-        begin_child(begun, files)
+        files = [recv_handle(connection) for _ in range(request.num_files)]
+        fork_child(request, files)
         for each in files:
             os.close(each)
         with contextlib.suppress(ChildProcessError):  # reap ended children
@@ -263,7 +263,7 @@ def preload() -> None:
     gc.freeze()  # keep memory pages shared: the garbage collector of a child would write to them
 
 
-def begin_child(begun: Call, files: Sequence[int]) -> int:
+def fork_child(request: Call, files: Sequence[int]) -> int:
     """Fork a child that calls the function; return the process id of the child."""
     die = die_with_parent()
     child = os.fork()
@@ -274,7 +274,7 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
             die()
         atexit._clear()  # exit functions of the parent would delete the parent's temporary folders
         pipe = Connection(files[-1], readable=False)
-        answer = _execute(begun, pipe)
+        answer = _execute(request, pipe)
         atexit._run_exitfuncs()
         for standard in (sys.stdout, sys.stderr):
             standard.flush()
@@ -283,22 +283,22 @@ def begin_child(begun: Call, files: Sequence[int]) -> int:
         os._exit(0)
 
 
-def _execute(begun: Call, pipe: Connection) -> tuple[str, Any]:
+def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
     """Call the function in the environment of alma-stream.
 
     Returns:
         ("returned", return value), ("refused", message of the function), or ("failed", description of the error).
     """
     os.environ.clear()
-    os.environ.update(begun.environment)
-    os.chdir(begun.folder)
-    output = os.open(begun.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    output = os.open(request.log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(output, number)
         setattr(sys, name, open(number, "w", closefd=False, buffering=1))  # noqa: SIM115
     os.close(output)
-    if begun.words:
-        sys.argv = [*begun.words]
+    if request.words:
+        sys.argv = [*request.words]
     logging.basicConfig(
         format=_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout, force=True
     )
@@ -312,11 +312,11 @@ def _execute(begun: Call, pipe: Connection) -> tuple[str, Any]:
     logging.getLogger("fairseq.logging.progress_bar").addHandler(figures)
     import torch
 
-    if (threads := begun.environment.get("OMP_NUM_THREADS", "")).isdecimal():
+    if (threads := request.environment.get("OMP_NUM_THREADS", "")).isdecimal():
         torch.set_num_threads(int(threads))
     try:
-        module, _, name = begun.function.partition(":")
-        return "returned", getattr(importlib.import_module(module), name)(*begun.arguments)
+        module, _, name = request.function.partition(":")
+        return "returned", getattr(importlib.import_module(module), name)(*request.arguments)
     except SystemExit as ending:
         if ending.code in (None, 0):
             return "returned", None

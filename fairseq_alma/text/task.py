@@ -42,12 +42,7 @@ from fairseq_alma.text.train_options import BALANCING
 from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
-from fairseq_alma.training.loading import (
-    check_architecture,
-    check_weights,
-    load_for_task,
-    refuse_other_weights,
-)
+from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
 from fairseq_alma.training.saves import TimedSaves
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 

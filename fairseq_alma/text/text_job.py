@@ -38,7 +38,7 @@ from fairseq_alma.watch.run_display import describe_stage
 GROWN_FILE = "grown.pt"
 
 
-def check_beginning(path: Path, stream: Path) -> None:
+def check_start(path: Path, stream: Path) -> None:
     """Raise AlmaError if the checkpoint to start from has another dictionary than the stream."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary
@@ -108,8 +108,8 @@ class TextJob:
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
         """Check the checkpoint to start from, and return a function that creates the back end for some runs."""
         assert self.stream is not None
-        if (beginning := self.request.finetune_from_model) is not None:
-            call("fairseq_alma.text.text_job:check_beginning", beginning, self.stream.root)
+        if (start := self.request.finetune_from_model) is not None:
+            call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
@@ -158,7 +158,7 @@ class TextJob:
         """Return the checkpoint of a trained model to test."""
         return predicting_checkpoint(self.folder, model, self.features.predicts_with)
 
-    def begins_from(self, model: ModelId) -> Path:
+    def starting_checkpoint(self, model: ModelId) -> Path:
         """Return the checkpoint of a trained model for the start of a later stage."""
         is_best = self.keeps_best and not self.carries_optimizer
         return self.predicting(model) if is_best else self.folder.checkpoint(model)

@@ -115,7 +115,7 @@ class TrainingStep(TextStep):
     def require_start(self) -> None:
         """Raise AlmaError if the checkpoint to start from does not exist."""
         start = self.training.start
-        if start is not None and not (path := self.job.begins_from(start)).is_file():
+        if start is not None and not (path := self.job.starting_checkpoint(start)).is_file():
             raise AlmaError(
                 f"{path}: no such file, but stage {self.training.model.stage} starts from this checkpoint; remove "
                 f"{self.job.folder.stage_folder(start.stage)} to train stage {start.stage} again"
@@ -135,7 +135,7 @@ class Grow(TrainingStep):
         job, start, growth = self.job, self.training.start, self.training.growth
         assert start is not None and growth is not None, self.training
         groups: list[tuple[str, ...]] = [
-            ("--path", str(job.begins_from(start)), "--out", str(job.grown(self.training.model)))
+            ("--path", str(job.starting_checkpoint(start)), "--out", str(job.grown(self.training.model)))
         ]
         sizes = ("--method", growth.method, "--experts", str(growth.num_new)) if growth.num_new else ()
         layers = ("--layers", str(growth.layers)) if growth.layers is not None else ()
@@ -202,7 +202,7 @@ class Train(TrainingStep):
         if self.part == BRANCH:
             groups.append(("--continue-once", str(job.folder.checkpoint(training.model)), "--continue-as", "branch"))
         elif training.start is not None:
-            path = job.grown(training.model) if training.growth else job.begins_from(training.start)
+            path = job.grown(training.model) if training.growth else job.starting_checkpoint(training.start)
             carried = ("--continue-once", str(path), "--continue-as", "stage")
             groups.append(carried if job.carries_optimizer else (WEIGHTS_FLAG, str(path)))
         elif request.finetune_from_model is not None:
@@ -363,7 +363,7 @@ class Before(TextStep):
         for training in self.plan.trainings:
             if training.growth is not None and training.start is not None:
                 found.append(("after_growth", self.job.grown(training.model), ["valid"]))
-                if (path := self.job.begins_from(training.start)) != self.job.predicting(training.start):
+                if (path := self.job.starting_checkpoint(training.start)) != self.job.predicting(training.start):
                     found.append(("before_growth", path, ["valid"]))
         index, splits = self.plan.stage.index, self.job.holdouts(self.plan.stage.arrivals)
         if index > 0 and splits and (record := self.job.folder.read_stage(index - 1)) is not None:

@@ -151,7 +151,7 @@ def test_the_paper_preset_has_a_schedule_for_each_stage_and_no_average():
     ("context", "features"),
     [
         ({"continues": False}, {"ema_half_life"}),
-        ({"tests_otherwise": True}, {"carry_optimizer"}),
+        ({"selects_weights": True}, {"carry_optimizer"}),
         ({"features": {"carry_optimizer": True}}, {"ema_half_life"}),
     ],
 )
@@ -160,7 +160,7 @@ def test_given_and_impossible_features_get_no_default(context, features):
 
 
 def test_a_run_that_starts_from_a_model_has_its_sizes_and_a_lower_rate():
-    found = options(made(has_beginning=True))
+    found = options(made(has_start=True))
     assert "--decoder-embed-dim" not in found and float(found["--lr"]) < float(options(made())["--lr"]) / 5
 
 
