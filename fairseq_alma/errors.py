@@ -14,7 +14,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segme
 
 
 def printable(text: str) -> str:
-    """Return the text with escaped control characters, which file names may contain."""
+    """Return a text with escaped control characters, for messages that contain file names."""
     if text.isprintable():
         return text
     return "".join(

@@ -111,8 +111,8 @@ class Option:
         shape: whether the option shapes the network. An initial checkpoint must then have the same value.
         side: the only command that accepts the option, `PLAN` or `TRAINING`; None if both commands accept the option.
         quiet: whether run.json has null if the value is the default.
-        trait: name of a boolean attribute of learners; the option applies to learners for which it is true. In the
-            help, their names replace ``{learners}``.
+        trait: name of a boolean attribute of learners; the option applies to learners whose attribute is true. In the
+            help, the names of the learners replace ``{learners}``.
         metavar: name of the value in ``--help``.
         defaults: kind of data -> default, for each kind of data whose default differs from ``default``.
         name: name of the field.
@@ -342,7 +342,7 @@ class Options:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word is a flag and not a value such as a negative number."""
+    """Return whether a word is a flag; a negative number is not a flag."""
     return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
 
 

@@ -1,4 +1,4 @@
-"""Print the output and progress of a command. A terminal shows one live line, other files a line every 15 seconds."""
+"""Print the output and progress of a command: on a terminal, in one live line, else in a line every 15 seconds."""
 
 import errno
 import os

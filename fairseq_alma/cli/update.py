@@ -74,9 +74,11 @@ class UpdateOptions(Options):
         range=real(0, 1000, above=True),
         metavar="R",
     )
-    redo: bool = opt(False, "train on the newest month again, for example with another --budget; requires no NEW_TEXT")
+    redo: bool = opt(False, "train on the newest month again, for example with another --budget; give no NEW_TEXT")
     size: Optional[int] = opt(
-        None, "number of parameters of a new model, such as 800k (default: by the amount of text)", parse=read_size
+        None,
+        "number of parameters of a new model, such as 800k (default: by the amount of text)",
+        parse=read_size,
     )
     format: Optional[str] = opt(None, "format of the text, the same for all months (default: auto)", choices=FORMATS)
     field: Optional[str] = opt(

@@ -21,9 +21,9 @@ LEAST_RESTART = 1.5
 TOKENS_PER_PARAMETER = 8
 """Maximum number of training tokens per parameter; above this number, a model is too small for its text."""
 AHEAD = 6
-"""Factor on the tokens so far when choosing the size of a new model, because more text follows (how-to/monthly.md)."""
+"""Factor by which text is expected to grow, for choosing the size of a new model (see how-to/monthly.md)."""
 LEAST_TOKENS = 2_600_000
-"""Minimum number of tokens for choosing the size of a new model (width 128), because more text follows a small month.
+"""Minimum number of tokens for choosing the size of a new model, so that its width is at least 128.
 
 Mean bits per byte after six months of novels: 1.960 (1.15M parameters, batch 2), 2.004 (522k, batch 4), 2.065 (320k,
 batch 8; the text of the first month alone determined the size)."""
@@ -61,7 +61,7 @@ class UpdateRecord(Struct):
 
 
 def read_record(root: Path) -> UpdateRecord:
-    """Read ``update.json``; return an empty record for a new model. Raises AlmaError if the folder is not a model."""
+    """Return the content of ``update.json``; empty for a new model. Raises AlmaError for a folder of another kind."""
     path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
     if path.exists():
         content = read_json_object(path, remedy)

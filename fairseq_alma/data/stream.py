@@ -129,7 +129,7 @@ class ImagesEntry:
 
     def __post_init__(self) -> None:
         if {len(self.mean), len(self.std)} != {self.shape[0]}:
-            raise ValueError(f"expected {self.shape[0]} mean and std, found {len(self.mean)} and {len(self.std)}")
+            raise ValueError(f"expected {self.shape[0]} means and std, found {len(self.mean)} and {len(self.std)}")
         if not all(-1e6 < each < 1e6 for each in self.mean) or min(self.std) <= 0:
             raise ValueError("expected numbers for mean, and numbers above 0 for std")
 
@@ -199,7 +199,7 @@ class Stream:
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
-        """Return the first contradiction in the manifest, or None; ``announced`` is its ``num_megabatches``."""
+        """Return what is wrong with splits and files, or None; ``announced`` is ``num_megabatches`` in the file."""
         if announced != self.num_megabatches:
             return f"expected {announced!r:.60} mega-batches (num_megabatches), found {self.num_megabatches}"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
@@ -239,7 +239,7 @@ class Stream:
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Return the size in words of the n-grams of held-out text that training text lacks; None if not checked."""
+        """Return the size in words of n-grams: training text has no n-gram of held-out text. None: not checked."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 

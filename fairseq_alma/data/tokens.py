@@ -27,7 +27,7 @@ COMPANIONS = (
     "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"
 )  # fmt: skip
 MAX_TOKENS = 1 << 24
-"""Maximum vocabulary size, because a small file can have token numbers of up to 2^32."""
+"""Maximum vocabulary size. Without it, a small file with large token numbers would need much memory."""
 _WHITE_SPACE = re.compile(r"\s")
 _BLOCK = "\u2581"
 

@@ -39,7 +39,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
         if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
-            raise AlmaError(f"{path}: expected a run, found one for each seed; give a run such as {seeds[0].parent}")
+            raise AlmaError(f"{path}: expected one run, found several seeds; give a run such as {seeds[0].parent}")
         if arrival is not None:
             raise AlmaError(f"--arrival {arrival}: {path} is not a run; give a run directory")
         return path
@@ -50,7 +50,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     last = [max(record["megabatches"]) for record in records]
     arrival = last[-1] if arrival is None else arrival
     if not last[0] <= arrival <= last[-1]:
-        raise AlmaError(f"{root}: no model at arrival {arrival}; give one from {last[0]} to {last[-1]}")
+        raise AlmaError(f"{root}: no model at arrival {arrival}; give an arrival from {last[0]} to {last[-1]}")
     return stage_predictor(run, records[sum(end <= arrival for end in last) - 1])
 
 
@@ -67,10 +67,10 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
 
 
 def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
-    """Return the stream of a model: ``given`` by the user, else the training stream that its run or checkpoint records.
+    """Return the stream of a model: ``given`` by the user, else its recorded training stream.
 
     Raises:
-        AlmaError: the stream is missing, its kind of data is not ``kind``, or its dictionary is not that of the model.
+        AlmaError: the stream is missing, its data is not of this kind, or the dictionaries of model and stream differ.
     """
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # imports torch, which takes seconds
 

@@ -66,7 +66,7 @@ class Backend(Protocol):
     """Interface of training and evaluation on text or on images."""
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
-        """Return the steps of a stage in order; the number of steps is the same for every seed."""
+        """Return the steps of a stage in order. All seeds have the same number of steps."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         """Remove the weights of the models ``gone``, and temporary files of complete stages; keep ``needed`` models."""
@@ -290,6 +290,6 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
         if not run.is_trained(start, backend) and not run.is_trained(model, backend):
             path = run.folder.checkpoint(start)
             raise AlmaError(
-                f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs it; remove "
+                f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs the checkpoint; remove "
                 f"{run.folder.stage_folder(start.stage)} to train that stage again"
             )

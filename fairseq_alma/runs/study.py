@@ -81,7 +81,7 @@ class StudyOptions(ScheduleOptions):
     )
     seeds: tuple[int, ...] = of_this_call(
         (1,),
-        f"random seeds, 0 to {MAX_SEED:,}; with several, each has its run RUN/seed-N (default: 1)",
+        f"random seeds, 0 to {MAX_SEED:,}; several seeds make one run each, in RUN/seed-N (default: 1)",
         range=integer(0, MAX_SEED),
         flag="--seed",
     )
@@ -92,7 +92,10 @@ class StudyOptions(ScheduleOptions):
         parse=PRESETS.__getitem__,
     )
     size: Optional[int] = of_this_call(
-        None, "parameters, such as 800k or 25M (default: by the amount of text)", kinds=TEXT, parse=read_size
+        None,
+        "number of parameters, such as 25M (default: by the amount of text)",
+        kinds=TEXT,
+        parse=read_size,
     )
     passes: Optional[float] = of_this_call(
         None,
@@ -127,7 +130,7 @@ class StudyOptions(ScheduleOptions):
 class PartOptions(Options):
     """Options that restrict a call of ``alma-stream`` to a part of the run."""
 
-    stage: Optional[int] = of_this_call(None, "run only this stage, from 0; the previous stage must be complete")
+    stage: Optional[int] = of_this_call(None, "run only this stage (from 0); the previous stage must be complete")
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
@@ -337,7 +340,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     @property
     def trains_members_separately(self) -> bool:
-        """Return whether members are trained separately, as several processes require."""
+        """Return whether each member has its own training (``--jobs`` or ``--member``)."""
         return self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:

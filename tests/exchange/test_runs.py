@@ -64,7 +64,7 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
 
 def test_a_path_without_a_model_is_one_line(model, tmp_path):
     for path, options, message in (
-        (model, ["--arrival", "7"], "no model at arrival 7; give one from 0 to 1"),
+        (model, ["--arrival", "7"], "no model at arrival 7; give an arrival from 0 to 1"),
         (
             model / "run/stage-001/member-0/checkpoint_last.pt",
             ["--arrival", "0"],
@@ -75,5 +75,5 @@ def test_a_path_without_a_model_is_one_line(model, tmp_path):
         with pytest.raises(AlmaError, match=message):
             export([str(path), "--out", "out", *options])
     model.joinpath("run").rename(tmp_path / "seed-1")
-    with pytest.raises(AlmaError, match=r"expected a run, found one for each seed; give a run such as .*seed-1"):
+    with pytest.raises(AlmaError, match=r"expected one run, found several seeds; give a run such as .*seed-1"):
         export([str(tmp_path), "--out", "out"])

@@ -45,7 +45,7 @@ def test_an_arrival_has_the_model_of_the_last_update_before_it(tmp_path):
     for arrival, stage in ((2, 0), (4, 0), (5, 1), (None, 1)):
         assert lookup.find_model(root, arrival) == root / f"stage-00{stage}/member-0/checkpoint_last.pt"
     for arrival in (1, 6):
-        with pytest.raises(AlmaError, match=f"no model at arrival {arrival}; give one from 2 to 5"):
+        with pytest.raises(AlmaError, match=f"no model at arrival {arrival}; give an arrival from 2 to 5"):
             lookup.find_model(root, arrival)
     begun = write_run(tmp_path / "begun", num_stages=0)
     with pytest.raises(AlmaError, match="no stage is complete yet"):
