@@ -7,9 +7,10 @@
 Two layers, the second with experts; a vocabulary of 32 times the width; 9 tokens in each of 4 mega-batches for each
 parameter of the model with 4 experts, as in the paper, and 10 passes; paragraphs are assigned at random. alma-stream
 chooses the other options. The command first prints the remaining hours. It trains one run at a time with one thread;
-several calls of the same command share the work, and a second call resumes. With the first seed each row tries the
-chosen learning rate and twice that rate; the other seeds use the rate with the lower loss on valid. `QUESTIONS` lists
-the questions and the result that would falsify each answer.
+several calls of the same command share the work, and a second call resumes. For each
+schedule, the row in `TUNED` tries the chosen learning rate and twice that rate with the first seed; all rows with this
+schedule take the rate with the lower loss on valid. `QUESTIONS` lists the questions and the result that would falsify
+each answer.
 """
 
 import argparse
@@ -93,6 +94,8 @@ ROWS = {
     "layers-1-2-4": Row("--learner grow --grow-schedule layers=1,2,4,4", 1, None, cost=5),
     "upcycled-8": Row("--learner grow --grow-schedule experts=1,1,8,8 --grow-method copy", None),
 }  # fmt: skip
+TUNED = {"polynomial_decay": "sm-4", "fixed": "carried-replay-branch"}
+"""Row that tries two rates, by learning-rate schedule."""
 MAIN = ("sm-4", "sm-1", "sm-12", "gmoe", "ens-2", "carried-replay-branch")
 PAPER = {
     "sm-8": ("SM_w1", "8"), "sm-12": ("SM_w1", "12"), "gmoe": ("gMoE_w1", "4, 6, 8, 12"), "ens-2": ("Ens_w1", "4@2"),
@@ -151,15 +154,8 @@ class Rung:
         """Return the alma-stream command of a run (rate None: chosen by alma-stream)."""
         how = ROWS[row]
         words = ["alma-stream", "--stream", self.root / "stream", "--megabatches", MEGABATCHES, "--seed", seed]
-        words += [
-            *how.options.split(),
-            "--run",
-            self.run(row, seed, rate),
-            *options,
-            "--",
-            "--arch",
-            "alma_transformer_lm",
-        ]
+        words += [*how.options.split(), "--run", self.run(row, seed, rate), *options]
+        words += ["--", "--arch", "alma_transformer_lm"]
         words += ["--decoder-embed-dim", self.width, "--head-dim", HEAD, "--cpu"]
         words += [] if how.layers is None else ["--decoder-layers", how.layers]
         words += [] if how.experts is None else ["--num-experts", how.experts]
@@ -189,17 +185,18 @@ class Rung:
         return run if run is not None and run.is_complete else None
 
     def best_rate(self, row: str, seed: int) -> Optional[str]:
-        """Return the rate with the lowest loss on valid at the end; None until both are tried with this seed."""
-        found = {rate: self.complete(row, seed, rate) for rate in self.rates}
+        """Return the rate with the lower loss on valid for the row's schedule; None until this seed has tried both."""
+        tuned = TUNED[ROWS[row].schedule]
+        found = {rate: self.complete(tuned, seed, rate) for rate in self.rates}
         ended = {rate: float(run.done.valid.iloc[-1]) for rate, run in found.items() if run is not None}
         return min(ended, key=lambda rate: ended[rate]) if len(ended) == len(found) else None
 
     def jobs(self, rows: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]:
-        """Yield row, seed and rate of incomplete runs; further seeds of a row follow when its rate is known."""
-        tried = {row: self.best_rate(row, seeds[0]) for row in rows}
-        todo = [(row, seeds[0], rate) for row in rows if tried[row] is None for rate in self.rates]
-        todo += [(row, seed, rate) for seed in seeds[1:] for row in rows if (rate := tried[row]) is not None]
-        return (job for job in todo if self.complete(*job) is None)
+        """Yield row, seed and rate of incomplete runs; the rows of a schedule follow when its rate is known."""
+        tuned = dict.fromkeys(TUNED[ROWS[row].schedule] for row in rows)
+        todo = [(row, seeds[0], rate) for row in tuned for rate in self.rates]
+        todo += [(row, seed, rate) for seed in seeds for row in rows if (rate := self.best_rate(row, seeds[0]))]
+        return (job for job in dict.fromkeys(todo) if self.complete(*job) is None)
 
     def hours(self, rows: Sequence[str], seeds: Sequence[int]) -> float:
         """Return an estimate of the remaining hours on one core."""
@@ -207,7 +204,7 @@ class Rung:
         measured = [float(done.wall_seconds.sum() / done.num_updates.sum()) for done in known]
         seconds = self.updates * min(measured, default=SECONDS_PER_UPDATE[self.width])
         left = [row for row, *_ in self.jobs(rows, seeds)]
-        left += [row for row in rows if self.best_rate(row, seeds[0]) is None for _ in seeds[1:]]
+        left += [row for row in rows if self.best_rate(row, seeds[0]) is None for _ in seeds]
         return sum(ROWS[row].cost * seconds for row in left) / 3600
 
 
