@@ -30,14 +30,17 @@ _EPILOG = """examples:
   alma-prep-images arrays --images x.npy --labels y.npy --out stream --megabatches 10
   alma-prep-images folder --source photos/ --out stream --megabatches 10
 
-If the stream was written by the same command before, the command does nothing."""
+If the same command has already completed, the command does nothing."""
 _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
     "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
     "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),
-    "emnist": ("EMNIST: the idx files of one split, plain or .gz; images are transposed", ("source", "split")),
+    "emnist": (
+        "EMNIST: the idx files of one split, plain or .gz; this command transposes images",
+        ("source", "split"),
+    ),
     "cifar10": ("CIFAR-10: the files of the binary version", ("source",)),
     "cifar100": ("CIFAR-100: the files of the binary version", ("source", "coarse")),
-    "digits": ("scikit-learn's 8 x 8 digits (default of --source: the installed package)", ("source", "test_fraction")),
+    "digits": ("scikit-learn's 8 x 8 digits; by default from the installed package", ("source", "test_fraction")),
     "arrays": (
         "images and labels in .npy files",
         (
@@ -53,7 +56,7 @@ _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
         ),
     ),
     "folder": (
-        "image files of one size, in one subfolder for each class; optionally below train/ and test/",
+        "image files of equal size in one subfolder for each class, optionally inside train/ and test/",
         ("source", "test_fraction", "name", "augment"),
     ),
 }
@@ -76,18 +79,18 @@ class ImagePrepOptions(Options):
     )  # fmt: skip
     seed: int = opt(1, "random seed for assigning images to mega-batches", range=integer(0, _LARGEST))
     valid_fraction: float = opt(
-        0.1, "share of each mega-batch used for validation (at least one image)", range=_SHARE, metavar="F"
+        0.1, "share of each mega-batch to hold out for validation (at least one image)", range=_SHARE, metavar="F"
     )
-    source: Optional[Path] = opt(None, "folder of the data set's image files", metavar="DIR")
+    source: Optional[Path] = opt(None, "folder that contains the files of the data set", metavar="DIR")
     test_fraction: Optional[float] = opt(
-        None, f"share of the images used as test set (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
+        None, f"share of the images in the test set (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
     )
     split: str = opt("balanced", "split of EMNIST", choices=tuple(EMNIST_CLASSES))
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
         None, "name of the data set in the manifest (default: arrays or folder)", parse=utf8_word, metavar="NAME"
     )
-    augment: bool = opt(False, "random crops and flips of training images")
+    augment: bool = opt(False, "augment training images with random crops and flips")
     images: Optional[Path] = opt(None, "image array: uint8, (images, [channels,] height, width)", metavar="FILE.npy")
     labels: Optional[Path] = opt(None, "label array: integers from 0, (images,)", metavar="FILE.npy")
     test_images: Optional[Path] = opt(
@@ -102,7 +105,7 @@ class ImagePrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
-    """Return the options in the command line; exit with status 2 on a usage error."""
+    """Return the options on the command line; exit with status 2 on a usage error."""
     parser = Parser(
         prog="alma-prep-images",
         description="Convert an image data set to a stream: B mega-batches of equal size, each split into training "
@@ -120,9 +123,9 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     args = parser.parse_args(argv)
     options = ImagePrepOptions.read(args, dataset=args.dataset)
     if (options.test_images is None) != (options.test_labels is None):
-        parser.error("--test-images and --test-labels: only one option is given; give both or neither")
+        parser.error("--test-images, --test-labels: expected both options or neither, found one; add the other option")
     if options.test_images is not None and options.test_fraction is not None:
-        parser.error("--test-fraction: not allowed with --test-images; remove one of them")
+        parser.error("--test-fraction: not allowed with --test-images; remove one of the two options")
     fraction = options.test_fraction
     if "test_fraction" in _DATASETS[args.dataset][1] and options.test_images is None:
         fraction = fraction or _DEFAULT_TEST_FRACTION
@@ -130,7 +133,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
 
 
 def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
-    """Write a stream. Return (stream, data set), or None if the same command was completed before."""
+    """Write a stream. Return (stream, data set), or None if the same command has already completed."""
     stream_at(options.out, "images")  # raises an error before any input file is read
     with work_folder(options.out, "alma-prep-images") as root:
         existing = stream_at(options.out, "images")  # another process may have written it before the lock
@@ -162,18 +165,18 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command and print a summary."""
+    """Run ``alma-prep-images`` and print a summary."""
     options = parse_options(argv)
     prepared = prepare(options)
     if prepared is None:
-        print_line(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
+        print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
         return 0
     stream, images = prepared
     names = (stream.megabatch(0).name, split_name(0, "valid"), "test")
     num_train, num_valid, num_test = (stream.split(name).num_images for name in names)
     unused = images.num_train - stream.num_megabatches * (num_train + num_valid)
     for line in (
-        f"{images.dataset}: {images.num_train:,} training and {num_test:,} test images of "
+        f"{images.dataset}: {images.num_train:,} training and {num_test:,} test images of shape "
         f"{' x '.join(map(str, images.images.shape[1:]))}, {images.num_classes} classes",
         *images.remarks,
         f"{stream.num_megabatches} mega-batches, each with {num_train:,} training and {num_valid:,} validation images",

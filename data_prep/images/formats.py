@@ -2,7 +2,8 @@
 
 - idx: a magic number, the sizes of the dimensions, then bytes (http://yann.lecun.com/exdb/mnist/). In EMNIST (Cohen et
   al. 2017), rows and columns of the images are exchanged.
-- CIFAR-10 and CIFAR-100 (Krizhevsky 2009), binary version: for each image the label bytes, then pixels, channels first.
+- binary version of CIFAR-10 and CIFAR-100 (Krizhevsky 2009): for each image, the label bytes, then the pixels, channels
+  first.
 - scikit-learn's digits: ``digits.csv.gz``, with 64 pixels from 0 to 16 and a label in each row.
 - ``.npy`` files: one array of images and one array of labels.
 - Folders with one subfolder of image files for each class; Pillow reads the files.
@@ -44,12 +45,12 @@ Part = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A data set in memory.
+    """Image data set in memory.
 
     Attributes:
         dataset: name in the manifest.
-        images: ``(num_images, C, H, W)``, uint8: the training images, then the test images.
-        labels: ``(num_images,)``, from 0 to ``num_classes - 1``.
+        images: uint8 array ``(num_images, C, H, W)``: training images, then test images.
+        labels: int64 array ``(num_images,)``, from 0 to ``num_classes - 1``.
         num_train: number of training images.
         num_classes: number of classes.
         augment: whether training uses random crops and flips.
@@ -79,7 +80,7 @@ class InputFiles:
         """Record a file and return its path. Raises AlmaError if ``path`` is not a regular file."""
         if not path.is_file():
             found = "a folder" if path.is_dir() else "a special file" if path.exists() else "nothing"
-            raise AlmaError(f"{flag} {path}: expected a file, found {found}; give another path")
+            raise AlmaError(f"{flag} {path}: expected a regular file, found {found}; give another path")
         self.records.append({"name": recorded_name(path), "size": path.stat().st_size, "sha256": file_sha256(path)})
         return path
 
@@ -98,18 +99,18 @@ class InputFiles:
             path = next((each for each in candidates if each.is_file()), None)
             if path is None:
                 raise AlmaError(
-                    f"--source {source}: neither {name} nor {name}.gz found in this folder; give the folder that "
-                    f"contains {', '.join(names)}{f' or {folder}/' if folder else ''}"
+                    f"--source {source}: expected {name} or {name}.gz in this folder, found neither; give the folder "
+                    f"that contains {', '.join(names)}{f' or {folder}/' if folder else ''}"
                 )
             paths.append(self.add(path, "--source"))
         return paths
 
 
 def _checked(images: np.ndarray, labels: np.ndarray, paths: Sequence[Path], num_classes: int, first: int = 0) -> Part:
-    """Check a training or test set. Return (images, labels from 0); ``first`` is the first label in the file format."""
+    """Check a training or test set, whose labels start at ``first``. Return (images, labels from 0)."""
     images_path, labels_path = paths[0], paths[-1]
     if not len(images):
-        raise AlmaError(f"{images_path}: no images found; give a file with images")
+        raise AlmaError(f"{images_path}: expected at least 1 image, found none; give a file with images")
     if len(images) != len(labels):
         raise AlmaError(
             f"{labels_path}: expected one label for each of the {len(images)} images in {images_path}, found "
@@ -133,7 +134,7 @@ def join_parts(
     test_fraction: float = 0.0,
     seed: int = 0,
 ) -> ImageSet:
-    """Join the training sets and the test set of a data set. If there is one set only, sample the test set from it.
+    """Join the training sets and the test set of a data set. If there is no test set, sample images for the test set.
 
     Args:
         dataset: name in the manifest.
@@ -153,7 +154,7 @@ def join_parts(
         order = np.random.Generator(np.random.PCG64([seed, _TEST_DRAW])).permutation(len(images))
         order = np.concatenate([np.sort(order[num_test:]), np.sort(order[:num_test])])
         images, labels = images[order], labels[order]
-        remarks = (*remarks, f"no test set given: {num_test:,} images are held out as test set (seed {seed})")
+        remarks = (*remarks, f"no test set given: {num_test:,} images are held out as the test set (seed {seed})")
     return ImageSet(dataset, images, labels, len(images) - num_test, num_classes, augment, tuple(remarks))
 
 
@@ -164,8 +165,8 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     magic = struct.pack(">HBB", 0, 8, num_dimensions)
     if len(content) < header.size or not content.startswith(magic):
         raise AlmaError(
-            f"{path}: expected an idx file of bytes in {num_dimensions} dimensions (first bytes {magic.hex(' ')}), "
-            f"found {content[:4].hex(' ') or 'an empty file'}; download the file again"
+            f"{path}: expected an idx file of bytes with {num_dimensions} dimensions (first bytes "
+            f"{magic.hex(' ')}), found {content[:4].hex(' ') or 'an empty file'}; download the file again"
         )
     sizes = header.unpack_from(content)[1:]
     needed, found = math.prod(sizes), len(content) - header.size
@@ -212,8 +213,8 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
         content = read_file(path)
         if not content or len(content) % size:
             raise AlmaError(
-                f"{path}: expected a multiple of {size} bytes ({len(classes)} for labels and "
-                f"{math.prod(_CIFAR_SHAPE)} for pixels of each image), found {len(content)}; download the file again"
+                f"{path}: expected a multiple of {size} bytes (for each image, {len(classes)} for labels and "
+                f"{math.prod(_CIFAR_SHAPE)} for pixels), found {len(content)} bytes; download the file again"
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
@@ -229,7 +230,7 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
         if spec is None or spec.origin is None:
             raise AlmaError(
                 "digits: scikit-learn is not installed; run pip install scikit-learn, or give the folder of "
-                "digits.csv.gz as --source"
+                "digits.csv.gz with --source"
             )
         source = Path(spec.origin).parent / "datasets" / "data"
     (path,) = files.find(source, ["digits.csv"])
@@ -260,15 +261,15 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
                 f"found {parts[1][0].shape[1:]}; give arrays with the same image shape"
             )
     elif len(parts[0][0]) < 2:
-        raise AlmaError(f"--images {given.images}: expected at least 2 images, found one; give more images")
+        raise AlmaError(f"--images {given.images}: expected at least 2 images, found 1; give more images")
     labels = np.concatenate([labels for _, labels in parts])
     least, most = labels.min(), labels.max()
     num_classes = given.num_classes or int(most) + 1
     remarks: tuple[str, ...] = ()
     if least > 0:
         remarks = (
-            f"labels are from {least} to {most}: class 0 of {num_classes} classes has no images; if the first class is "
-            f"{least}, subtract {least} from the labels",
+            f"the labels range from {least} to {most}: class 0 of {num_classes} classes has no images; if the first "
+            f"class is {least}, subtract {least} from the labels",
         )
     fraction = given.test_fraction or 0.0
     return join_parts(given.name, parts, num_classes, given.augment, remarks, fraction, given.seed)
@@ -294,9 +295,10 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
     elif given.channels == "last":
         images = images.transpose(0, 3, 1, 2)
     if images.shape[1] > _MOST_CHANNELS:
+        other = "first" if given.channels == "last" else "last"
         raise AlmaError(
-            f"--{part}images {images_path}: expected at most {_MOST_CHANNELS} channels, found {images.shape[1]}; check "
-            f"the order of the dimensions, or give --channels {'first' if given.channels == 'last' else 'last'}"
+            f"--{part}images {images_path}: expected at most {_MOST_CHANNELS} channels, found {images.shape[1]}; if "
+            f"the channel dimension is {other}, give --channels {other}"
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise AlmaError(
@@ -307,7 +309,7 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
 
 
 def load_folder(files: InputFiles, given: Any) -> ImageSet:
-    """Load image files from one subfolder for each class, in ``--source`` or in its folders ``train`` and ``test``.
+    """Load image files from the class subfolders of ``--source``, or of ``--source/train`` and ``--source/test``.
 
     ``given`` contains the options of ``alma-prep-images folder``.
     """
@@ -334,7 +336,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
                     if isinstance(error, (MemoryError, PermissionError)):
                         raise
                     raise AlmaError(
-                        f"{path}: Pillow cannot read this file ({error}); remove the file or convert it"
+                        f"{path}: Pillow cannot read this file ({error}); convert the file to PNG, or remove it"
                     ) from error
                 image = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
                 first = first or (path, image.shape)

@@ -30,7 +30,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     start = time.monotonic()
     stream = prepare(options)
     if stream is None:
-        print_line(f"{options.out}: the same command was completed before; nothing to do", sys.stdout)
+        print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
     else:
         _describe(stream, time.monotonic() - start)
         print_line(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
@@ -41,7 +41,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     """Make a new stream, or append to an existing one.
 
     Returns:
-        The stream, or None if the same command completed before.
+        The stream, or None if the same command has already completed.
 
     Raises:
         AlmaError: the input, the options or the files at ``--out`` are invalid.

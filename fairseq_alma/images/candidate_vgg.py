@@ -26,7 +26,7 @@ class Steps(NamedTuple):
     """Step sizes of candidates; small steps change the output of the network only slightly.
 
     Attributes:
-        split: norm of the change d of a split, relative to the norm of the channel's weights w.
+        split: norm of the change d of a split channel's weights w, relative to the norm of w.
         new: norm of a new channel's outgoing weights, relative to the RMS norm of old channels' outgoing weights.
     """
 
@@ -53,7 +53,7 @@ class CandidateLayer(nn.Module):
         self.outgoing_length = steps.new * (weight.square().sum() / weight.size(1)).sqrt()
 
     def sample_directions(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
-        """Return random directions of norm 1, (directions, channels, …), sampled on the CPU: equal on every device."""
+        """Return random directions (directions, channels, …) of norm 1, which do not depend on the device."""
         directions = torch.randn(num_directions, num_channels, *self.weight.shape[2:], generator=generator)
         return nn.Parameter(unit_length(directions).to(self.weight))
 
@@ -63,7 +63,7 @@ class CandidateLayer(nn.Module):
 
 
 class CandidateBlock(CandidateLayer):
-    """Convolution, batch norm and ReLU with P = ``num_new_before`` and Q = ``num_new`` new channels."""
+    """`ConvBlock` with P = ``num_new_before`` new input channels and Q = ``num_new`` new output channels."""
 
     def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
         super().__init__(block.conv.weight.detach()[0], steps)
@@ -92,7 +92,7 @@ class CandidateBlock(CandidateLayer):
     def candidate_weights(self) -> tuple[Tensor, Tensor]:
         """Return (change d of each channel's weights (O, I, 3, 3), incoming weights of new channels (Q, I, 3, 3)).
 
-        Batch norm makes the norm of the incoming weights irrelevant.
+        Batch norm cancels the norm of a new channel's incoming weights.
         """
         return self.split * self.split_lengths, self.new * self.new_length
 
@@ -117,7 +117,7 @@ class CandidateBlock(CandidateLayer):
 
 
 class CandidateClassifier(CandidateLayer):
-    """Linear layer after the last candidates."""
+    """Last linear layer, with weights for the new channels of the last convolution."""
 
     def __init__(self, classifier: MemberLinear, num_new_before: int, steps: Steps, generator: Generator) -> None:
         super().__init__(classifier.weight.detach()[0], steps)
@@ -132,7 +132,7 @@ class CandidateClassifier(CandidateLayer):
 
 
 class CandidateVGG(VGG):
-    """VGG network with candidates in every layer; its only parameters are the directions of candidates, of norm 1.
+    """VGG network with candidates in every layer. The only parameters are the candidates' directions, of norm 1.
 
     Args:
         network: network of `ConvBlock`s with one member; not modified.

@@ -11,7 +11,8 @@ A growth step follows section 2 of Wu et al.:
 2. `tune_directions` tunes the directions of all candidates together on the images of the stage. The weights of the
    network do not change.
 3. `score_candidates` estimates the change of the loss along each path from the gradient at the middle of the path. At
-   the start of a path the gradient of a split is 0, because the two halves cancel each other (second-order gain).
+   the start of a path, the gradient of a split is 0, because the two halves cancel each other: the gain is of second
+   order.
 4. `select_candidates` keeps the best candidates of all layers, up to the requested number of parameters. The paper's
    released code counts neurons instead of parameters.
 
@@ -36,7 +37,7 @@ FEWEST_NEW = 4  # minimum number of new channels that are candidates in each lay
 NUM_PASSES = 2  # passes (forward and backward) over the images: tune directions, compute scores
 Batches = Sequence[tuple[Tensor, Tensor]]
 SizeOf = Callable[[Sequence[int]], int]
-"""Function that returns the size of a VGG network from the output channels of each convolution."""
+"""Function that computes the size of a VGG network from the output channels of each convolution."""
 
 
 class LayerScores(NamedTuple):
@@ -47,7 +48,7 @@ class LayerScores(NamedTuple):
 
 
 def vgg_size(image_channels: int, channels: Sequence[int], num_classes: int, share_of: str = "parameters") -> int:
-    """Return the number of ``parameters`` or ``neurons`` of a VGG network with these output ``channels``."""
+    """Return the number of ``parameters`` or ``neurons`` of a VGG network with output ``channels`` of each layer."""
     if share_of == "neurons":
         return sum(channels)
     inputs = [image_channels, *channels[:-1]]
@@ -105,8 +106,8 @@ def grow_firefly(
         must build a new optimizer.
 
     Raises:
-        AlmaError: the share is not a positive number, the share is less than one channel, or the loss of the network is
-            NaN or infinite.
+        AlmaError: the share is not a positive number, the share is too small to add a channel, or the loss of the
+            network is NaN or infinite.
     """
     image_channels = network.image_shape[0]
     num_added = amount_to_add(image_channels, first_channels, network.num_classes, share, share_of)
@@ -126,7 +127,7 @@ def grow_firefly(
 def amount_to_add(
     image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
-    """Return the number of parameters or neurons to add. Raises AlmaError if the share is less than one channel."""
+    """Return the number of parameters or neurons to add. Raises AlmaError if the share is too small for one channel."""
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: expected a finite number above 0; the paper uses 0.25")
     first = [first_channels] * NUM_CONVOLUTIONS
@@ -142,15 +143,15 @@ def amount_to_add(
 
 def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
     return AlmaError(
-        f"--grow-share {share}: {num_added:.0f} {share_of} are less than one channel; give a larger share (the paper "
-        "uses 0.25)"
+        f"--grow-share {share}: {num_added:.0f} {share_of} are too few to add one channel; give a larger share (the "
+        "paper uses 0.25)"
     )
 
 
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
     """Move the direction of every candidate against the gradient of the loss, in place, once for each batch.
 
-    An update subtracts ``rate`` times the gradient of norm 1, and then scales the direction to norm 1.
+    An update scales the gradient to norm 1, subtracts ``rate`` times the gradient, and scales the result to norm 1.
     """
     directions = [direction for direction in candidates.parameters() if len(direction)]
     for images, labels in batches:

@@ -15,7 +15,7 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a random generator on the CPU, seeded by ``numbers``: seeds, and a purpose such as `ORDER`."""
+    """Return a random generator on the CPU, seeded with ``numbers``, such as random seed, stage index and `ORDER`."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -43,9 +43,9 @@ class ImageInput:
         return (images.float() - self.mean) / self.std
 
     def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Return uint8 images (B, C, H, W) after random crops, random flips and normalization.
+        """Crop and flip uint8 images (B, C, H, W) at random. Return the normalized images.
 
-        The random generator is on the CPU; None: torch's global generator.
+        ``generator`` is a random generator on the CPU; None: torch's global generator.
         """
         batch, _, height, width = images.shape
         device = images.device
@@ -78,7 +78,7 @@ class TrainingImages:
         self.num_images = len(self.rows[0])
 
     def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one epoch; each member's generator determines the order of its images.
+        """Yield the batches of one epoch; each member's generator determines the member's image order.
 
         Yields:
             (images, labels): images (N, B, C, H, W), or (B, C, H, W) for all members; labels (N, B).
@@ -101,7 +101,7 @@ class TrainingImages:
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:
-    """Return the size of each batch. A single last image joins the previous batch: batch norm needs two images."""
+    """Return the size of each batch. A single last image joins the previous batch, as batch norm needs two images."""
     full, rest = divmod(num_images, batch_size)
     sizes = [batch_size] * full + [rest] * (rest > 0)
     if rest == 1 and full:

@@ -1,7 +1,7 @@
-"""Base classes of image models: `ImageClassifier` contains a network of N members, `ImageEnsemble` trained models.
+"""Classes of image models: `ImageClassifier` contains a network of N members; `ImageEnsemble` contains trained models.
 
 A subclass of `ImageClassifier` builds a network from the options of an architecture. ``alma-stream`` trains the network
-directly; fairseq's commands train and test the model.
+directly; fairseq's commands train and test the `ImageClassifier`.
 
 Letters in shapes: N members, B images, C channels, H and W height and width, K classes.
 """
@@ -36,7 +36,7 @@ class GrownLayers:
         """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads.
 
         Raises:
-            AlmaError: a tree is nested deeper than JSON allows.
+            AlmaError: a gate tree is nested deeper than JSON allows.
         """
         options: dict[str, Any] = {}
         if self.trees:
@@ -70,7 +70,7 @@ class ImageClassifier(BaseFairseqModel):
     def build_members(
         cls, cfg: Any, images: ImageKind, num_members: int, grown: Optional[GrownLayers] = None
     ) -> ImageNetwork:
-        """Build a network of N members without initial weights.
+        """Build a network of N members with uninitialized weights.
 
         Args:
             cfg: options of the model.

@@ -94,16 +94,16 @@ class ImageJob:
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
         """Print the command that runs each stage, with all training options."""
-        print("# all stages run in one process; each of these commands runs one stage, in this order")
+        print("# alma-stream runs all stages in one process; to run single stages, use these commands in this order")
         own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):
             first, num_models = plan.trainings[0], len(plan.trainings) * plan.trainings[0].num_joint
-            text = "train" if first.start is None else f"resume from stage {first.start.stage} with"
-            text += f" {num_models} models" if num_models > 1 else " a model"
+            text = f"train {num_models} models" if num_models > 1 else "train a model"
+            text += "" if first.start is None else f", starting from stage {first.start.stage}"
             if first.growth is not None:
                 text += f", after growth ({first.growth.method})"
             if len(plan.predictors) > 1:
-                text += f"; {len(plan.predictors)} predict"
+                text += f"; {len(plan.predictors)} models predict"
             print(f"# {describe_stage(plan, len(plans))}: {text}")
             command = ["alma-stream", *own, "--stage", str(plan.stage.index)]
             print(f"{shlex.join(command)} -- {shlex.join(self.options.words())}")

@@ -74,8 +74,8 @@ class ImageSettings:
             first = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
             raise AlmaError(
-                f"options after the --: --optimizer {self.cfg.optimizer._name} rejects its options ({error}); correct "
-                "or remove these options"
+                f"options after the --: the optimizer {self.cfg.optimizer._name} rejects its options ({error}); "
+                "correct or remove these options"
             ) from error
         self.training = TrainingSettings(
             **vars(options.loop),
@@ -90,12 +90,12 @@ class ImageSettings:
             if not any(word in str(error) for word in ("memory", "overflow")):
                 raise
             raise AlmaError(
-                f"options after the --: {options.arch} {' '.join(self._model_words)} does not fit into memory; "
-                "reduce the sizes of the network"
+                f"options after the --: the network {options.arch} {' '.join(self._model_words)} does not fit into "
+                "memory; reduce the sizes of the network"
             ) from error
 
     def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
-        """Build a network without initial weights, on the CPU; see `ImageClassifier.build_members`."""
+        """Build a network with uninitialized weights, on the CPU; see `ImageClassifier.build_members`."""
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:

@@ -74,7 +74,7 @@ class ImageDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Split an epoch into batches of at most ``max_tokens`` or ``max_sentences`` images.
+        """Split ``indices`` into batches of at most ``max_tokens`` or ``max_sentences`` images.
 
         This method ignores ``required_batch_size_multiple``, which would reduce the batch size to a multiple of 8.
 
@@ -161,13 +161,13 @@ class AlmaImageClassificationTask(StageTask):
 
     @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
-        """Load the training images (``train``) or validation images (``valid``) of the stage, or the test images.
+        """Load a split: training images (``train``) or validation images (``valid``) of the stage, or the test set.
 
         Without --megabatch, ``valid`` contains the validation images of all mega-batches.
         """
         stream, cfg = self.stream, self.cfg
         if split not in ("train", "valid", "test"):
-            raise AlmaError(f"split {split!r}: no such split; choose from train, valid, test")
+            raise AlmaError(f"split {split!r}: unknown split; choose from train, valid, test")
         if split == "test":
             indices = stream.indices("test")
         elif cfg.megabatch is not None:
@@ -212,7 +212,7 @@ class AlmaImageCrossEntropy(FairseqCriterion):
     """Cross-entropy criterion. Logs ``loss`` (nats per image) and ``error`` (share of misclassified images, 0 to 1)."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return (loss in nats, number of images, log output).
+        """Return (loss in nats, number of images, logging output).
 
         The loss is the sum over images if ``reduce`` is True, else a tensor with one value per image.
         """

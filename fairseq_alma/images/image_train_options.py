@@ -38,13 +38,13 @@ MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
 
 @dataclass(frozen=True)
 class LoopOptions(Options):
-    """Options of the training loop. fairseq-train has all options except ``--select`` and ``--least-gain``."""
+    """Options of the training loop. All except ``--select`` and ``--least-gain`` are options of fairseq-train."""
 
     lr: Optional[float] = opt(
         None, "learning rate, constant over all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
     )
     max_epoch: int = opt(
-        int(BOTH_STUDIES["--max-epoch"]), "maximum epochs of each stage", range=integer(1), kinds=IMAGES
+        int(BOTH_STUDIES["--max-epoch"]), "maximum number of epochs in each stage", range=integer(1), kinds=IMAGES
     )
     batch_size: int = opt(int(BOTH_STUDIES["--batch-size"]), "images per update", range=integer(1), kinds=IMAGES)
     patience: Optional[int] = opt(
@@ -58,7 +58,7 @@ class LoopOptions(Options):
     )
     least_gain: float = opt(
         0.0,
-        "minimum improvement for a new best epoch (loss: nats; accuracy: 0 to 1)",
+        "minimum improvement of --select for a new best epoch (loss: nats; accuracy: 0 to 1)",
         range=real(0, 1),
         kinds=IMAGES,
         metavar="X",
@@ -75,12 +75,12 @@ class ImageTrainOptions:
     Args:
         words: words of the command line after ``--``.
         learner: class of the learner.
-        for_photographs: whether to use the paper's settings for CIFAR instead of the paper's settings for MNIST.
+        for_photographs: whether to use the paper's settings for CIFAR instead of the settings for MNIST.
         preset: preset that determines defaults; None: no preset.
 
     Attributes:
         values: option -> words of the option's value.
-        overridden: options for which the user gave another value than the preset.
+        overridden: options whose value on the command line differs from the preset's value.
         arch: name of the architecture.
         loop: options of the training loop.
 
@@ -98,14 +98,16 @@ class ImageTrainOptions:
             if name not in known:
                 raise ValueError(
                     f"{name} after the --: not supported on streams of images; choose from "
-                    f"{', '.join(sorted(known))}, or use fairseq-train"
+                    f"{', '.join(sorted(known))}; for other options, use fairseq-train"
                 )
         study = VGG_STUDY if for_photographs else MLP_STUDY
         defaults = {"--arch": learner.image_architectures[for_photographs], **study, **BOTH_STUDIES}
         if "--optimizer" in given and given["--optimizer"] != (defaults["--optimizer"],):
             defaults = {name: defaults[name] for name in ("--arch", *BOTH_STUDIES)}
             if "--lr" not in given:
-                raise ValueError(f"--optimizer {' '.join(given['--optimizer'])} after the --: requires --lr; add it")
+                raise ValueError(
+                    f"--optimizer {' '.join(given['--optimizer'])} after the --: requires a learning rate; give --lr"
+                )
         defaults.update(learner.train_defaults)
         self.overridden: tuple[str, ...] = ()
         if preset is not None:
@@ -120,15 +122,15 @@ class ImageTrainOptions:
 
         optimizer = " ".join(self.values["--optimizer"])
         if optimizer not in OPTIMIZERS:
-            raise ValueError(f"--optimizer {optimizer} after the --: choose from {', '.join(OPTIMIZERS)}")
+            raise ValueError(f"--optimizer {optimizer} after the --: unknown; choose from {', '.join(OPTIMIZERS)}")
         if len(self.values["--arch"]) != 1:
             raise ValueError(
-                f"{' '.join(('--arch', *self.values['--arch']))} after the --: give exactly one architecture"
+                f"{' '.join(('--arch', *self.values['--arch']))} after the --: expected one architecture; give one name"
             )
         (self.arch,) = self.values["--arch"]
         prefix = learner.arch_prefix
         if prefix is not None and not self.arch.startswith(prefix):
-            raise ValueError(f"--arch {self.arch}: --learner {learner.name} requires an architecture {prefix}_…")
+            raise ValueError(f"--arch {self.arch}: --learner {learner.name} requires an architecture named {prefix}_…")
         for name, instead in learner.owned.items():
             if any(self.values.get(name, ())):
                 raise ValueError(f"{name} after the --: {instead}")
@@ -147,7 +149,7 @@ class ImageTrainOptions:
         return self.words(name for name in self.values if name not in others)
 
     def values_of(self, options: Iterable[Option]) -> dict[str, Any]:
-        """Return the values of ``options`` by field name, without the options that have neither a value nor a default.
+        """Return the values of ``options`` by field name. Omit options that have neither a value nor a default.
 
         Raises:
             ValueError: a value is out of range.
@@ -159,7 +161,7 @@ class ImageTrainOptions:
 
 
 def feature_options() -> dict[str, Option]:
-    """Return the options of training features for streams of images that are given after ``--``, by flag."""
+    """Return, by flag, the options of training features that users give after ``--`` on streams of images."""
     return {
         option.flag: option
         for kind in FEATURES

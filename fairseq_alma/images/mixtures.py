@@ -5,7 +5,7 @@ network has one member, because members with different gate trees cannot be stac
 
 A growth step (Appendix A, Algorithm 2) selects the expert with the largest validation loss in each layer. The method
 ``split`` replaces this expert by two equal experts below a new random gate node; the loss does not change. The method
-``copy`` copies the expert and its row of a flat gate (paper v1, section 5.2, ablations); the loss changes.
+``copy`` copies the expert and the expert's row of a flat gate (paper v1, section 5.2); the loss changes.
 
 Letters in shapes: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
 """
@@ -32,7 +32,7 @@ from fairseq_alma.moe.mixture_layer import MixtureLayer
 
 
 class MixtureLinear(MixtureLayer):
-    """Mixture whose experts are linear layers with ReLU; maps (B, I) to (B, O)."""
+    """Mixture of experts; each expert is a linear layer with ReLU. Maps (B, I) to (B, O)."""
 
     def __init__(self, in_features: int, out_features: int, tree: GateTree, gate: str) -> None:
         super().__init__(in_features, tree, gate)
@@ -50,7 +50,7 @@ class MixtureLinear(MixtureLayer):
 
 
 class MixtureConv(MixtureLayer):
-    """Mixture whose experts are convolution, batch norm and ReLU; maps (B, I, H, W) to (B, O, H, W)."""
+    """Mixture of experts; each expert is a convolution with batch norm and ReLU. Maps (B, I, H, W) to (B, O, H, W)."""
 
     def __init__(self, in_channels: int, out_channels: int, tree: GateTree, gate: str) -> None:
         super().__init__(in_channels, tree, gate)
@@ -72,7 +72,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network whose hidden layers are mixtures of experts of ``width`` neurons, one per gate tree."""
+    """Fully connected network whose hidden layers are mixtures of experts of ``width`` neurons, one for each tree."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str
@@ -98,7 +98,7 @@ def mixture_layers(network: nn.Module) -> list[MixtureLayer]:
 
 @torch.no_grad()
 def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
-    """Return the loss of each expert in each layer, summed over the images of the expert.
+    """Return the loss of each expert in each layer, summed over the images that the gate assigns to the expert.
 
     Soft gates divide the loss of an image among the experts in proportion to the gate's probabilities. The function
     leaves the network in evaluation mode.
@@ -115,7 +115,7 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
 def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
-    """Split or copy, in place, the expert with the largest validation loss in each layer. Return these experts."""
+    """Split or copy the expert with the largest validation loss in each layer, in place. Return the expert indices."""
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
         layer.grow(expert, generator, method)

@@ -1,4 +1,4 @@
-"""Store of the trained models of a run, in fairseq checkpoints and in memory; files of unfinished trainings."""
+"""Store the trained models of a run in fairseq checkpoints and in memory. Write the state of unfinished trainings."""
 
 import contextlib
 import sys
@@ -24,7 +24,7 @@ from fairseq_alma.terminal import print_line
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
-"""Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel` other than weights."""
+"""Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel`, except weights."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
 
@@ -52,7 +52,7 @@ class TrainedModel:
 
     @property
     def predicting(self) -> "TrainedModel":
-        """Return this model with the weights to predict with as ``state``."""
+        """Return a model whose ``state`` contains the weights to predict with."""
         return self if self.tested is None else replace(self, state=self.tested, tested=None)
 
 
@@ -153,7 +153,7 @@ class ModelStore:
         path = self.folder.checkpoint(model)
         remedy = f"remove {self.folder.stage_folder(model.stage)} to train that stage again"
         if model not in self:
-            raise AlmaError(f"{path}: missing, but a later stage needs it; {remedy}")
+            raise AlmaError(f"{path}: missing, but required by a later stage; {remedy}")
         trained = read_model(path, self.settings.read_grown)
         try:
             build_network(self.settings, [trained])
@@ -165,7 +165,7 @@ class ModelStore:
         return trained
 
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
-        """Add a model and write its checkpoints."""
+        """Add a trained model and write the model's checkpoints."""
         config = self.settings.checkpoint_config(trained.grown)
         if trained.tested is not None:  # written first: the other checkpoint marks the model as complete
             write_model(self._tested(model), trained.predicting, config)
@@ -173,7 +173,7 @@ class ModelStore:
         self.models[model] = trained
 
     def remove(self, gone: Sequence[ModelId]) -> None:
-        """Remove the files of models, and folders that become empty."""
+        """Remove the files of the models ``gone``, and folders that become empty."""
         for model in gone:
             folder = self.folder.model_folder(model)
             for here, names in ((folder / BRANCH, [LAST_CHECKPOINT]), (folder, [LAST_CHECKPOINT, AVERAGE, UNFINISHED])):
@@ -184,14 +184,14 @@ class ModelStore:
             self.models.pop(model, None)
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Return one network that predicts with several models. The store caches the last network."""
+        """Return one network that predicts with several models. The store caches the newest network."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model].predicting for model in models])
             self.built = ([*models], network)
         return self.built[1]
 
     def flops_of(self, grown: GrownLayers) -> NetworkFlops:
-        """Return the FLOPs of one model with these layer sizes."""
+        """Return the FLOPs of one model with layer sizes ``grown``."""
         if grown not in self.flops:
             network = self.settings.build(self.settings.num_joint, grown)
             for parameter in network.parameters():

@@ -1,4 +1,4 @@
-"""Networks of the image study: fully connected, and VGG19 (paper v5, section 5 and Appendices B.1.1 and B.1.2).
+"""Networks of the image study: fully connected network and VGG19 (paper v5, section 5, Appendices B.1.1 and B.1.2).
 
 A network has N members: models with separate weights that run in one batched operation. Except for rounding, a member
 has the same output as in a network of its own. A single model is the case N = 1.
@@ -64,7 +64,7 @@ class ImageNetwork(nn.Module):
                 reset(generators)
 
     def select_member(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
-        """Return the tensors of one member from a state dictionary of the network; the tensors share memory."""
+        """Return views of one member's tensors in ``state``, a state dictionary of the network."""
         if self.num_members == 1:
             return dict(state)
         return {name: tensor[member : member + 1] for name, tensor in state.items()}
@@ -221,7 +221,7 @@ class MemberBatchNorm2d(nn.Module):
         self.momentum = BATCH_NORM_MOMENTUM
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize the channels of (B, N O, H, W)."""
+        """Normalize each channel of ``x``, (B, N O, H, W)."""
         statistics = self.running_mean.view(-1), self.running_var.view(-1)
         affine = self.weight.view(-1), self.bias.view(-1)
         return F.batch_norm(x, *statistics, *affine, self.training, self.momentum, BATCH_NORM_EPS)
@@ -253,7 +253,7 @@ SMALLEST_IMAGE = 2 ** (len(VGG19) - 1)
 
 
 class ConvBlock(nn.Module):
-    """Block of convolution, batch norm and ReLU."""
+    """Convolutional block: convolution, batch norm and ReLU."""
 
     def __init__(self, num_members: int, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the statistics of each batch norm to the mean of the statistics of ``batches``: normalized (B, C, H, W)."""
+    """Set the statistics of each batch norm layer to the mean over ``batches`` of normalized images (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

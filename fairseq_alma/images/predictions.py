@@ -76,7 +76,7 @@ def predict(
         joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``; None: no joint model.
 
     Returns:
-        (logits (N, B, K), or (1, B, K) of a joint model; for each mixture layer, the share of images of each expert).
+        (logits (N, B, K), or (1, B, K) for a joint model; share of the images of each expert, for each mixture layer).
     """
     network.eval()
     layers = mixture_layers(network)
@@ -154,7 +154,7 @@ class Predictions:
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Return groups of models that share a network: each model of an earlier stage alone, all models of this stage."""
+    """Return the models of each network: each model of an earlier stage alone, all models of this stage together."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

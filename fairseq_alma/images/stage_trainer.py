@@ -61,12 +61,12 @@ class StageTrainer:
         settings: settings of all runs.
         runs: runs whose stages are trained together.
         shared_folder: folder for files of unfinished trainings of several runs.
-        keep_maps: whether to write the experts of test images after every stage; False: after the last stage only.
+        keep_maps: whether to write the expert of each test image after every stage; False: after the last stage only.
         features: training features of all runs.
         save_every: seconds between two saves of an unfinished training; None: `SAVE_EVERY_SECONDS`.
 
     Attributes:
-        stores: root folder of each run -> models of the run.
+        stores: root folder of each run -> store of the run's models.
         test_examples: normalized images and labels of the test set.
     """
 
@@ -192,7 +192,7 @@ class StageTrainer:
         examples: Callable[[], Examples],
         valid: Examples,
     ) -> tuple[ImageNetwork, GrownLayers, Mapping[str, Any]]:
-        """Return (initial network of a stage, its layer sizes after growth, record of the growth step)."""
+        """Return (initial network of a stage, layer sizes of this network, record of the growth step)."""
         settings, first, model_class = self.settings, group[0][1], self.settings.model_class
         if first.start is None:
             seeds = [training.seed for _, training in group]
@@ -215,14 +215,14 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` of a stage without early stopping."""
+        """Return the `Part` for training on ``num_images`` images without early stopping."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the weights to test, for each unit. Averaged weights get newly measured batch norm statistics."""
+        """Return the weights to test for each unit. Measure the batch norm statistics of averaged weights."""
         averages = [each for each in training.tested if each is not None]
         is_last = all(  # the average equals the weights
             torch.equal(tensor, state[name])
@@ -265,7 +265,7 @@ class StageTrainer:
         return self.source.normalised(images), labels
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return (uint8 images, labels)."""
+        """Return (uint8 images, labels) at indices ``rows`` of the stream, on the device."""
         arrays = self.stream.images[rows], self.stream.labels[rows]
         images, labels = (torch.from_numpy(array).to(self.settings.device) for array in arrays)
         return images, labels

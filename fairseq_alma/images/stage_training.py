@@ -2,7 +2,7 @@
 
 Members that are not trained jointly have separate image orders, best epochs and early stopping. Each such member gets
 the same weights as in a training of its own. A *unit* is one member, or all members of a joint model; each unit has one
-best epoch. A *branch* is a copy of the model whose learning rate decays; the branch is tested instead of the model.
+best epoch. A *branch* is a copy of the model whose learning rate decays; the test uses the branch instead of the model.
 
 Letters in shapes: N members, B images in a batch, C channels, H and W height and width, K classes.
 """
@@ -141,7 +141,7 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load the weights of the best epoch of each unit. The next stage starts from these weights."""
+        """Load each unit's weights of the best epoch into the network. The next stage starts from these weights."""
         if self._main_best is not None:
             self.tested = [*self.best]
         for state, best in zip(self.states, self._main_best or self.best, strict=True):
@@ -178,7 +178,7 @@ class StageTraining:
         self.epoch = state["epoch"]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the mean cross entropy of each unit; a sum keeps the gradients of units independent."""
+        """Return the units' mean cross entropies, summed over units; a sum keeps the gradients of units independent."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
             logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)

@@ -36,14 +36,14 @@ class AlmaEnsembleConfig(FairseqDataclass):
     members: Any = field(default=None, metadata={"help": "one entry for each member; see checkpoints.ensemble_file"})
     vocab_size: int = field(default=0, metadata={"help": "vocabulary size, including fairseq's four special symbols"})
     num_classes: int = field(default=0, metadata={"help": "number of classes"})
-    image_pixels: int = field(default=0, metadata={"help": "number of values of an image (pixels x channels); 0: any"})
-    image_channels: int = field(default=0, metadata={"help": "number of channels of an image; 0: any"})
+    image_pixels: int = field(default=0, metadata={"help": "number of values in an image (pixels x channels); 0: any"})
+    image_channels: int = field(default=0, metadata={"help": "number of channels in an image; 0: any"})
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
     """Decoder that predicts the weighted mean of the members' probabilities.
 
-    All members use the same incremental state, whose keys contain the id of a module.
+    All members share one incremental state. Each key contains a module id, so the entries of the members are separate.
 
     Args:
         dictionary: vocabulary of all members.
@@ -69,7 +69,7 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         """Return ((B, T, V) fp32 log-probabilities as logits, empty dictionary).
 
         Args:
-            prev_output_tokens: (B, T) int64, padded on the right.
+            prev_output_tokens: token ids (B, T), int64, padded on the right.
             encoder_out: unused; fairseq passes this argument to every decoder.
             incremental_state: cache of earlier positions; if given, compute only the newest position (T = 1).
             unused: further arguments of fairseq's generator (``src_lengths``).
@@ -105,8 +105,8 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
         """Build an ensemble of language models or of image models, and load the members that are in separate files.
 
         Raises:
-            AlmaError: a member file is missing or changed; the vocabulary or the number of classes differs between
-                ensemble and stream; or the command is fairseq-train.
+            AlmaError: a member file is missing or changed; the vocabulary size, number of classes or image size differs
+                between ensemble and stream; or the command is fairseq-train.
         """
         if cfg.members is None:
             raise AlmaError(
@@ -118,7 +118,7 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
             sizes = [("classes", cfg.num_classes, task.num_classes), ("pixels per image", cfg.image_pixels, pixels)]
             sizes.append(("channels", cfg.image_channels, channels))
         else:
-            sizes = [("tokens", cfg.vocab_size, len(task.source_dictionary))]
+            sizes = [("tokens in the vocabulary", cfg.vocab_size, len(task.source_dictionary))]
         for name, size, found in sizes:
             if size not in (0, found):
                 raise AlmaError(

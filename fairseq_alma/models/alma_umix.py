@@ -31,7 +31,7 @@ AlmaUMixConfig: Any = fairseq_config("AlmaUMixConfig", FairseqDataclass, [JointO
 
 @register_model(JOINT_MODEL, dataclass=AlmaUMixConfig)
 class AlmaUMix(BaseFairseqModel):
-    """Name under which fairseq builds an `ImageClassifier` with several members."""
+    """fairseq model ``alma_umix``, which builds an `ImageClassifier` with several members."""
 
     @classmethod
     def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
@@ -66,4 +66,4 @@ class _MemberParser(argparse.ArgumentParser):
     """Parser of ``--member-options``, which raises AlmaError."""
 
     def error(self, message: str) -> NoReturn:
-        raise AlmaError(f"--member-options: {message}; give options of --member-arch")
+        raise AlmaError(f"--member-options: {message}; give only options of --member-arch")

@@ -225,11 +225,11 @@ def test_the_commands_of_a_dry_run_give_the_results_of_the_run(stream, tmp_path,
 @pytest.mark.parametrize(
     ("options", "words", "said"),
     [
-        (["--learner", "firefly"], ["--arch", "alma_mlp"], "requires an architecture alma_firefly"),
+        (["--learner", "firefly"], ["--arch", "alma_mlp"], "requires an architecture named alma_firefly"),
         (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: expected a number above 0"),
         (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
-        (["--learner", "sm"], ["--optimizer", "sgd"], "requires --lr; add it"),
+        (["--learner", "sm"], ["--optimizer", "sgd"], "requires a learning rate; give --lr"),
         (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: expected a time on images"),
         (["--learner", "sm", "--member", "0"], [], "--member requires --learner ens or bagging or gens, found sm"),
         (["--learner", "ens", "--jobs", "2", "--seed", "1", "2"], [], "--jobs requires a single --seed"),

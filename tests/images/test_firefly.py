@@ -60,7 +60,7 @@ def test_a_share_of_neurons_adds_as_many_at_each_step():
     for num_neurons in (80, 96):
         network, _ = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(3), share_of="neurons")
         assert sum(channels_of(network)) == num_neurons
-    with pytest.raises(AlmaError, match=r"--grow-share 0\.001: 0 neurons are less than one channel"):
+    with pytest.raises(AlmaError, match=r"--grow-share 0\.001: 0 neurons are too few to add one channel"):
         grow_firefly(network, batches_of(), CHANNELS, 0.001, seeded(3), share_of="neurons")
 
 

@@ -33,9 +33,9 @@ def settings_of(images, *words):
         (["--select", "speed"], "--select speed: choose from loss, accuracy"),
         (["--least-gain", "1.5"], r"--least-gain 1\.5: expected a number of at most 1"),
         (["--width", "many"], "--width many: expected an integer"),
-        (["--adadelta-rho", "2"], r"--optimizer adadelta rejects its options .*rho value: 2"),
+        (["--adadelta-rho", "2"], r"the optimizer adadelta rejects its options .*rho value: 2"),
         (["--width", "1000000"], "alma_mlp --width 1000000 does not fit into memory"),
-        (["--arch"], "--arch after the --: give exactly one architecture"),
+        (["--arch"], "--arch after the --: expected one architecture; give one name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

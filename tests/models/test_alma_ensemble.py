@@ -188,7 +188,7 @@ def test_an_ensemble_can_be_neither_trained_nor_read_with_another_vocabulary(fol
     config = OmegaConf.create({"_name": "alma_ensemble", "members": None, "vocab_size": 0})
     with pytest.raises(AlmaError, match="cannot be trained"):
         models.build_model(config, task_of())
-    with pytest.raises(AlmaError, match=r"have 50 tokens, but the stream has 60"):
+    with pytest.raises(AlmaError, match=r"have 50 tokens in the vocabulary, but the stream has 60"):
         load(folder / "referring.pt", num_tokens=56)
 
 

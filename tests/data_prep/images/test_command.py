@@ -93,7 +93,7 @@ def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
     stream = ImageStream.open(tmp_path / "s")
     assert (stream.dataset, stream.shape, stream.num_classes, stream.augment) == ("mine", (3, 6, 7), 5, True)
     assert len(stream.indices("test")) == 6
-    assert "no test set given: 6 images are held out as test set (seed 1)" in capsys.readouterr().out
+    assert "no test set given: 6 images are held out as the test set (seed 1)" in capsys.readouterr().out
 
 
 def test_arrays_may_come_with_a_test_set_and_labels_that_start_at_1_are_reported(tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_arrays_may_come_with_a_test_set_and_labels_that_start_at_1_are_reported
     assert stream.indices("test").tolist() == [30, 31, 32, 33]
     assert np.array_equal(stream.images[30:, 0], images[30:])
     assert stream.labels[30:].tolist() == [1, 2, 3, 4]
-    assert "labels are from 1 to 5: class 0 of 6 classes has no images" in capsys.readouterr().out
+    assert "labels range from 1 to 5: class 0 of 6 classes has no images" in capsys.readouterr().out
 
 
 def write_folder(folder: Path, counts: dict[str, int], shape: tuple[int, ...] = (6, 7, 3)) -> np.ndarray:
@@ -157,7 +157,7 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
         ),
         (
             ["arrays", "--images", "a", "--labels", "b", "--test-images", "c", "--out", "s", "--megabatches", "2"],
-            "give both or neither",
+            "expected both options or neither",
         ),
         (
             "arrays --images a --labels b --test-images c --test-labels d --test-fraction 0.1 --out s --megabatches 2",
