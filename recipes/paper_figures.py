@@ -245,7 +245,9 @@ def draw_replay(groups: Sequence[Experiment]) -> Optional[Drawing]:
         axes.plot(xs[:1], ys[:1], look["marker"], color=look["color"], label=pair[0].name)
         axes.plot(xs[1:], ys[1:], look["marker"], color=look["color"], markerfacecolor="white")
     axes.set(
-        xscale="log", xlabel="training FLOPs", ylabel="average PPL" if pairs[0][0].first.is_text else "CER (% points)"
+        xscale="log",
+        xlabel="training FLOPs",
+        ylabel="average PPL" if pairs[0][0].first.is_text else "CER (percentage points)",
     )
     figure.legend(loc="outside right upper")
     return Drawing("replay", "Replay", "", figure)

@@ -1,7 +1,7 @@
-"""Assign documents at random to sets: mega-batches, a validation set, a test set, and a held-out set per mega-batch.
+"""Assign documents at random to sets: mega-batches, a validation set, a test set, a held-out part of each mega-batch.
 
-The hash of a document and the seed determine its key. The documents, sorted by key, are cut into consecutive sets where
-the number of UTF-8 bytes reaches the size of a set. So the size of each set is exact to within one document.
+The hash of a document and the seed determine its key. `assign` cuts the documents, sorted by key, into
+consecutive sets. The size of a set in UTF-8 bytes differs from the requested size by less than one document.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 
 Size = Union[int, float]
-"""Number of bytes, or share of all bytes (below 1)."""
+"""Number of bytes (int), or share of all bytes (float below 1)."""
 _TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the sorting keys of documents, uint64. With ``positions``, equal documents get different keys."""
+    """Return the uint64 sort key of each document. With ``positions``, equal documents get different keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
@@ -34,7 +34,7 @@ class Shares:
     like_paper: bool = False  # whether the sets have the sizes of the paper by default
     valid: Optional[Size] = None
     test: Optional[Size] = None
-    holdout: Optional[Size] = None  # size of the held-out set of each mega-batch; None for no such sets
+    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None: no held-out parts
     sample: int = 0  # number of bytes of mega-batch 0 for training the tokenizer
 
     @property
@@ -56,19 +56,19 @@ class Shares:
 
 
 def bytes_of(size: Optional[Size], total: int) -> Optional[int]:
-    """Return a size in bytes for a text of ``total`` bytes, or None for None."""
+    """Return a size in bytes. A share refers to a text of ``total`` bytes. Return None for None."""
     return size if size is None or isinstance(size, int) else max(1, round(size * total))
 
 
 def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarray:
-    """Return the set of each document, int16.
+    """Return the int16 set number of each document.
 
-    Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out sets of the mega-batches
-    follow, if requested. The number ``num_sets`` marks the documents of mega-batch 0 for training the tokenizer.
+    Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out parts of the mega-batches
+    follow, if requested. The number ``num_sets`` marks the documents of mega-batch 0 that train the tokenizer.
 
     Args:
-        sizes: ``(documents,)``: bytes of each document, sorted by key. There must be at least one document.
-        arguments: ``(documents,)``: index of the INPUT or group of each document.
+        sizes: ``(documents,)``, not empty: bytes of each document. The documents are sorted by key.
+        arguments: ``(documents,)``: index of the INPUT (with ``--by``, of the group) of each document.
         shares: number and sizes of the sets.
 
     Raises:
@@ -81,8 +81,8 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         sizes_of = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}
         requested = {flag: f"{size:,}" for flag, (given, size) in sizes_of.items() if given is not None}
         raise AlmaError(
-            f"{', '.join(requested)}: {' and '.join(requested.values())} bytes requested, but the text has only "
-            f"{total:,}; give smaller sizes, or more text"
+            f"{', '.join(requested)}: expected less than the {total:,} bytes of the text, found "
+            f"{' and '.join(requested.values())}; give smaller sizes, or more text"
         )
     sets = np.empty(len(sizes), np.int16)
     if shares.held_out:
@@ -108,8 +108,8 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             num_held_out = _count(own_ends, size)
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
-                    f"--holdout-bytes {size}: mega-batch {number} has {own_total:,} bytes, of which at most half can "
-                    "be held out, and not all documents; give a smaller size, or more text"
+                    f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch {number}, "
+                    "and not all documents; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]
@@ -120,5 +120,5 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
 
 
 def _count(ends: np.ndarray, num_bytes: int) -> int:
-    """Return the smallest n such that the first n documents have at least ``num_bytes`` bytes, or all documents."""
+    """Return the smallest n such that the first n documents have ``num_bytes`` bytes or more; at most ``len(ends)``."""
     return min(int(np.searchsorted(ends, num_bytes)) + 1, len(ends))

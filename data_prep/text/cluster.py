@@ -1,7 +1,8 @@
 """Run the steps of ``alma-prep-text`` as datatrove pipeline steps, on one machine, SLURM or Ray.
 
 The ranks of a stage share the pieces of the input (see ``documents``) and write files atomically. datatrove skips
-completed ranks. The stream is byte-identical to the stream of the command. Requires the extra ``[cluster]``.
+completed ranks. The stream is byte-identical to a stream of ``alma-prep-text``. The module requires the extra
+``[cluster]``.
 """
 
 import os
@@ -49,8 +50,8 @@ class StreamStage(PipelineStep):
         """
         if data is not None:
             raise AlmaError(
-                f"{self.name}: this step must be the only step of its pipeline; end the earlier pipeline with a writer "
-                "such as JsonlWriter, and give the folder of the writer as INPUT"
+                f"{self.name}: expected a pipeline of only this step, found an earlier step; run the earlier steps in "
+                "another pipeline that ends with a writer (JsonlWriter), and give the folder of the writer as INPUT"
             )
         work = Work(self.folder)
         if self.name == "plan":
@@ -87,7 +88,8 @@ class StreamStage(PipelineStep):
                 return
             if (there and there.fingerprint) != (plan.there and plan.there.fingerprint):
                 raise AlmaError(
-                    f"--out {plan.options.out}: another command appended to the stream; give another work folder"
+                    f"--out {plan.options.out}: another command appended to the stream in the meantime; give another "
+                    "work folder and another logging_dir"
                 )
             stream = write_stream(work, root / "stream", self._encoded(len(plan.pieces)), record)
             publish_stream(root / "stream", stream, is_addition=there is not None)
@@ -104,7 +106,7 @@ def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
     """Return the stages that make a stream, in order. Each stage needs a separate pipeline.
 
     Args:
-        words: command line of ``alma-prep-text``. ``--workers`` has no effect.
+        words: arguments of ``alma-prep-text``. ``--workers`` has no effect.
         work: work folder that all ranks can access. The stream does not need this folder after the last stage.
 
     Raises:
@@ -138,7 +140,7 @@ def run_stages(
         options: additional arguments of the executor.
 
     Raises:
-        AlmaError: some ranks of a stage are incomplete, and the executor did not raise the reason.
+        AlmaError: a rank of a stage did not complete, and the executor did not raise the error of the rank.
     """
     is_queued = isinstance(executor, type) and issubclass(executor, SlurmPipelineExecutor)
     for stage in stages:
@@ -153,6 +155,9 @@ def run_stages(
         if not is_queued:
             depends.run()
             if depends.get_incomplete_ranks(skip_completed=True):
-                raise AlmaError(f"{stage.name}: some ranks are incomplete; see {logging_dir}/{stage.name}/logs")
+                raise AlmaError(
+                    f"{stage.name}: some ranks did not complete; find the error in {logging_dir}/{stage.name}/logs, "
+                    "and run the stages again"
+                )
     if is_queued and depends is not None:
         depends.run()

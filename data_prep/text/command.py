@@ -38,7 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
-    """Make a new stream, or append to an existing one.
+    """Make a new stream, or append to an existing stream.
 
     Returns:
         The stream, or None if the same command has already completed.
@@ -87,21 +87,21 @@ def existing_stream(options: PrepOptions) -> Optional[Stream]:
     """Return the stream at ``--out``, or None. Raises AlmaError if ``--append`` finds no stream or a damaged stream."""
     there = stream_at(options.out, "text")
     if there is None and options.append:
-        raise AlmaError(f"--out {options.out}: no stream to append to; remove --append to make a new stream")
+        raise AlmaError(f"--out {options.out}: expected a stream for --append, found no stream; remove --append")
     if there is not None and options.append:
         there.verify([])
     return there
 
 
 def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
-    """Return whether the same command completed on the stream before.
+    """Return whether the same command completed before on this stream.
 
     Raises:
         AlmaError: another command made the stream, and ``--append`` is not given.
     """
     if options.append:
         return any(all(entry[key] == record[key] for key in record) for entry in there.history)
-    advice = "choose another --out, remove the stream, or use --append for later text"
+    advice = "choose another --out, remove the stream, or add later text with --append"
     refuse_other_command(options.out, there.history, record, advice)
     return True
 
@@ -145,7 +145,7 @@ def _describe(stream: Stream, seconds: float) -> None:
         share = num_bytes / (num_bytes + sum(split.num_bytes for split in trained))
         print(
             f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of the training text) dropped, "
-            f"because they share {size} words in a row with held-out text (listed in stream.json)"
+            f"because they share {size} words in a row with held-out text (see stream.json)"
         )
         if share > LARGE_SHARE:
             print(

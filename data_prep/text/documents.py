@@ -1,7 +1,8 @@
-"""Cut input files into pieces for workers, and read the blocks and documents of a piece.
+"""Split input files into pieces for workers, and read the documents of a piece in blocks.
 
-A piece is a byte range of a plain file, a range of row groups of a Parquet file, or several complete files. A block has
-about one MiB of a piece and contains complete documents. The documents do not depend on the sizes of pieces and blocks.
+A piece is a byte range of an uncompressed file, a range of row groups of a Parquet file, or one or more complete files.
+A block is about one MiB of a piece and contains only complete documents. The sizes of pieces and blocks do not change
+the documents.
 """
 
 import datetime
@@ -17,7 +18,7 @@ from data_prep.compression import DecompressedFile
 from fairseq_alma.errors import AlmaError
 
 PERIODS = {"year": 4, "month": 7, "day": 10}
-"""Length of the date prefix that identifies a period, in a date such as ``2024-05-17``."""
+"""Length of the prefix that identifies the year, month or day of a date such as ``2024-05-17``."""
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
@@ -44,14 +45,14 @@ class Source:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Return size in bytes and modification time, to detect changes of the content."""
+        """Return (size in bytes, modification time) to detect changes of the file."""
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive complete documents of one file, of about one MiB together."""
+    """Consecutive complete documents of one file, about one MiB in total."""
 
     source: Source
     content: Union[bytes, Sequence[tuple]]  # bytes; for Parquet, rows ``(text,)`` or ``(text, group)``
@@ -83,7 +84,7 @@ def documents_of(block: Block) -> list[str]:
 def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     """Return (document, group) for each document of a block; the group is empty without ``--by``.
 
-    Remove white space at the start and end of a document, and drop documents of white space only.
+    Remove white space at the start and end of a document, and drop documents that contain only white space.
 
     Raises:
         AlmaError: the block is not UTF-8 text, a record lacks a field, or a field has an invalid value.
@@ -97,15 +98,15 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     for number, value, group in _records(block):
         if not isinstance(value, str):
             raise AlmaError(
-                f"{block.where(number)}: expected a string in {source.field!r}, found {value!r:.40}; correct the "
+                f"{block.where(number)}: expected a string in field {source.field!r}, found {value!r:.40}; correct the "
                 "record, or give another --field"
             )
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise AlmaError(
-                f"{block.where(number)}: expected Unicode text in {source.field!r}, found half of a surrogate pair; "
-                "correct the record"
+                f"{block.where(number)}: expected Unicode text in field {source.field!r}, found an unpaired "
+                "surrogate; correct the record"
             ) from error
         if stripped := value.strip():
             documents.append((stripped, "" if source.by is None else _group_name(block, number, group)))
@@ -113,10 +114,10 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
 
 
 def _text_of(block: Block) -> str:
-    """Decode a block of bytes, with line feeds as line ends."""
+    """Return the text of a block of bytes. Convert CRLF line ends to line feeds."""
     content = block.content
     assert isinstance(content, bytes)
-    remedy = "convert the file (iconv), or remove it from the input"
+    remedy = "convert the file to UTF-8 (iconv), or remove the file from the input"
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -154,16 +155,16 @@ def _records(block: Block) -> Iterator[tuple[int, object, object]]:
             )
         for name, flag in ((field, "--field"), (by, "--by")):
             if name is not None and name not in record:
-                fields = ", ".join(map(repr, record)) or "none"
+                fields = f"fields {', '.join(map(repr, record))}" if record else "no fields"
                 raise AlmaError(
-                    f"{block.where(number)}: expected a field {name!r}, found {fields}; name one of these fields with "
+                    f"{block.where(number)}: expected a field {name!r}, found {fields}; name the correct field with "
                     f"{flag}"
                 )
         yield number, record[field], record[by] if by is not None else None
 
 
 def _group_name(block: Block, number: int, value: object) -> str:
-    """Return the group of a document: the value of its field for ``--by``, or the period of the date in this field."""
+    """Return the group of a document: the value of the ``--by`` field, or the period of the date in this field."""
     period = block.source.period
     name = value.isoformat() if isinstance(value, datetime.date) else value
     if isinstance(name, int) and not isinstance(name, bool):
@@ -174,23 +175,25 @@ def _group_name(block: Block, number: int, value: object) -> str:
         length = PERIODS[period]
         if len(name) >= length and _DATE.fullmatch(name[:length]):
             return name[:length]
-    expected = "a word or an integer" if period is None else f"a date with its {period} (2024-05-17)"
+    expected = f"a date with a {period}, such as 2024-05-17"
+    if period is None:
+        expected = f"1 to {_MAX_GROUP_NAME} printable characters or an integer"
     raise AlmaError(
-        f"{block.where(number)}: expected {expected} in {block.source.by!r}, found {value!r:.40}; correct the record, "
-        "or give another --by"
+        f"{block.where(number)}: expected {expected} in field {block.source.by!r}, found {value!r:.40}; correct the "
+        "record, or give another --by"
     )
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file, a range of bytes of a file with complete documents, or a range of row groups of a Parquet file."""
+    """A complete file, a byte range with complete documents, or a range of row groups of a Parquet file."""
 
     source: Source
     start: int = 0  # first byte or row group
     end: Optional[int] = None  # first byte or row group after the range; None for the end of the file
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks. Raises AlmaError if the file is damaged or a document is too long."""
+        """Yield the blocks of this part. Raises AlmaError if the file is damaged or a document is too long."""
         source, start = self.source, self.start
         if source.form == "parquet":
             yield from _table_blocks(self)
@@ -219,17 +222,18 @@ class FilePart:
                 elif len(pending) > MAX_DOCUMENT_SIZE:
                     separator = "an empty line" if source.form == "text" else "a line feed"
                     raise AlmaError(
-                        f"{Block(source, b'', start).where(0)}: a document has more than {MAX_DOCUMENT_SIZE >> 20} "
-                        f"MiB; separate documents by {separator}, or choose another --format"
+                        f"{Block(source, b'', start).where(0)}: expected documents of at most "
+                        f"{MAX_DOCUMENT_SIZE >> 20} MiB, found a longer document; separate documents by {separator}, "
+                        "or choose another --format"
                     )
 
 
 Piece = tuple[FilePart, ...]
-"""The input of one task: one range of a large file, or several small files."""
+"""Input of one task: a range of a large file, or one or more complete files."""
 
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
-    """Cut files into pieces of about `PIECE_SIZE` bytes."""
+    """Split files into pieces of about `PIECE_SIZE` bytes."""
     pieces: list[Piece] = []
     size = PIECE_SIZE + 1  # size of the last piece. This initial value makes the next file begin a new piece.
     for source in sources:
@@ -245,7 +249,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
 
 
 def _part_starts(source: Source) -> list[int]:
-    """Return the first bytes (for Parquet, row groups) of the ranges into which a file is cut."""
+    """Return the start of each part of a file: the offset of a byte, or for Parquet the index of a row group."""
     size = source.stamp[0]
     if size <= PIECE_SIZE:
         return [0]
@@ -269,12 +273,12 @@ def _part_starts(source: Source) -> list[int]:
 
 @contextmanager
 def reading_table(source: Source) -> Iterator[Any]:
-    """Yield the module pyarrow. Convert errors of pyarrow, and its absence, to AlmaError."""
+    """Yield the module pyarrow. Raises AlmaError if pyarrow is not installed or raises an error."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise AlmaError(f"{source.label}: reading Parquet data requires a package; pip install pyarrow") from error
+        raise AlmaError(f"{source.label}: pyarrow is not installed; run pip install pyarrow") from error
     try:
         yield pyarrow
     except AlmaError:
@@ -287,7 +291,7 @@ def reading_table(source: Source) -> Iterator[Any]:
 
 
 def _table_blocks(part: FilePart) -> Iterator[Block]:
-    """Yield blocks of at most `_ROWS_AT_ONCE` rows, with the columns for text and group, of a Parquet file."""
+    """Yield the text and group columns of a Parquet file, in blocks of at most `_ROWS_AT_ONCE` rows."""
     source = part.source
     with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as table:
         names = table.schema_arrow.names
@@ -295,8 +299,8 @@ def _table_blocks(part: FilePart) -> Iterator[Block]:
         for column, flag in zip(columns, ("--field", "--by"), strict=False):
             if names.count(column) != 1:
                 raise AlmaError(
-                    f"{source.label}: expected one column {column!r}, found {', '.join(map(repr, names))}; name one of "
-                    f"these columns with {flag}"
+                    f"{source.label}: expected one column {column!r}, found columns {', '.join(map(repr, names))}; "
+                    f"name the correct column with {flag}"
                 )
         sizes = [table.metadata.row_group(number).num_rows for number in range(table.metadata.num_row_groups)]
         groups, row = range(len(sizes))[part.start : part.end], sum(sizes[: part.start])

@@ -1,9 +1,9 @@
 """Encode documents. With byte-level BPE, a cache makes encoding several times faster than `StreamTokenizer`.
 
 The pre-tokenization rule of GPT-2 splits a text into words before any merge. So a chunk that begins and ends at such a
-split always has the same ids, which the cache stores. One regular expression finds the chunks. It splits only at places
-where the rule also splits. Documents with control characters or added tokens are not split. A test compares the ids
-with the ids of the tokenizer on unusual text.
+split always has the same ids. The cache stores the ids of chunks. A regular expression finds the chunks: it splits only
+at places where the rule also splits. The encoder does not split documents with added tokens or some control characters.
+A test compares the ids of unusual text with the ids of the tokenizer.
 """
 
 import json
@@ -34,7 +34,7 @@ _MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:
-    """Encoder of documents as bytes of a token file, with a cache of ``cache_size`` chunks of about 200 bytes."""
+    """Encoder of documents as bytes of a token file. The cache has up to ``cache_size`` chunks of about 200 bytes."""
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
         self._tokenizer = tokenizer
@@ -46,7 +46,7 @@ class DocumentEncoder:
         self._unsplit = _unsplit_documents(tokenizer.file) if is_json else re.compile("")
 
     def encode(self, documents: Sequence[str]) -> list[bytes]:
-        """Return the ids of each document, followed by the id of EOS, as bytes of ``dtype``."""
+        """Return the token ids of each document and the id of the EOS token, as bytes of ``dtype``."""
         unsplit = [number for number, document in enumerate(documents) if self._unsplit.search(document)]
         tokens = self._tokenizer.encode_batch([documents[number] for number in unsplit])
         encoded = {number: self._ids(each) + self._eos for number, each in zip(unsplit, tokens, strict=True)}
@@ -67,7 +67,7 @@ class DocumentEncoder:
 
 
 def _unsplit_documents(tokenizer_json: Path) -> re.Pattern:
-    """Return a pattern that matches documents that must not be split. The empty pattern matches every document."""
+    """Return the pattern of documents that the encoder must not split. The empty pattern matches every document."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
     model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
     is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")

@@ -20,9 +20,9 @@ FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Option whose value in the history of a stream also applies to ``--append``."""
+"""Option for which ``--append`` uses the value in the history of the stream."""
 AUTO = 0
-"""Value of ``--vocab-size`` for a vocabulary size chosen by the size of the first mega-batch."""
+"""Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
@@ -50,7 +50,7 @@ class PrepOptions(Options):
 
     out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
     megabatches: Optional[int] = opt(
-        None, "number of mega-batches, of equal size in bytes", range=integer(1, MAX_MEGABATCHES), metavar="B"
+        None, "number of mega-batches of about equal size in bytes", range=integer(1, MAX_MEGABATCHES), metavar="B"
     )
     one_per_input: bool = opt(False, "make one mega-batch for each INPUT, in the given order")
     by: Optional[str] = opt(
@@ -60,26 +60,30 @@ class PrepOptions(Options):
         metavar="NAME",
     )
     period: Optional[str] = opt(
-        None, "make one mega-batch for each period of the dates in the --by field", choices=tuple(PERIODS)
+        None, "make one mega-batch for each year, month or day of the dates in the --by field", choices=tuple(PERIODS)
     )
     append: bool = opt(False, "add mega-batches with new documents to the stream at --out")
-    seed: int = opt(1, "random seed for assigning documents to sets", range=integer(0, 2**63 - 1))
+    seed: int = opt(1, "random seed for assigning documents to sets of the stream", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
-        None, "make the test set as large as a mega-batch, and the validation set 1/10 as large", choices=("paper",)
+        None, "paper: a test set of the size of a mega-batch, a validation set of 1/10 of this size", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
         None, "size of the validation set (default: half of the test set)", parse=read_size
     )
     test_bytes: Optional[Size] = opt(None, "size of the test set (default: 2%, from 12 kB to 1.2 MB)", parse=read_size)
     holdout_bytes: Optional[Size] = opt(
-        None, "size of the held-out set of each mega-batch, also with --append (default: none)", parse=read_size
+        None, "size of the held-out part of each mega-batch, also with --append (default: none)", parse=read_size
     )
-    format: str = opt("auto", "text: an empty line separates documents; lines: one document per line", choices=FORMATS)
+    format: str = opt(
+        "auto",
+        "input format; text: documents separated by an empty line; lines: one document per line",
+        choices=FORMATS,
+    )
     field: Optional[str] = opt(
-        None, f"field or column of the text (default: {DEFAULT_FIELD})", parse=utf8_word, metavar="NAME"
+        None, f"field or column with the text (default: {DEFAULT_FIELD})", parse=utf8_word, metavar="NAME"
     )
     keep_duplicates: bool = opt(
-        False, "keep documents with the same letters as an earlier document (default: drop them)"
+        False, "keep documents with the same letters as an earlier document (default: drop such documents)"
     )
     decontaminate_ngram: int = opt(
         DEFAULT_NGRAM,
@@ -90,22 +94,24 @@ class PrepOptions(Options):
     no_decontaminate: bool = opt(False, "do not drop training documents that share words with held-out text")
     vocab_size: int = opt(
         50_000,
-        "vocabulary size of the trained tokenizer, or auto to choose it by the size of the first mega-batch",
+        "vocabulary size of the new tokenizer; auto: derived from the size of the first mega-batch",
         parse=read_vocab_size,
         metavar="V",
     )
     # More text hardly changes the vocabulary, and training needs memory for each distinct word.
     tokenizer_bytes: int = opt(
-        180_000_000, "maximum bytes of the first mega-batch for training the tokenizer", range=integer(1, MAX_COUNT)
+        180_000_000,
+        "train the tokenizer on at most this number of bytes of the first mega-batch",
+        range=integer(1, MAX_COUNT),
     )
     tokenizer: Optional[Path] = opt(
         None,
-        "existing tokenizer.json, SentencePiece .model, or tokenizer folder of transformers (default: train one)",
+        "existing tokenizer.json, SentencePiece .model, or tokenizer folder of transformers (default: a new tokenizer)",
         parse=utf8_path,
         metavar="PATH",
     )
     workers: int = opt(
-        default_workers(), "number of worker processes; has no effect on the stream", range=integer(1, 1024)
+        default_workers(), "number of worker processes; does not change the stream", range=integer(1, 1024)
     )
     inputs: tuple[str, ...] = ()
 
@@ -122,7 +128,7 @@ class PrepOptions(Options):
         return None if self.no_decontaminate else self.decontaminate_ngram
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
-        """Return the options that determine the content of the stream, by flag.
+        """Return the options that determine the content of the stream (flag -> value).
 
         Args:
             tokenizer_sha256: sha256 of the ``--tokenizer`` file, or None.
@@ -161,7 +167,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     fixed = [*trains, *(given[name] for name in sizes if name in given)]
     if args.tokenizer is not None and trains:
         parser.error(
-            f"{trains[0]} is for training a tokenizer, but --tokenizer names a trained tokenizer; remove one option"
+            f"{trains[0]}: this option trains a tokenizer, but --tokenizer gives a trained tokenizer; remove one of "
+            "the options"
         )
     if args.append and fixed:
         parser.error(f"{fixed[0]}: --append uses the setting recorded in the stream; remove the option")
@@ -169,19 +176,20 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         if (value := vars(args)[name]) is not None and args.format in FORMS_OF_TEXT:
             parser.error(f"--{name} {value}: --format {args.format} has no fields; remove one of the options")
     if args.period is not None and args.by is None:
-        parser.error(f"--period {args.period}: expected a field with dates; give --by NAME")
+        parser.error(f"--period {args.period}: expected --by with a field of dates, found no --by; give --by NAME")
     chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
     if len(chosen) > 1 and "--by" in chosen:
         parser.error(f"--by {args.by}: this option makes one mega-batch for each value; remove {chosen[0]}")
     if not chosen:
-        parser.error("number of mega-batches missing; give --megabatches B, --one-per-input, or --by NAME")
+        parser.error("expected the number of mega-batches; give --megabatches B, --one-per-input, or --by NAME")
     num_inputs = len(args.inputs)
     if args.one_per_input and args.megabatches not in (None, num_inputs):
         parser.error(
-            f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs} mega-batches; remove one option"
+            f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs} mega-batches; remove one of "
+            "the options"
         )
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
-        parser.error(f"--one-per-input: expected at most {MAX_MEGABATCHES} inputs, found {num_inputs}; give fewer")
+        parser.error(f"--one-per-input: expected at most {MAX_MEGABATCHES} inputs, found {num_inputs}; remove inputs")
     if num_inputs > MAX_INPUTS:
         parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; put the files into a folder")
     if args.inputs.count(STANDARD_INPUT) > 1:

@@ -42,24 +42,24 @@ def find_sources(
         form: format of all files; ``auto`` to detect the format of each file by name and content.
         field: field or column with the text.
         folder: folder for copies of pipes; None to refuse pipes, because several machines read the input.
-        out: folder of the stream. Its files are ignored in an input folder.
-        by: see `Source`.
-        period: see `Source`.
+        out: folder of the stream. An input folder may contain this folder, whose files are ignored.
+        by: field or column with the group of a document, see `Source`.
+        period: period of the dates in this field, see `Source`.
 
     Raises:
-        AlmaError: an input does not exist or cannot be read, or a folder contains no file or an unreadable file.
+        AlmaError: an input does not exist or cannot be read, or a folder contains no file or a special file.
     """
     stream = None if out is None else out.resolve()
     found: list[Optional[list[Path]]] = []  # None for a pipe. Pipes are read after all other checks.
     for given in inputs:
         path = Path(given)
         if stream in (path.resolve(), *path.resolve().parents):
-            raise AlmaError(f"--out {out}: the folder contains the input {given}; choose a folder outside the input")
+            raise AlmaError(f"--out {out}: the folder contains the input {given}; choose another folder for the stream")
         if given != STANDARD_INPUT and not path.exists():
-            raise AlmaError(f"{given}: no such file or folder; give a file or folder of text, or - for standard input")
+            raise AlmaError(f"{given}: expected a file or folder, found nothing; give a path, or - for standard input")
         mode = stat.S_IFIFO if given == STANDARD_INPUT else path.stat().st_mode
         if not (stat.S_ISDIR(mode) or stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
-            raise AlmaError(f"{given}: a device or a socket; give a file, a folder, a pipe, or - for standard input")
+            raise AlmaError(f"{given}: expected a file, folder or pipe, found a device or a socket; give another INPUT")
         found.append(None if stat.S_ISFIFO(mode) else _files_in(path, stream) if stat.S_ISDIR(mode) else [path])
     sources = []
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
@@ -79,7 +79,7 @@ def find_sources(
 
 
 def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
-    """Return the files in a folder and its subfolders, sorted by name, and print which files are ignored."""
+    """Return the files in a folder and its subfolders, sorted by name, and print the ignored files."""
 
     def refuse(error: OSError) -> None:  # os.walk ignores folders that it cannot read.
         raise error
@@ -90,23 +90,26 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() != stream]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
-                print_line(f"note: {Path(root, name)}: ignored, because it is a link to a folder", sys.stderr)
+                print_line(f"note: {Path(root, name)}: ignored this link to a folder", sys.stderr)
         visible = sorted(name for name in names if not name.startswith("."))
         # A README is text of the input if there is no other file.
         kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible
         splits = list(dict.fromkeys(match[0] for name in kept if (match := _SPLIT_NAME.match(name))))
         if len(splits) > 1:
             raise AlmaError(
-                f"{root}: the folder contains the splits {', '.join(splits)} of a data set; give the files of one "
-                f"split ({Path(root, splits[0])}…)"
+                f"{root}: expected one split of a data set, found the splits {', '.join(splits)}; give the files of "
+                f"one split, such as {Path(root, splits[0])}*"
             )
         ignored += [str(Path(root, name)) for name in visible if name not in kept]
         files += [Path(root, name) for name in kept]
     for path in files:
         if not path.is_file():
-            raise AlmaError(f"{path}: not a regular file, or a broken link; remove it, or give the files of text")
+            raise AlmaError(
+                f"{path}: expected a regular file, found a special file or a broken link; remove this path, or give "
+                "the text files as INPUT"
+            )
     if not files:
-        raise AlmaError(f"{folder}: the folder contains no file; give a folder with text")
+        raise AlmaError(f"{folder}: expected a folder with text files, found no file; give another folder")
     if ignored:
         shown = ", ".join(ignored[:5]) + (", …" if len(ignored) > 5 else "")
         print_line(f"note: {folder}: {len(files):,} files used, {len(ignored):,} ignored ({shown})", sys.stderr)

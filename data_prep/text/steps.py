@@ -2,9 +2,9 @@
 
 - Hash: compute the hash, sorting key and size of each document of a piece (see ``documents``).
 - Assign: drop documents with the hash of an earlier document, and assign each other document to a set.
-- Sample: read the held-out documents and the training text of the tokenizer again.
+- Sample: read again the held-out documents and the documents that train the tokenizer.
 - Prepare: merge the n-grams of the held-out documents, and train the tokenizer.
-- Encode: read each document again. Drop it if it shares an n-gram with held-out text, else encode it for its set.
+- Encode: read the documents again, drop training documents that share an n-gram with held-out text, encode the others.
 """
 
 import pickle
@@ -89,7 +89,7 @@ class Work:
         return Work, (self.folder,)  # Another process loads all values from the files.
 
     def save(self, name: str, value: object) -> None:
-        """Write a value to a file of the work folder: bytes without change, an array as .npy, other types by pickle."""
+        """Write a value to a file of the work folder: bytes unchanged, an array as .npy, other types with pickle."""
         with open_atomically(Path(self.folder, name), durable=False) as file:
             if isinstance(value, bytes):
                 file.write(value)
@@ -99,7 +99,7 @@ class Work:
                 pickle.dump(value, file)
 
     def load(self, name: str) -> Any:
-        """Return the value in a file of the work folder. Memory-map an array."""
+        """Return the value that `save` wrote to a file of the work folder. Arrays are memory-mapped."""
         path = Path(self.folder, name)
         return np.load(path, mmap_mode="r") if path.suffix == ".npy" else pickle.loads(path.read_bytes())
 
@@ -148,7 +148,7 @@ class Work:
         if by is not None and text:
             raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
         if options.field is not None and len(text) == len(sources):
-            raise AlmaError(f"--field {options.field}: {text[0]}; remove --field, or give --format")
+            raise AlmaError(f"--field {options.field}: {text[0]}; remove --field, or give --format jsonl")
         pieces, stamps = tuple(cut_into_pieces(sources)), tuple(source.stamp for source in sources)
         self.save("plan", Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces))))
 
@@ -157,7 +157,7 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, key, size and INPUT index of each document of a piece. Yield the bytes read for each block."""
+        """Write hash, key, size and INPUT or group index of each document of a piece. Yield bytes read per block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
@@ -197,7 +197,7 @@ class Work:
         for source in plan.sources:
             if not (len(records) if options.by else documents_of_argument[source.argument]):
                 raise AlmaError(
-                    f"{source.label}: the file contains no document; remove the file from the input, or add text to it"
+                    f"{source.label}: the file contains no document; remove the file from the input, or add text"
                 )
         # A stable sort keeps documents with equal keys in input order.
         order = np.argsort(records["key"], kind="stable")
@@ -249,15 +249,16 @@ class Work:
             self.save(f"sets-{piece:05d}.npy", part)
 
     def _ordered_groups(self, names: set[str]) -> list[str]:
-        """Return the groups, sorted by number if all groups are integers, else as text."""
+        """Return the groups, sorted as numbers if all groups are integers, else sorted as text."""
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
         known = [group for entry in history for group in entry.get("groups", ())]
         if again := sorted(names & {*known}):
             raise AlmaError(
-                f"--by {plan.options.by}: {plan.options.out} already has {', '.join(again[:3])} (mega-batch "
-                f"{known.index(again[0])}); remove these documents, or append them with --megabatches"
+                f"--by {plan.options.by}: the stream {plan.options.out} already has groups: {', '.join(again[:3])} "
+                f"({again[0]} is mega-batch {known.index(again[0])}); remove the documents of these groups, or append "
+                "the documents with --megabatches"
             )
         is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
@@ -277,12 +278,12 @@ class Work:
         advice = "give fewer mega-batches, more text, or --format lines if each line is a document"
         if options.one_per_input or groups:
             flag = "--by" if groups else "--one-per-input"
-            advice = "remove input that repeats other input, give more text, or smaller --valid-bytes and --test-bytes"
+            advice = "remove duplicate input, add text, or give smaller --valid-bytes and --test-bytes"
         found = f"{sum(counts):,} documents found"
         if num_dropped:
             found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share words with held-out text"
             advice = "give other text, or --no-decontaminate"
-        raise AlmaError(f"{flag}: {found}, but none for {name}; {advice}")
+        raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
         """Yield (documents, marks, bytes read) for each block. Raises AlmaError if the number of documents changed."""
@@ -298,7 +299,7 @@ class Work:
             raise _changed(label)
 
     def sample(self, number: int) -> Iterator[int]:
-        """Write the training text of the tokenizer and the held-out n-grams of a piece. Yield bytes read per block."""
+        """Write the tokenizer training text and the held-out n-grams of a piece. Yield the bytes read per block."""
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)
@@ -335,7 +336,7 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def encode(self, number: int) -> Iterator[Encoded]:
-        """Yield the encoded documents of each block of a piece. Drop text that shares n-grams with held-out text."""
+        """Yield the encoded documents of each block of a piece. Drop training text with held-out n-grams."""
         plan, num_megabatches = self.plan, self.assignment.num_megabatches
         hasher = NgramHasher(plan.options.decontaminate_ngram)
         sets = np.array(self.load(f"sets-{number:05d}.npy"))

@@ -1,4 +1,4 @@
-"""Train the tokenizer of a stream: byte-level BPE."""
+"""Train the byte-level BPE tokenizer of a stream."""
 
 import math
 import os
@@ -6,7 +6,7 @@ from typing import Iterable
 
 
 def vocab_size_for(num_bytes: int) -> int:
-    """Return the power of two near 1.6 * sqrt(bytes of the first mega-batch), from 512 to 32,768."""
+    """Return the vocabulary size: the power of two near 1.6 * sqrt(bytes of mega-batch 0), from 512 to 32,768."""
     return int(min(32_768, max(512, 2 ** round(math.log2(1.6 * math.sqrt(max(1, num_bytes)))))))
 
 
@@ -15,8 +15,8 @@ def train_tokenizer(batches: Iterable[list[str]], vocab_size: int, num_threads: 
 
     Args:
         batches: lists of documents.
-        vocab_size: requested number of tokens. A small text may give fewer.
-        num_threads: number of threads. It does not change the result.
+        vocab_size: requested vocabulary size. A small text can give a smaller vocabulary.
+        num_threads: number of threads; does not change the result.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"

@@ -1,7 +1,8 @@
-"""Run numbered tasks in worker processes and yield their results in the order of the tasks.
+"""Run numbered tasks in worker processes, and yield the results in the order of the tasks.
 
-Worker w of N runs the tasks w, w + N, w + 2N and so on. It sends each result at once, so that neither a large task nor
-a fast worker fills the memory. With ``ProcessPoolExecutor``, a worker would send all results of a task together.
+Worker w of N runs the tasks w, w + N, w + 2N and so on. A worker sends each result immediately, and waits if the main
+process has not read earlier results. So neither a large task nor a fast worker fills the memory. With
+``ProcessPoolExecutor``, a worker would send all results of a task together.
 """
 
 import multiprocessing
@@ -26,7 +27,7 @@ def default_workers() -> int:
 
 
 def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[Any]:
-    """Yield the results of all tasks in the order of their numbers, and re-raise exceptions of ``function``.
+    """Yield the results of all tasks in the order of the task numbers, and re-raise exceptions of ``function``.
 
     Raises:
         AlmaError: a worker was killed.

@@ -25,7 +25,7 @@ _MOST_PENDING = 1 << 26  # maximum number of bytes in memory, because a process 
 
 
 def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:
-    """Write the files of a stream, or of an addition to a stream, into a folder, except for the manifest.
+    """Write all files except the manifest into a folder, for a new stream or for an addition to a stream.
 
     Args:
         work: steps of the command.

@@ -1,1 +1,1 @@
-"""Export models to and import models from Hugging Face transformers (Qwen3 and Qwen3-MoE)."""
+"""Export and import models in the format of Hugging Face transformers (Qwen3 and Qwen3-MoE)."""

@@ -1,7 +1,8 @@
-"""Export a checkpoint of ``alma_transformer_lm`` to a Qwen3 folder, or with experts to a Qwen3-MoE folder.
+"""Export a checkpoint of ``alma_transformer_lm`` to a Qwen3 folder, or to a Qwen3-MoE folder if the model has experts.
 
-Weights have the same names in checkpoint and folder. The output of the embedding norm depends only on the token, so the
-export applies the norm to the rows of the embedding matrix. Stacked experts become separate tensors.
+Most weight names differ only in the prefix: ``decoder.`` in the checkpoint, ``model.`` in the folder. The export splits
+stacked experts into separate tensors. The output of the embedding norm depends only on the token, so the export applies
+the norm to the rows of the embedding matrix.
 """
 
 import errno
@@ -48,14 +49,14 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     Args:
         path: checkpoint to export.
         out: folder to create.
-        stream_folder: stream with the tokenizer of the model; None: the stream that the model was trained on.
+        stream_folder: stream with the tokenizer of the model; None: the training stream of the model.
 
     Returns:
-        Message of one line, with architecture and sizes.
+        One-line message with architecture and sizes.
 
     Raises:
         AlmaError: transformers has no equivalent architecture, the checkpoint is damaged, or the stream has another
-            dictionary or a tokenizer that cannot be exported; no file is written.
+            dictionary or a tokenizer that cannot be exported. In these cases, no file is written.
     """
     checkpoint = read_checkpoint(path)
     config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
@@ -67,9 +68,9 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         refuse_other_shapes(weights, build_from_config(config, num_rows), str(path), _REMEDY)
         if num_rows != tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:
             raise AlmaError(
-                f"{path}: expected the {num_rows:,} tokens of the model, found "
-                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} in the stream {stream.root}; give the stream of the "
-                "training as --stream"
+                f"{path}: expected a stream with the {num_rows:,} tokens of the model, found "
+                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} tokens in {stream.root}; give the training stream as "
+                "--stream"
             )
         context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
         has_bos = bool((checkpoint["cfg"].get("task") or {}).get("add_bos_token"))
@@ -85,7 +86,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         text = misread_text(json.loads(vocabulary.files[TOKENIZER]), tokenizer, _test_texts(stream, tokenizer))
         if text is not None:
             raise AlmaError(
-                f"{tokenizer.file}: the exported tokenizer.json has other ids for {text[:40]!r}; {EXPORTABLE}"
+                f"{tokenizer.file}: the exported tokenizer.json would give other ids to {text[:40]!r}; {EXPORTABLE}"
             )
     architecture = settings["architectures"][0]
     with work_folder(out, "alma-export") as folder:
@@ -113,7 +114,7 @@ def _test_texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file with default permissions; raise OSError on failure."""
+    """Write tensors to a safetensors file with default permissions. Raises OSError on failure."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -176,7 +177,7 @@ def folder_weights(
         weights: weights of the checkpoint.
         options: model options of the checkpoint.
         is_tied: whether the folder has the same matrix for input and output embeddings.
-        rows: row in the checkpoint for each token of the folder; None: tokens have the same order.
+        rows: row in the checkpoint for each token of the folder; None: checkpoint and folder have the same order.
     """
     for name, tensor in weights.items():
         own = name.removeprefix("decoder.")

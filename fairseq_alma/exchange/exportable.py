@@ -1,4 +1,4 @@
-"""Check whether the options of a language model allow an export, without importing torch or fairseq."""
+"""Check whether a language model can be exported. This module imports neither torch nor fairseq."""
 
 from fairseq_alma.errors import AlmaError
 
@@ -15,13 +15,16 @@ def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capac
         eval_capacity_factor: capacity factor in evaluation; 0: no token is dropped.
     """
     if arch == ENSEMBLE:
-        fault = "transformers has no architecture for an ensemble; export a member"
+        fault = "transformers has no architecture for an ensemble; export a member of the ensemble"
     elif not arch.startswith(ARCHITECTURE):
         fault = f"transformers has no architecture for {arch}; export a model of {ARCHITECTURE}"
     elif has_gate_trees:
         fault = "transformers has no architecture for the gate trees of --method split; grow with --method copy"
     elif eval_capacity_factor > 0:
-        fault = f"transformers cannot drop tokens as --eval-capacity-factor {eval_capacity_factor:g} does; train with 0"
+        fault = (
+            f"transformers cannot drop tokens as --eval-capacity-factor {eval_capacity_factor:g} does; train with "
+            "--eval-capacity-factor 0"
+        )
     else:
         return
     raise AlmaError(f"{where}: {fault}, or evaluate the checkpoint with recipes/lm_eval/evaluate.py")

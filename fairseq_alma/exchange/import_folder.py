@@ -1,8 +1,8 @@
 """Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running code of the folder.
 
 Token u has row u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. The special symbols of fairseq
-replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, whose old row becomes unused. Unused
-rows and symbols without a token have probability zero (see ``symbol_ids`` in `data.tokens`).
+replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, so the old row of the EOS token is
+unused. Unused rows and symbols without a token have probability zero (see ``symbol_ids`` in `data.tokens`).
 """
 
 import json
@@ -28,7 +28,7 @@ from fairseq_alma.text.decoder import build_from_config
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
 SYMBOLS = ("bos", "pad", "eos", "unk")
-"""Keys of special tokens in the configuration, in the order of fairseq's symbols."""
+"""Prefixes of the keys of special tokens in the configuration, in the order of fairseq's symbols."""
 _REMEDY = "give a folder with a model of type qwen3 or qwen3_moe"
 _EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(\w+_proj)\.weight")
 
@@ -57,13 +57,13 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
     tokenizer = StreamTokenizer(folder / TOKENIZER)
     if tokenizer.vocab_size > config.vocab_size:
         raise AlmaError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model has only "
-            f"{config.vocab_size:,}; {_REMEDY}"
+            f"{folder}: expected a tokenizer with at most the {config.vocab_size:,} tokens of the model, found "
+            f"{tokenizer.vocab_size:,} tokens; {_REMEDY}"
         )
     if stream is not None and StreamTokenizer.open(stream.root).symbols != tokenizer.symbols:
         raise AlmaError(
-            f"--stream {stream.root}: not prepared with the tokenizer of {folder}; run alma-prep-text "
-            f"--tokenizer {folder}"
+            f"--stream {stream.root}: expected the tokenizer of {folder}, found another tokenizer; prepare a stream "
+            f"with alma-prep-text --tokenizer {folder}"
         )
     symbol_ids, sources = symbols_of(folder, config, tokenizer)
     options["symbol_ids"] = json.dumps(symbol_ids)
@@ -88,7 +88,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         path: file of the configuration, for messages.
 
     Raises:
-        AlmaError: no ``alma_transformer_lm`` is equivalent.
+        AlmaError: no options of ``alma_transformer_lm`` are equivalent to the configuration.
     """
     is_moe, heads, rope = config.model_type == "qwen3_moe", config.num_attention_heads, config.rope_parameters
     dense, layers = (config.mlp_only_layers or []) if is_moe else [], range(config.num_hidden_layers)
@@ -121,8 +121,8 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         numbers = ", ".join(str(layer) for layer in layers if mixtures[layer])
         places = f"layers {numbers}" if numbers else "no layer"
         raise AlmaError(
-            f"{path}: expected two or more experts in every n-th layer for {ARCHITECTURE}, found {num_experts} in "
-            f"{places} (numbered from 0); give another model"
+            f"{path}: expected num_experts of 2 or more in every n-th layer for {ARCHITECTURE}, found num_experts "
+            f"{num_experts} in {places} (numbered from 0); give another model"
         )
     return {
         "_name": ARCHITECTURE,
@@ -152,11 +152,11 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
 
 
 def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[list[Optional[int]], list[int]]:
-    """Return the tokens of the folder that correspond to the special symbols of fairseq.
+    """Return the tokens of the folder that correspond to the special symbols of fairseq, as two lists.
 
     Returns:
-        The token id of each symbol (distinct, or None for a symbol without a token), and the token id whose row
-        initializes the row of each symbol.
+        For each symbol, the id of its token (distinct, or None for a symbol without a token), and the id of the token
+        whose row initializes the row of the symbol.
 
     Raises:
         AlmaError: the folder has no valid EOS token.
@@ -173,7 +173,7 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
         found.append(token if type(token) is int and 0 <= token < config.vocab_size else None)
     end = found[2]
     if end is None:
-        raise AlmaError(f"{folder}: no valid EOS token in {TOKENIZER_CONFIG} or {CONFIG}; {_REMEDY}")
+        raise AlmaError(f"{folder}: expected an EOS token in {TOKENIZER_CONFIG} or {CONFIG}, found none; {_REMEDY}")
     own: list[Optional[int]] = [None] * len(SYMBOLS)
     for number in (2, 1, 0, 3):  # EOS comes first, because its token often is the padding token too.
         if found[number] not in own:
@@ -199,7 +199,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _renamed(tensors: Mapping[str, Tensor], sources: list[int], is_tied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the checkpoint: experts are stacked, and embeddings begin with fairseq's symbols."""
+    """Yield (name, tensor) for the checkpoint. Stack experts, and add rows of fairseq's symbols to embeddings."""
     table = torch.cat([tensors[EMBEDDINGS][sources], tensors[EMBEDDINGS]])
     yield "decoder.embed_tokens.weight", table
     outputs = table if is_tied else torch.cat([tensors[OUTPUTS][sources], tensors[OUTPUTS]])

@@ -71,7 +71,7 @@ def _amount(splits: Sequence[Split]) -> str:
 
 
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
-    """Return table rows from run.json and stage.json, or one row that says that there are no results."""
+    """Return table rows from run.json and stage.json, or one row that explains why there are no results."""
     parents = list(path.absolute().parents)[:3]  # the checkpoint of a branch is in a folder of its own
     root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
     run = None if root is None else RunFolder(root.parent).read_run()

@@ -1,8 +1,8 @@
 """Export the tokenizer of a stream as files for transformers.
 
 Token ids are the same as in the stream: fairseq's four special symbols come first, then token u with id u + 4. By
-default, transformers recognizes special tokens in a text. With ``tokenizer(text, split_special_tokens=True)`` they are
-plain text, as in alma-prep-text and `score`. The tokenizer of an imported model is exported unchanged.
+default, transformers recognizes special tokens in a text. ``tokenizer(text, split_special_tokens=True)`` encodes their
+names as plain text, as alma-prep-text and `score` do. The export does not change the tokenizer of an imported model.
 """
 
 import json
@@ -13,7 +13,7 @@ from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 _UNUSED_SCORE = -1e6  # score of a piece that the tokenizer never uses
-EXPORTABLE = "give a stream with a tokenizer.json, such as a tokenizer trained by alma-prep-text"
+EXPORTABLE = "give a stream with a tokenizer.json, for example from alma-prep-text without --tokenizer"
 
 
 class Vocabulary(NamedTuple):
@@ -22,7 +22,7 @@ class Vocabulary(NamedTuple):
     Attributes:
         files: content of the tokenizer files and of generation_config.json, by file name.
         special_ids: values of ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
-        rows: row in the checkpoint for each token of the folder; None: tokens have the same order.
+        rows: row in the checkpoint for each token of the folder; None: checkpoint and folder have the same order.
         context: maximum sequence length of an imported model, in tokens; 0 for other models.
     """
 
@@ -38,8 +38,8 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     Args:
         tokenizer: tokenizer of the stream.
         context: maximum sequence length of the model, in tokens.
-        symbol_ids: ids of fairseq's symbols in the folder of an imported model, see `data.tokens`; empty for other
-            models.
+        symbol_ids: JSON list of the token ids that fairseq's symbols have in the folder of an imported model, see
+            `data.tokens`; empty for other models.
         has_bos: whether sequences begin with ``<s>`` instead of ``</s>``.
 
     Raises:
@@ -111,7 +111,7 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
 
 
 def misread_text(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:
-    """Return the first text that the exported tokenizer encodes differently than the tokenizer, or None.
+    """Return the first text that the exported tokenizer and the tokenizer of the stream encode differently, or None.
 
     Args:
         content: content of the exported tokenizer.json.
@@ -137,7 +137,7 @@ def _with_symbols(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any
     model = content["model"]
     vocabulary = model.get("vocab")  # piece -> id; for Unigram, a list of (piece, score) by id
     if not isinstance(vocabulary, (dict, list)):
-        raise AlmaError(f"{tokenizer.file}: cannot export a model of type {model.get('type')}; {EXPORTABLE}")
+        raise AlmaError(f"{tokenizer.file}: cannot export a tokenizer of type {model.get('type')}; {EXPORTABLE}")
     pieces = set(vocabulary) if isinstance(vocabulary, dict) else {piece for piece, _ in vocabulary}
     names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
     while not pieces.isdisjoint(names):

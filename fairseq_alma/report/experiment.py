@@ -15,7 +15,7 @@ LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",
 }  # fmt: skip
-"""Colour of each learner (Okabe and Ito, 2008); the order of learners in tables."""
+"""Colour of each learner (palette of Okabe and Ito, 2008). Tables list learners in the same order."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
 """Options that the label or the number of experts already shows."""
 # 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
@@ -39,7 +39,7 @@ class Spread:
         return Spread(statistics.fmean(values), deviation, found) if found else None
 
     def half_interval(self) -> float:
-        """Return half the width of the 95 % interval of the mean (Student's t); NaN for one seed."""
+        """Return half the width of the 95 % confidence interval of the mean (Student's t); NaN for one seed."""
         freedom = len(self.by_seed) - 1
         if not freedom:
             return math.nan
@@ -63,7 +63,7 @@ class Experiment:
 
     Attributes:
         runs: runs with distinct seeds, sorted by number of updates, largest first.
-        times: updates per stage, divided by the smallest number of updates among experiments with this backbone.
+        times: updates per stage, divided by the smallest number of updates among experiments of the same size.
         name: name of the experiment in the report.
     """
 
@@ -77,7 +77,7 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """Return learner and waiting time as in Table 2: ``SM_w3 (3x steps)``."""
+        """Return learner, waiting time and ``times`` as in Table 2 of the paper, for example ``SM_w3 (3x steps)``."""
         times = round(self.times) if abs(self.times - round(self.times)) < 0.1 else self.times
         return self.first.label + ("" if times == 1 else f" ({times:.3g}x steps)")
 
@@ -91,7 +91,7 @@ class Experiment:
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return the spread over seeds of ``scale`` times a column at an arrival; None without an update."""
+        """Return the spread over seeds of a column at an arrival, multiplied by ``scale``; None without an update."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 
@@ -99,7 +99,7 @@ class Experiment:
     def course(self) -> DataFrame:
         """Return means over the runs with the most updates, one row for each arrival.
 
-        Column ``deviation`` has the sample standard deviation of ``curve`` over these runs, or 0 for one run.
+        Column ``deviation`` contains the sample standard deviation of ``curve`` over these runs, or 0 for one run.
         """
         longest = [run for run in self.runs if len(run.done) == len(self.first.done)]
         rows = concat([run.arrivals for run in longest]).groupby(level=0)
@@ -157,7 +157,7 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
 
 
 def _named(groups: Sequence[Experiment]) -> list[Experiment]:
-    """Set the name of each experiment: the label and, if needed, experts, size and differing options."""
+    """Return the experiments with distinct names: the label and, if needed, experts, size and differing options."""
     candidates = []
     for each in groups:
         experts, size = each.first.experts, each.first.size

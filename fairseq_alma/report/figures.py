@@ -1,6 +1,6 @@
-"""Draw the figures of a report: metric by arrival (Figure 3), metric by cost (Figures 2, 5 and 7), and growth.
+"""Draw the figures of a report: metric by arrival (Figure 3 of the paper), by cost (Figures 2, 5 and 7), and growth.
 
-The colour of a line shows the learner. Each column of panels shows one size of the backbone.
+The colour of a line shows the learner. In the first figure, each panel shows one size of the backbone.
 """
 
 import math
@@ -22,7 +22,7 @@ from fairseq_alma.report.table import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 UNTRAINED_RATIO = 2.0
-"""Maximum ratio to the largest other value at which the value of the untrained model is drawn."""
+"""The curve omits the untrained model if its test metric is more than this number times the largest other value."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -33,7 +33,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
 }  # fmt: skip
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
-"""Key of the metadata that a file omits, because its value changes between versions or calls."""
+"""Metadata key that files of each format omit: the version of matplotlib (PNG) or the current time (PDF)."""
 LEAST_HEIGHT = 3.1  # inches
 
 
@@ -48,7 +48,7 @@ class Drawing:
 
 
 def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
-    """Draw all figures of runs that use one kind of data, the curve first."""
+    """Draw all figures of runs that use one kind of data. The first figure shows the test metric by arrival."""
     with matplotlib.rc_context(STYLE):
         found = [draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)]
         drawings = [drawing for drawing in found if drawing is not None]
@@ -108,15 +108,16 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if is_text or min(trained, default=1) * 8 < max(trained, default=1):
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # The panels share the axis.
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
-    caption = "Value of the current model at each arrival. Bands show one standard deviation over seeds."
+    metric = "perplexity" if is_text else "error"
+    caption = f"Test {metric} of the current model at each arrival. Bands show one standard deviation over seeds."
     if top is not None:
-        caption += f" Before the first update, the current model is the untrained model ({untrained:,.4g}, not shown)."
-    title = f"Test {'perplexity' if is_text else 'error'} after each mega-batch"
+        caption += f" The {metric} of the untrained model ({untrained:,.4g}), before the first update, is not shown."
+    title = f"Test {metric} after each mega-batch"
     return Drawing("curve", title, caption, figure)
 
 
 def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None:
-    """Draw each value as a horizontal line from its arrival to the next update, or an i.i.d. control as one marker."""
+    """Draw the test metric as a step function of the arrival. Draw one marker for an i.i.d. control."""
     course = each.course[each.course.curve.notna()]
     updates = course[course.done]
     if each.first.options.get("iid"):
@@ -133,7 +134,7 @@ def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None
 def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
     """Draw average perplexity or CER of complete experiments against training compute and parameters.
 
-    For text, draw a line through the arrivals (Figure 5). For images, draw a point for the full stream (Figures 2, 7).
+    For text, draw a line over the arrivals (Figure 5). For images, draw a point for the full stream (Figures 2, 7).
     """
     complete = [each for each in groups if each.is_complete]
     if not complete:
@@ -161,7 +162,7 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
         axes.set_xlabel(title)
         _logarithmic(axes.xaxis, show_count)
         _logarithmic(axes.yaxis, "{:,.6g}".format)
-    panels[0].set_ylabel("average test perplexity" if is_text else "CER (% points)")
+    panels[0].set_ylabel("average test perplexity" if is_text else "CER (percentage points)")
     caption = "Lower and farther left is better. " + (
         "Each line goes from the first update of a learner to the last arrival (large marker)."
         if is_text
@@ -171,7 +172,7 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 
 def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw the validation metric before and after each growth step, and after the next training."""
+    """Draw the validation metric before and after each growth step, and after training the grown model."""
     grown = [each for each in groups if each.first.done.after_growth.notna().any()]
     if not grown:
         return None
@@ -188,12 +189,12 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
     axes.set_xlabel("arrival (mega-batch)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("validation perplexity" if scale == 1 else "validation error (%)")
-    caption = "Three points for each growth step: before the step, after the step, and after the next training."
+    caption = "Each growth step has three points: before the step, after the step, and after training the grown model."
     return Drawing("growth", "Growth steps", caption, figure)
 
 
 def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
-    """Make an axis logarithmic, with ticks that suit its range."""
+    """Make an axis logarithmic, with ticks that suit the range of the axis."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     low, high = axis.get_view_interval()
     steps = (1.0,) if 0 < low * 3000 < high else (1.0, 2.0, 5.0) if 0 < low * 5 < high else (1, 1.5, 2, 3, 4, 5, 6, 8)

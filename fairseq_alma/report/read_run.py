@@ -1,7 +1,7 @@
 """Read the records of a run into a DataFrame with one row for each arrival.
 
-An arrival without an update has the results of the previous update. Before the first update, it has the results of the
-untrained model. Source: section 3.1 of the paper, with equations 1 and 2 for CER, Mem and Comp.
+An arrival without an update has the results of the previous update. Arrivals before the first update have the results
+of the untrained model. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).
 """
 
 import itertools
@@ -50,17 +50,17 @@ class RecordedRun:
             - ``planned``, ``done``: whether the arrival has a planned or a complete update.
             - ``value``, ``loss``: test perplexity, or test error from 0 to 1, and test loss; NaN without an update.
             - ``valid``, ``before_growth``, ``after_growth``: validation metrics, in the unit of ``value``.
-            - ``curve``, ``average``: value of the current model (errors in percent) and mean of ``curve`` so far; NaN
-              from the first missing update on.
-            - ``params``, ``experts``: parameters, and experts per layer, of all predicting models together.
+            - ``curve``, ``average``: ``value`` of the current model (errors in percent), and mean of ``curve`` so far;
+              NaN from the first missing update on.
+            - ``params``, ``experts``: parameters, and experts per layer, summed over all models that predict.
             - ``tflops``: training compute so far, in TFLOPs.
             - `COLUMNS`: values of stage.json.
         done: rows of ``arrivals`` with a complete update.
-        seeds: (seed of the run, seed of its stream).
+        seeds: (seed of the run, seed of the stream).
         is_text: whether the stream contains text.
         is_complete: whether all planned updates are complete.
         final: test perplexity, or test error in percent, after the newest update; NaN without an update.
-        over_stream: average perplexity or CER (percent points); NaN for an incomplete run or an i.i.d. control.
+        over_stream: average perplexity, or CER in percentage points; NaN for an incomplete run or an i.i.d. control.
         memory: Mem, the parameters summed over all arrivals; NaN for an incomplete run.
         bits_per_byte: test loss after the newest update, in bits per byte; NaN for images.
     """
@@ -89,7 +89,7 @@ class RecordedRun:
 
     @property
     def label(self) -> str:
-        """Return learner and waiting time as in Table 2, ``SM_w3``.
+        """Return learner and waiting time as in Table 2 of the paper, for example ``SM_w3``.
 
         For an i.i.d. control (one training on the first k mega-batches), return ``SM iid k3``.
         """
@@ -106,7 +106,7 @@ class RecordedRun:
 
     @property
     def experts(self) -> str:
-        """Return the numbers of experts per layer and of models after each update, as in Table 2.
+        """Return the numbers of experts per layer and of models after each update, as in Table 2 of the paper.
 
         Examples: ``4``; ``4, 6, 8`` for a growing model; ``4@2`` for two models with 4 experts; ``5 models``.
         """
@@ -152,8 +152,8 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None
     if record is None:
-        found = f"a folder without {RUN_RECORD}" if path.is_dir() else "a file" if path.exists() else "no such folder"
-        raise AlmaError(f"{path}: expected a run, found {found}; give the run directory of alma-stream (--run)")
+        found = f"a folder without {RUN_RECORD}" if path.is_dir() else "a file" if path.exists() else "nothing"
+        raise AlmaError(f"{path}: expected a run directory, found {found}; give the --run directory of alma-stream")
     kind = record["stream"]["kind"]
     if kind not in RESULT:
         raise AlmaError(f"{path / RUN_RECORD}: expected a run on {' or '.join(RESULT)}, found {kind!r}; {REMEDY}")

@@ -14,7 +14,7 @@ from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
 def sentences(groups: Sequence[Experiment]) -> list[str]:
     """Return sentences about the best learner at the end of the stream and over all arrivals.
 
-    Compare only complete experiments on the longest streams; return an empty list for fewer than two experiments.
+    Compare only complete experiments on the longest streams. Return an empty list for fewer than two such experiments.
     """
     longest = max(len(each.first.arrivals) for each in groups)
     complete = [each for each in groups if each.is_complete and len(each.first.arrivals) == longest]
@@ -35,7 +35,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         if gap is None or len(gap.by_seed) < 2:
             doubt = " Fewer than two common seeds: another seed may change the order."
         elif abs(gap.mean) <= gap.half_interval():
-            doubt = " The difference is not significant over these seeds (95 % interval)."
+            doubt = " The difference is not significant over these seeds (95 % confidence interval)."
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
         shown = f"{best.show(digits)}{unit if name != over_stream else ''}"
         over = f"over {seeds} {'seed' if seeds == 1 else 'seeds'}"
@@ -62,4 +62,4 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
         train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
-        yield "Training and test", f"perplexity {train:.2f} in the last epoch of training, {last.value:.2f} on test"
+        yield "Training and test", f"perplexity {train:.2f} in the last epoch, {last.value:.2f} on the test set"

@@ -14,7 +14,7 @@ WAITING, NOT_YET = "*", "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: text, and its number and standard deviation over seeds (None for a name or a missing value)."""
+    """A table cell: text, number, and standard deviation over seeds. A name or a missing value has no number."""
 
     text: str
     number: Optional[float] = None
@@ -31,7 +31,7 @@ def number(value: float, digits: int) -> Cell:
 
 
 def count(value: float) -> Cell:
-    """Return a cell with a count in three digits, such as ``65.4M``, or with a dash for NaN."""
+    """Return a cell with a count in three significant digits, such as ``65.4M``, or with a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(show_count(value), value)
 
 
@@ -43,7 +43,7 @@ def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell
 
 
 def show_count(value: float) -> str:
-    """Return a count in three digits: ``65.4M``; in scientific notation (``3.62e+15``) from 1e15 on."""
+    """Format a count with three significant digits: ``65.4M``, and from 1e15 on ``3.62e+15``."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if limit <= value < 1e15:
             digits = value / limit
@@ -56,7 +56,7 @@ class Table:
     """A table of a report.
 
     Attributes:
-        name: name of the table's files, without extension.
+        name: name of the files of the table, without extension.
         title: title of the table.
         notes: meaning of the columns, in one paragraph.
         rows: rows (column title -> cell); all rows have the same columns.
@@ -118,7 +118,7 @@ class Table:
         return DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
     def latex(self) -> str:
-        """Return a LaTeX ``tabular`` that needs the package booktabs."""
+        """Return a LaTeX ``tabular`` that requires the package booktabs."""
         columns = "".join("l" if isinstance(self.rows[0][title], str) else "r" for title in self.header)
         body = [[f"\\textbf{{{_latex(text)}}}" if best else _latex(text) for text, best in row] for row in self.body()]
         head, *rows = (" & ".join(row) + r" \\" for row in [[*map(_latex, self.header)], *body])
@@ -135,6 +135,6 @@ def _latex(text: str) -> str:
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the columns of all rows in each row, filled with dashes."""
+    """Return rows that have the same columns. Missing cells become dashes."""
     titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
     return [{title: row.get(title, NOTHING) for title in titles} for row in rows]

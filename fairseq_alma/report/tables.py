@@ -1,4 +1,4 @@
-"""Make the tables of a report: results by arrival, cost, growth, i.i.d. controls, held-out sets, evaluations, runs."""
+"""Make the tables of a report: results by arrival, cost, growth, i.i.d. controls, held-out parts, evaluations, runs."""
 
 import math
 from typing import Any, Callable, Sequence
@@ -22,14 +22,14 @@ def metric_names(run: RecordedRun) -> tuple[str, str, str]:
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
-    """Return the arrivals that a table shows: all of up to 20, else the last of each tenth of the stream."""
+    """Return the arrivals that a table shows: all up to 20, else the last arrival of each tenth of the stream."""
     if num_arrivals <= MAX_COLUMNS:
         return list(range(num_arrivals))
     return [round(num_arrivals * tenth / FEW_COLUMNS) - 1 for tenth in range(1, FEW_COLUMNS + 1)]
 
 
 def result_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of test metrics of each experiment after each arrival (Table 2) and over the stream."""
+    """Return the table of test metrics of each experiment after each arrival and over the stream (Table 2)."""
     first = groups[0].first
     value, final, over_stream = metric_names(first)
     num_arrivals = max(len(each.first.arrivals) for each in groups)
@@ -51,10 +51,10 @@ def result_table(groups: Sequence[Experiment]) -> Table:
             row["bits per byte"] = spread(each.spread(lambda run: run.bits_per_byte), 3)
         rows.append(row)
     hidden = {f"t{arrival}" for arrival in set(range(num_arrivals)) - {*shown_arrivals(num_arrivals)}}
-    what = "mean over all arrivals" if first.is_text else "sum over all arrivals, in percent points"
+    what = "mean over all arrivals" if first.is_text else "sum over all arrivals, in percentage points"
     notes = (
         f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch. t0: first mega-batch. *: the "
-        "learner waits. The value of its previous model counts, or of the untrained model before the first update. –: "
+        f"learner waits, so its previous model is the current model (before the first update: the untrained model). –: "
         f"not complete. {over_stream}: {what}. ±: standard deviation over seeds."
     )
     title = f"Test {value} after each mega-batch"
@@ -88,7 +88,7 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
 
 
 def growth_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of validation metrics before and after each growth step, and after the next training."""
+    """Return the table of validation metrics before and after each growth step, and after training the grown model."""
     rows: list[Row] = []
     scale, (value, *_) = 1.0 if groups[0].first.is_text else 100.0, metric_names(groups[0].first)
     for each in groups:
@@ -102,7 +102,7 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"
-    notes = f"Validation {value}{unit} before and after each growth step, and after the next training."
+    notes = f"Validation {value}{unit} before and after each growth step, and after training the grown model."
     return Table("growth", "Growth steps", notes, rows)
 
 
@@ -122,7 +122,7 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
 
 
 def holdout_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of losses on the held-out set of each mega-batch after each arrival, one run per experiment."""
+    """Return the table of losses on the held-out part of each mega-batch after each arrival, one run per experiment."""
     rows: list[Row] = []
     for each in groups:
         for arrival, holdouts in each.first.done.holdouts.dropna().items():
@@ -133,10 +133,10 @@ def holdout_table(groups: Sequence[Experiment]) -> Table:
                 row[f"m{holdout['megabatch']}"] = number(holdout.get("bits_per_byte") or math.nan, 3)
             rows.append(row)
     notes = (
-        "Loss in bits per byte on the held-out set of each mega-batch. m0: first mega-batch. newest, before: loss on "
-        "the held-out set of the newest mega-batch before training on this mega-batch."
+        "Loss in bits per byte on the held-out part of each mega-batch. m0: first mega-batch. newest, before: loss on "
+        "the held-out part of the newest mega-batch before training on this mega-batch."
     )
-    return Table("holdouts", "Held-out sets of the mega-batches", notes, filled(rows))
+    return Table("holdouts", "Held-out parts of the mega-batches", notes, filled(rows))
 
 
 def evaluation_table(groups: Sequence[Experiment]) -> Table:

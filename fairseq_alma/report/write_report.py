@@ -56,7 +56,7 @@ class Report:
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
         drawings: list[Any] = []
         if importlib.util.find_spec("matplotlib") is None:
-            print_line("no figures without matplotlib; run pip install 'fairseq-alma[report]'", sys.stderr)
+            print_line("figures require matplotlib; run pip install 'fairseq-alma[report]'", sys.stderr)
         else:
             from fairseq_alma.report import figures
 
@@ -113,7 +113,7 @@ def command_of(run: RecordedRun) -> str:
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return the runs whose results are comparable to the first run, and an error for each other run.
+    """Return the runs that are comparable to the first run, and an error for each other run.
 
     Args:
         runs: runs to report.

@@ -123,7 +123,7 @@ def test_a_run_that_failed_in_a_stage_resumes_and_ends_with_the_same_stream(text
     [
         ("-", [], "several machines cannot read standard input"),
         ("pipe", [], "several machines cannot read a pipe"),
-        ("texts", ["--append"], "no stream to append to"),
+        ("texts", ["--append"], "expected a stream for --append, found no stream"),
     ],
 )
 def test_impossible_requests_are_refused_in_one_line(texts, tmp_path, monkeypatch, inputs, more, message):
@@ -149,7 +149,7 @@ def test_a_completed_run_does_nothing_again_and_its_work_is_of_no_use_to_other_c
 
 def test_documents_of_a_step_before_are_refused_rather_than_lost(texts, tmp_path):
     stage = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "work"))[0]
-    with pytest.raises(AlmaError, match="end the earlier pipeline with a writer"):
+    with pytest.raises(AlmaError, match="another pipeline that ends with a writer"):
         stage.run(iter([Document("a text", "0")]))
 
 
@@ -159,5 +159,5 @@ def test_a_stage_with_incomplete_ranks_is_an_error(texts, tmp_path):
             pass
 
     stages = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "work"))
-    with pytest.raises(AlmaError, match="plan: some ranks are incomplete"):
+    with pytest.raises(AlmaError, match="plan: some ranks did not complete"):
         run_stages(stages, Silent, 2, str(tmp_path / "logs"))

@@ -62,7 +62,7 @@ def test_wikipedia_articles_are_checked_and_lose_their_tags(folder, publish, cap
     assert main(["wikipedia-2015", *TEXT]) == 0
     assert sum(split.num_documents for split in Stream.open("s").splits) == 40
     publish("wikipedia-2015", names=names, sha256=("0" * 64,))
-    with pytest.raises(AlmaError, match=r"expected the published content with sha256 0000\w*, found \w+"):
+    with pytest.raises(AlmaError, match=r"expected sha256 0000\w* \(published content\), found sha256 \w+"):
         main(["wikipedia-2015", "--text", "a.txt"])
 
 
@@ -81,7 +81,7 @@ def test_mnist_is_checked_by_its_content_however_it_was_packed(folder, publish, 
     publish("mnist", sha256=tuple(sha256((folder / "plain" / name).read_bytes()) for name in MNIST_NAMES))
     assert main(["mnist", "--source", "m", *IMAGES]) == 0
     assert np.array_equal(ImageStream.open("s").images[:, 0], images)
-    with pytest.raises(AlmaError, match="remove the file and run"):
+    with pytest.raises(AlmaError, match="remove the downloaded content and run"):
         publish("mnist")
         main(["mnist", "--source", "m", *IMAGES])
 
@@ -113,11 +113,11 @@ def test_files_of_an_archive_are_fetched_once_checked_and_unpacked(folder, publi
     assert main([name, *IMAGES]) == 0  # all files exist
     assert asked == [CORPORA[name].url]
     publish(name, sha256=("0" * 64,))
-    with pytest.raises(AlmaError, match="the published content with sha256 0000"):
+    with pytest.raises(AlmaError, match="expected sha256 0000"):
         main([name, "--source", "other", *IMAGES])
     content = b"no archive"
     publish(name, sha256=(sha256(content),))
-    with pytest.raises(AlmaError, match="damaged, or not the published archive"):
+    with pytest.raises(AlmaError, match="expected the published archive, found a damaged or other file"):
         main([name, "--source", "third", *IMAGES])
 
 

@@ -66,7 +66,7 @@ def test_a_document_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_SIZE", 10)
     monkeypatch.setattr(module, "MAX_DOCUMENT_SIZE", 50)
     (tmp_path / "a.txt").write_text("short\n\n" + "long\n" * 100)
-    with pytest.raises(AlmaError, match=r"a\.txt, line 2: a document has more than"):
+    with pytest.raises(AlmaError, match=r"a\.txt, line 2: expected documents of at most"):
         list(FilePart(Source(tmp_path / "a.txt", "a.txt", 0, "text", "text")).blocks())
 
 
@@ -75,12 +75,12 @@ def test_a_document_that_is_too_long_is_refused(tmp_path, monkeypatch):
     [
         ("text", b"a\n\nb\n\xff\n", "input, line 13: expected UTF-8 text, found byte 0xff"),
         ("text", b"a\n\x00\n", "input, line 11: expected UTF-8 text, found binary data"),
-        ("jsonl", b'{"text": "a"}\n{"body": "b"}\n', "input, line 11: expected a field 'text', found 'body'"),
+        ("jsonl", b'{"text": "a"}\n{"body": "b"}\n', "input, line 11: expected a field 'text', found fields 'body'"),
         ("jsonl", b'{"text": "a"}\n\n{"text"\n', "input, line 12: expected one JSON object on each line"),
         ("jsonl", b"[1]\n", "input, line 10: expected one JSON object on each line, found a JSON list"),
-        ("jsonl", b'{"text": 5}\n', "input, line 10: expected a string in 'text', found 5"),
+        ("jsonl", b'{"text": 5}\n', "input, line 10: expected a string in field 'text', found 5"),
         ("jsonl", b"[" * 100_000, "found an invalid line"),
-        ("parquet", [("a",), (None,)], "input, row 20: expected a string in 'text', found None"),
+        ("parquet", [("a",), (None,)], "input, row 20: expected a string in field 'text', found None"),
     ],
 )
 def test_an_error_names_the_line_of_the_decompressed_file(form, content, message, tmp_path):
@@ -107,13 +107,13 @@ def test_empty_documents_have_no_group():
 @pytest.mark.parametrize(
     ("value", "period", "needed"),
     [
-        *((value, None, "a word or an integer") for value in (None, True, 1.5, "", "a\nb", ["a"], "x" * 101)),
-        *((value, "month", "a date with its month") for value in ("2024", "2024-13", "17.05.2024", 202405)),
+        *((value, None, "characters or an integer") for value in (None, True, 1.5, "", "a\nb", ["a"], "x" * 101)),
+        *((value, "month", "a date with a month") for value in ("2024", "2024-13", "17.05.2024", 202405)),
     ],
 )
 def test_a_value_that_is_not_a_group_is_refused_with_its_row(value, period, needed):
     given = block("parquet", [("a", value)], 5, by="date", period=period)
-    message = rf"input, row 6: expected {needed}.* in 'date', found .*; correct the record, or give another --by"
+    message = rf"input, row 6: expected .*{needed}.* in field 'date', found .*; correct the record, or give"
     with pytest.raises(AlmaError, match=message):
         documents_and_groups_of(given)
 

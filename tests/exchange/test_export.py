@@ -151,10 +151,10 @@ def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kin
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("ensemble", "has no architecture for an ensemble; export a member, or evaluate the checkpoint with"),
+        ("ensemble", "has no architecture for an ensemble; export a member of the ensemble, or evaluate the"),
         ("switch", "has no architecture for alma_switch_lm; export a model of alma_transformer_lm, or evaluate"),
         ("split", "transformers has no architecture for the gate trees of --method split; grow with --method copy, or"),
-        ("dropping", "transformers cannot drop tokens as --eval-capacity-factor 1 does; train with 0, or evaluate"),
+        ("dropping", "drop tokens as --eval-capacity-factor 1 does; train with --eval-capacity-factor 0, or evaluate"),
     ],
 )
 def test_a_model_without_a_stock_architecture_is_refused_in_one_line(kind, said, checkpoints, tmp_path):

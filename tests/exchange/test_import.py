@@ -143,7 +143,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window False for alma_transformer_lm, found True"),
         ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "expected rope_type 'default' for"),
         ("qwen3", {"num_attention_heads": 3}, "modulo num_key_value_heads 0 for"),
-        ("qwen3", {"vocab_size": 100}, "tokens, but the model has only 100"),
+        ("qwen3", {"vocab_size": 100}, "expected a tokenizer with at most the 100 tokens of the model"),
         ("qwen3", {"hidden_size": "16"}, "hidden_size"),
         ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 1 for alma_transformer_lm, found 2"),
         ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob False for alma_transformer_lm, found True"),
@@ -190,7 +190,7 @@ def test_weights_in_several_files_are_the_same_model(tmp_path):
 def test_other_folders_and_streams_are_refused(stream, tmp_path):
     out = ["--out", tmp_path / "a.pt"]
     write_folder(tmp_path / "model")
-    assert "not prepared with the tokenizer of" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
+    assert "found another tokenizer; prepare" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
     assert "no such folder" in refused(tmp_path, tmp_path / "none", *out)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"x" * 100)
     assert "model.safetensors: missing or damaged" in refused(tmp_path, tmp_path / "model", *out)
