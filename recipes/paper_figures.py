@@ -1,16 +1,17 @@
-"""Draw those figures of the papers that alma-report does not draw, from run folders.
+"""Draw the papers' figures that alma-report does not draw, from run folders.
 
     python recipes/paper_figures.py runs/mnist/*/seed-1 --out figures
     python recipes/paper_figures.py runs/mnist-4/gmoe-*/seed-1 --out figures --stream runs/mnist-4/stream-seed1
 
-- map-STAGE: t-SNE of test images, coloured by expert, and the gating tree (v1, Figure 8); of the first run on images of
-  gmoe that was made with --keep-checkpoints
+- map-STAGE: t-SNE of test images, coloured by expert, and the gating tree (v1, Figure 8), for the first gmoe run
+  on images that used --keep-checkpoints
 - usage: share of the test images that each expert predicts, after each arrival
 - radar: result, memory and compute of complete runs, each divided by the largest (v1, Figure 3)
 - replay: error or perplexity against training FLOPs, without and with replay (v5, Figures 4 and 8)
 - experts: average perplexity against experts, here and in the paper's Table 2 (v5, Figure 5 right)
 
-A figure is skipped if the runs lack its data. Needs pip install 'fairseq-alma[report]'; a map takes seconds.
+The script skips a figure if the runs lack the data for it. Requires pip install 'fairseq-alma[report]'. A map takes
+seconds.
 """
 
 import argparse
@@ -38,15 +39,15 @@ COLOURS = (
 )  # fmt: skip
 MOST_STAGES, MOST_LEAVES = 4, 20
 MAIN_CLASS = 0.1
-"""A class is named at a leaf if it has at least this share of the leaf's images."""
+"""Minimum share of a leaf's images for a class to be named at the leaf."""
 
 
 def main() -> None:
-    """Read the command line, draw and write."""
+    """Draw the figures of the given runs and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder that alma-stream wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the figures (.png, .pdf)")
-    parser.add_argument("--stream", type=Path, metavar="DIR", help="stream of images (default: the one of the run)")
+    parser.add_argument("--stream", type=Path, metavar="DIR", help="stream of images (default: the stream of the run)")
     args = parser.parse_args()
     runs = [load_run(path) for path in args.runs]
     groups = experiments(runs)
@@ -69,14 +70,14 @@ def stage_folders(run: RecordedRun) -> list[Path]:
 
 
 def draw_maps(runs: Sequence[RecordedRun], stream: Optional[Path]) -> Iterator[Drawing]:
-    """Draw where test images go after each of the first stages of the first run that recorded it."""
+    """Draw the experts of test images after each of the first stages, for the first run that recorded them."""
     run = next((run for run in runs if any((folder / EXPERTS_FILE).is_file() for folder in stage_folders(run))), None)
     if run is None:
         return
     path = stream or Path(run.stream["path"])
     images = ImageStream.open(path)
     if images.stream.fingerprint != run.stream["fingerprint"]:
-        raise AlmaError(f"--stream {path}: not the stream of {run.path}; give the one that the run was made on")
+        raise AlmaError(f"--stream {path}: not the stream of {run.path}; give the stream that the run trained on")
     places = None
     folders = [folder for folder in stage_folders(run) if (folder / EXPERTS_FILE).is_file()][:MOST_STAGES]
     for folder in folders:
@@ -136,7 +137,7 @@ def colour(expert: int) -> str:
 
 
 def draw_choice(axes: Axes, nested: Any, level: int, leaves: dict[int, int]) -> float:
-    """Draw a choice with all below it and return its column; of a leaf note its level and return the column alone."""
+    """Draw a gate node and the subtree below it; only record a leaf, with its level. Return the column of the node."""
     if isinstance(nested, int):
         leaves[nested] = level
         return len(leaves) - 1.0
@@ -149,7 +150,7 @@ def draw_choice(axes: Axes, nested: Any, level: int, leaves: dict[int, int]) -> 
 
 
 def without_single_children(nested: Any) -> Any:
-    """Leave out choices with one alternative: a gate that began with one expert has one at its root."""
+    """Remove gate nodes with a single child; a gate that began with one expert has such a node at the root."""
     if isinstance(nested, int):
         return nested
     if len(nested) == 1 and isinstance(nested[0], list):
@@ -166,7 +167,7 @@ def describe(labels: np.ndarray, total: int) -> str:
 
 
 def draw_usage(runs: Sequence[RecordedRun]) -> Optional[Drawing]:
-    """Draw the shares of the test images that each expert predicts, a panel for each layer, of the first gmoe run."""
+    """Draw the share of test images that each expert predicts in the first gmoe run, with one panel for each layer."""
     for run in runs:
         usage = {
             int(arrival): shares
@@ -217,7 +218,7 @@ def draw_radar(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 
 def costs(each: Experiment) -> list[float]:
-    """Return log average perplexity or CER, Mem, Comp and test FLOPs, means over seeds."""
+    """Return log average perplexity or CER, Mem, Comp and test FLOPs, as means over seeds."""
     runs = [run for run in each.runs if run.is_complete]
     over = np.mean([run.over_stream for run in runs])
     rows = [(run.memory, run.done.train_flops.sum(), run.done.test_flops.iloc[-1]) for run in runs]
@@ -225,7 +226,7 @@ def costs(each: Experiment) -> list[float]:
 
 
 def draw_replay(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw a segment from each learner without replay (full marker) to the same learner with it (hollow)."""
+    """Draw a segment from each learner without replay (full marker) to the same learner with replay (hollow marker)."""
 
     def key(each: Experiment) -> str:
         kept = {name: value for name, value in each.first.settings.items() if name != "--replay"}
@@ -254,7 +255,7 @@ def draw_replay(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 
 def draw_experts(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw average perplexity over experts of all models together, next to the paper's base model."""
+    """Draw average perplexity against the number of experts in all models, next to the paper's base models."""
     complete = [each for each in groups if each.is_complete and each.first.is_text]
     if len({float(each.course.experts.iloc[-1]) for each in complete}) < 2:
         return None

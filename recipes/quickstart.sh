@@ -19,7 +19,7 @@ source recipes/lib/environment.sh
 : "${LEARNERS:=ens gmoe sm retrain}"    # the longest run first
 : "${PASSES:=0.3}"                     # passes over each mega-batch
 : "${SEED:=1}"
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # two runs with one thread each are faster than one with two
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # faster than one run at a time with two threads
 OPTIONS=("$@") # options of alma-stream
 DRY_RUN=0
 case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
@@ -38,7 +38,7 @@ for learner in $LEARNERS; do
     retrain) how=(--learner sm --wait 4) ;;
     *) echo "LEARNERS=$learner: unknown learner; choose from sm, ens, gmoe and retrain" >&2 && exit 2 ;;
   esac
-  # No options after -- are needed: alma-stream chooses model, optimizer and length, and prints them.
+  # No options after -- are needed: alma-stream chooses and prints the model, the optimizer and the number of updates.
   start "$learner" alma-stream --stream "$RUNS/stream" "${how[@]}" --size 350k --passes "$PASSES" --seed "$SEED" \
     --run "$RUNS/$learner" "${OPTIONS[@]}"
 done

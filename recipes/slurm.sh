@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Queue a run of alma-stream as a chain of SLURM jobs, one for each stage; each depends on the one before (afterok).
+# Queue a run of alma-stream as a chain of SLURM jobs, one job for each stage. A job depends on the previous job (afterok).
 #
 # Usage:     STAGES=50 SBATCH="--partition=gpu --gpus=1 --time=60" recipes/slurm.sh --stream STREAM --run RUN ... [-- ...]
 # Resume:    run the same command again; complete stages are skipped, and a requeued job resumes its stage.
-# Members:   MEMBERS=4 also queues a job for each member of an ensemble; the job of the stage depends on these.
+# Members:   MEMBERS=4 also queues a job for each member of an ensemble; the job of the stage depends on the members' jobs.
 # Dry run:   DRY_RUN=1 prints the calls of sbatch.
-# Hardware:  as SBATCH requests. Time: that of the stages; --time in SBATCH limits one stage. --requeue is always given.
+# Hardware:  as SBATCH requests. Time: the sum over all stages; --time in SBATCH limits one stage. All jobs have --requeue.
 set -euo pipefail
 
 : "${STAGES:?number of stages: mega-batches of the stream divided by --wait}"
 : "${FIRST:=0}"      # the first stage to queue
 : "${MEMBERS:=0}"    # members of an ensemble, one job each; 0: one job for each stage
-: "${SBATCH:=}"      # further options of sbatch
+: "${SBATCH:=}"      # additional options of sbatch
 : "${LOGS:=slurm}"   # folder for the logs of the jobs
 : "${DRY_RUN:=0}"
 

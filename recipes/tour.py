@@ -48,7 +48,7 @@ run(
     "--test-bytes", 12000, "--workers", 1,
 )  # fmt: skip
 stream = fairseq_alma.open_stream(folder / "stream")
-assert stream.tokenizer is not None  # only a stream of images has none
+assert stream.tokenizer is not None  # only a stream of images has no tokenizer
 print(f"\n{stream.num_megabatches} mega-batches, {stream.tokenizer.vocab_size} tokens in the vocabulary\n")
 
 # 2. Train on the stream: a mixture of two experts, which grows to four before the second mega-batch. A killed training

@@ -79,7 +79,7 @@ def random_sample(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def seconds_per_update(trainer: Trainer, sample: dict[str, Any], updates: int) -> float:
-    """Return the CPU time of an update, or on a GPU the time."""
+    """Return the seconds of an update: CPU time on a CPU, wall time on a GPU."""
     clock = time.perf_counter if trainer.cuda else time.process_time
     begun = clock()
     with metrics.aggregate("train_inner"):
@@ -94,20 +94,20 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--size", choices=SIZES, default="base", help="(default: %(default)s)")
+    add("--size", choices=SIZES, default="base", help="model size (default: %(default)s)")
     add("--experts", type=int, nargs="+", default=[4, 8, 12], help="numbers of experts (default: 4 8 12)")
     add("--archs", nargs="+", default=[SWITCH, TRANSFORMER], help="architectures to measure (default: both)")
-    add("--autocast", choices=("none", "bf16"), default="none", help="(default: %(default)s)")
+    add("--autocast", choices=("none", "bf16"), default="none", help="autocast format (default: %(default)s)")
     add(
         "--dropout",
         type=float,
         default=0.1,
-        help="dropout, also of attention if the model has it (default: %(default)s)",
+        help="dropout probability, also for attention if supported (default: %(default)s)",
     )
     add("--compile", action="store_true", help="compile this package's model and criterion")
     add("--batch-size", type=int, default=4, help="sequences per update (default: %(default)s)")
     add("--tokens-per-sample", type=int, default=512, help="tokens per sequence (default: %(default)s)")
-    add("--vocab-size", type=int, default=50_000, help="(default: %(default)s)")
+    add("--vocab-size", type=int, default=50_000, help="vocabulary size (default: %(default)s)")
     add("--updates", type=int, default=1, help="updates per round (default: %(default)s)")
     add("--rounds", type=int, default=5, help="measured rounds, after one warm-up (default: %(default)s)")
     add("--cpu", action="store_true", help="run on the CPU")

@@ -1,8 +1,8 @@
 """Compare alma-prep-text with the stock path on the same text and tokenizer, in alternation.
 
 The stock path: encode with ``tokenizers`` (batches, all threads), write one document per line, then
-``fairseq-preprocess --only-source --workers 2 --dataset-impl mmap --srcdict``. It also compares the numbers
-of tokens. Hardware: two cores; time: about four minutes per 100 MB and repetition.
+``fairseq-preprocess --only-source --workers 2 --dataset-impl mmap --srcdict``. The script also compares the numbers of
+tokens. Hardware: two cores; time: about four minutes per 100 MB and repetition.
 
     python recipes/benchmarks/prep_text.py --input wiki.00.txt.xz wiki.01.txt.xz --repeat 2
 """
@@ -92,7 +92,7 @@ def compare(args: argparse.Namespace, work: Path) -> None:
     prepare_inputs(args, work)
     megabytes = (work / "raw.txt").stat().st_size / 1e6
     units = StreamTokenizer.open(work / "given").vocab_size
-    print(f"{megabytes:.1f} MB of text, {units} units, {args.workers} workers", flush=True)
+    print(f"{megabytes:.1f} MB of text, {units} tokens in the vocabulary, {args.workers} workers", flush=True)
     stock_times, alma_times = [], []
     for repetition in range(args.repeat):
         alma_times.append(run_alma(work, args.workers))
@@ -115,11 +115,13 @@ def main() -> None:
     """Parse the command line and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", nargs="+", metavar="FILE", help="text, documents separated by an empty line")
-    parser.add_argument("--tokenizer", help="tokenizer.json for both (default: trained before the clock starts)")
+    parser.add_argument("--tokenizer", help="tokenizer.json for both paths (default: trained before the measurement)")
     parser.add_argument(
         "--vocab-size", type=int, default=50_000, help="vocabulary size to train (default: %(default)s)"
     )
-    parser.add_argument("--workers", type=int, default=2, help="processes or threads of both (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes or threads of each path (default: %(default)s)"
+    )
     parser.add_argument("--repeat", type=int, default=1, help="runs of each path (default: %(default)s)")
     parser.add_argument("--stock-encode", nargs=3, metavar=("RAW", "TOKENIZER", "OUT"), help=argparse.SUPPRESS)
     args = parser.parse_args()

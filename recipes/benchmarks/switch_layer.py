@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python recipes/benchmarks/switch_layer.py --experts 4 8 12
 
-Forward and backward of 4096 tokens, 512 -> 2048 -> 512. The layers alternate within each round, and ratios are computed
-within a round, so that a drift of the machine's speed does not favour one layer.
+The script measures forward and backward passes of 4096 tokens, 512 -> 2048 -> 512. The layers alternate within each
+round, and ratios are computed within a round, so that a drift of the machine's speed does not favour one layer.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from fairseq_alma.moe.switch_layer import SwitchLayer
 
 
 class DenseFFN(nn.Module):
-    """Feed-forward network of one expert's size: the paper's, or SwiGLU."""
+    """Feed-forward network of one expert's size, with ReLU as in the paper, or with SwiGLU."""
 
     def __init__(self, model_dim: int, ffn_dim: int, gated: bool) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class DenseFFN(nn.Module):
         self.fc2 = nn.Linear(ffn_dim, model_dim, bias=not gated)
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
-        """Map (S, M) to (S, M)."""
+        """Map token vectors ``x``, (S, M), to (S, M)."""
         hidden = self.fc1(x)
         return (self.fc2(F.relu(hidden) if self.gate is None else F.silu(self.gate(x)) * hidden),)
 

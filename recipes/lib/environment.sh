@@ -3,10 +3,10 @@
 #   set -euo pipefail
 #   source recipes/lib/environment.sh
 #
-# It uses the active environment if that has this checkout's package and the extras. Otherwise it creates `.venv` in the
-# checkout and installs the versions of constraints.txt, once; again only when setup.py or constraints.txt changes. Sourcing
-# it twice, or from several shells at the same time, is safe; an interrupted installation starts again. Afterwards `python`
-# and all commands come from that environment.
+# The script uses the active environment if it contains this checkout's package and the extras. Otherwise the script creates
+# `.venv` in the checkout and installs the versions of constraints.txt, and installs them again only when setup.py or
+# constraints.txt changes. Several shells may source the script at the same time; an interrupted installation starts again.
+# Afterwards `python` and all commands come from the chosen environment.
 #
 #   ALMA_EXTRAS   required extras of setup.py              (default: test,report,sample)
 #   ALMA_PYTHON   Python that creates .venv                (default: the first suitable of python3, python3.12, python3.11)
@@ -23,8 +23,8 @@ ALMA_UNFINISHED=$ALMA_CHECKOUT/.venv.unfinished # exists during an installation,
 
 alma_log() { echo "environment: $*" >&2; }
 
-# Return 0 if the active `python` has this checkout and the extras installed. It runs in the root folder, because a Python in
-# the checkout finds the package without any installation.
+# Return 0 if this checkout and the extras are installed for the active `python`. Python runs in the root folder, because in
+# the checkout it finds the package without an installation.
 alma_active_python_serves() {
   command -v python >/dev/null || return 1
   (cd / && python - "$ALMA_CHECKOUT" "$ALMA_EXTRAS" 2>/dev/null) <<'PYTHON'
@@ -50,11 +50,11 @@ alma_find_python() {
       echo "$candidate"
       return 0
     fi
-    alma_log "$candidate lacks the module venv or ensurepip; install it (Debian, Ubuntu: apt install python3-venv)"
+    alma_log "$candidate lacks the module venv or ensurepip; install this module (Debian, Ubuntu: apt install python3-venv)"
     return 1
   done
   alma_log "no CPython 3.11 or 3.12 found as ${ALMA_PYTHON:-python3, python3.12 or python3.11};" \
-    "install one, or name it with ALMA_PYTHON=/path/to/python"
+    "install one of these versions, or set ALMA_PYTHON=/path/to/python"
   return 1
 }
 
@@ -82,7 +82,7 @@ alma_make_venv() {
   if [ -d "$ALMA_VENV" ] && [ ! -e "$ALMA_UNFINISHED" ]; then
     if [ ! -f "$ALMA_VENV/alma-complete" ]; then
       "$ALMA_VENV/bin/python" -m pip --version >/dev/null 2>&1 && return 0
-      alma_log ".venv exists, but is no virtual environment with pip; move it away, then run the same command again"
+      alma_log ".venv: expected a virtual environment with pip; move this folder away, then run the same command again"
       return 1
     fi
     [ "$(head -n 1 "$ALMA_VENV/alma-complete")" = "$ALMA_VENV" ] &&
@@ -100,8 +100,8 @@ alma_install() {
   if ! (cd "$ALMA_CHECKOUT" && "${pip[@]}" install --disable-pip-version-check --no-input -c constraints.txt \
     -e ".[$ALMA_EXTRAS]" </dev/null >"$log" 2>&1); then
     tail -n 15 "$log" >&2
-    alma_log "the installation failed; the reason is above, the full log in .venv/alma-install.log;" \
-      "fix it, then run the same command again"
+    alma_log "the installation failed; see the lines above, or .venv/alma-install.log for the full log;" \
+      "fix the cause, then run the same command again"
     return 1
   fi
   # fairseq requires torchaudio, but this package does not use it. transformers imports an installed torchaudio, and its
@@ -112,11 +112,11 @@ alma_install() {
   alma_log "installed in $((SECONDS - start)) s, $(du -sm "$ALMA_VENV" | cut -f1) MB"
 }
 
-# Wait for the lock of file descriptor 9. The lock belongs to the descriptor of this shell and stays when Python exits; not
+# Wait for the lock of file descriptor 9. The lock belongs to the descriptor of this shell and remains when Python exits. Not
 # every system has the command flock.
 alma_lock() { "$1" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2>/dev/null; }
 
-# Install under a lock; a shell that waited for another one finds a complete installation.
+# Install under a lock; a shell that waited for another shell finds a complete installation.
 alma_ensure_venv() {
   local python
   alma_venv_is_complete && return 0

@@ -1,8 +1,8 @@
 # Run the rows of a table, JOBS at a time. Recipes with several runs source it after environment.sh.
 #
 #   table NAME            assign the following rows to this table
-#   start NAME COMMAND... start a row when fewer than JOBS are running; its log is $RUNS/NAME.log, its run $RUNS/NAME
-#                         (or the runs in ROW_RUNS). With DRY_RUN=1 run the command at once; its --dry-run only prints
+#   start NAME COMMAND... start a row when fewer than JOBS rows are running; the log is $RUNS/NAME.log, the run $RUNS/NAME
+#                         (or the runs in ROW_RUNS). With DRY_RUN=1, run the command, which has --dry-run, at once
 #   settle                wait for all rows
 #   all_done              print the rows that failed; status 1 if there are any
 #   finish                wait for all rows, print the rows that failed, and show every table
@@ -21,7 +21,7 @@ start() {
   local name=$1
   shift
   TABLE_RUNS[$TABLE]="${TABLE_RUNS[$TABLE]:-} ${ROW_RUNS:-$RUNS/$name}"
-  [ -z "${PIDS[$name]:-}" ] || return 0 # a row of two tables
+  [ -z "${PIDS[$name]:-}" ] || return 0 # the row has started for another table
   if [ "$DRY_RUN" = 1 ]; then
     PIDS[$name]=none
     "$@"
@@ -33,7 +33,7 @@ start() {
   PIDS[$name]=$!
 }
 
-# Record the exit status of rows that have ended; bash forgets it if nobody waits for the job before many others have ended.
+# Record the exit status of rows that have ended; bash forgets the status of a job once many later jobs have ended.
 reap() {
   local name running
   running=" $(jobs -pr | tr '\n' ' ') "
@@ -43,7 +43,7 @@ reap() {
   done
 }
 
-# Wait for all rows and record their exit status. A row may end after the first reap, hence the second.
+# Wait for all rows and record their exit status. A row may end after the first reap, hence the second call.
 settle() {
   while reap && [ -n "$(jobs -pr)" ]; do sleep 0.5; done
   reap

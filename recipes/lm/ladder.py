@@ -1,16 +1,16 @@
-"""Ask the paper's questions of alma_transformer_lm at the paper's ratios of data, at two sizes.
+"""Answer the paper's questions for alma_transformer_lm with the paper's ratios of data to parameters, at two sizes.
 
     python recipes/lm/ladder.py --text wiki.txt.xz --width 32               # all rows, three seeds
     python recipes/lm/ladder.py --text wiki.txt.xz --width 48 --rows main --seeds 1 2
     python recipes/lm/ladder.py --width 32 48 --tables                      # of complete runs
 
-Two layers, the second with experts; a vocabulary of 32 times the width; 9 tokens in each of 4 mega-batches for each
-parameter of the model with 4 experts, as in the paper, and 10 passes; paragraphs are assigned at random. alma-stream
-chooses the other options. The command first prints the remaining hours. It trains one run at a time with one thread;
-several calls of the same command share the work, and a second call resumes. For each
-schedule, the row in `TUNED` tries the chosen learning rate and twice that rate with the first seed; all rows with this
-schedule take the rate with the lower loss on valid. `QUESTIONS` lists the questions and the result that would falsify
-each answer.
+Except in the rows `layers-*`, models have two layers, the second with experts. The vocabulary has 32 times the width.
+As in the paper, each of the 4 mega-batches has 9 tokens for each parameter of the model with 4 experts. Training takes
+10 passes over a mega-batch. Paragraphs are assigned to mega-batches at random. alma-stream chooses the other options.
+The command first prints the remaining hours, then trains one run at a time with one thread. Several calls of the same
+command share the work; a second call resumes. For each schedule, the row in `TUNED` tries the rate that alma-stream
+chooses and twice that rate, with the first seed; all rows with this schedule use the rate with the lower loss on valid.
+`QUESTIONS` lists the questions and the result that would falsify each answer.
 """
 
 import argparse
@@ -41,7 +41,7 @@ BATCH, SAMPLE, HEAD = 16, 128, 16
 LAST = MEGABATCHES - 1
 Found = dict[str, dict[int, Spread]]
 """Log perplexity over seeds, by row and arrival."""
-BYTES_PER_TOKEN = {32: 2.36, 48: 2.59}  # of English Wikipedia with the vocabulary of that width
+BYTES_PER_TOKEN = {32: 2.36, 48: 2.59}  # of English Wikipedia, with the vocabulary for each width
 MARGIN = 1.07  # extra text for valid, test, and documents that share words with them
 SECONDS_PER_UPDATE = {32: 0.09, 48: 0.18}  # on one core; replaced by the measured time of complete runs
 SHARED = "--carry-optimizer --ema-half-life 1/16"
@@ -73,7 +73,7 @@ class Row:
 
 
 def retraining(how: str, options: str, schedule: str) -> dict[str, Row]:
-    """Return controls: i.i.d. training on the first 2, 3 and 4 mega-batches."""
+    """Return the control rows: i.i.d. training on the first 2, 3 and 4 mega-batches."""
     return {f"{how}-iid{k}": Row(f"--learner sm --iid {k} {options}", schedule=schedule, cost=k) for k in (2, 3, 4)}
 
 
@@ -106,7 +106,7 @@ SEQUENTIAL = ("sm-4", "carried", "carried-replay", "carried-branch", "carried-re
 
 @dataclass(frozen=True)
 class Rung:
-    """One size of the ladder, with the folder of its stream and runs."""
+    """One size of the ladder, with the folder for the stream and the runs of this size."""
 
     width: int
     root: Path
@@ -145,13 +145,13 @@ class Rung:
         if size < self.bytes_needed:
             text.unlink()
             raise AlmaError(
-                f"--text: {size:,} bytes of text, and width {self.width} needs {self.bytes_needed:,}; give more files"
+                f"--text: expected {self.bytes_needed:,} bytes for width {self.width}, found {size:,}; give more files"
             )
         words = [text, "--out", self.root / "stream", "--megabatches", MEGABATCHES, "--vocab-size", 32 * self.width]
         subprocess.run(["alma-prep-text", *map(str, words)], check=True)
 
     def command(self, row: str, seed: int, rate: Optional[str], *options: str) -> list[str]:
-        """Return the alma-stream command of a run (rate None: chosen by alma-stream)."""
+        """Return the alma-stream command of a run; rate None: alma-stream chooses the learning rate."""
         how = ROWS[row]
         words = ["alma-stream", "--stream", self.root / "stream", "--megabatches", MEGABATCHES, "--seed", seed]
         words += [*how.options.split(), "--run", self.run(row, seed, rate), *options]
@@ -171,7 +171,7 @@ class Rung:
 
     @cached_property
     def rates(self) -> tuple[str, str]:
-        """Return the learning rate that alma-stream chooses, and twice that rate; read from its dry run."""
+        """Return the learning rate that alma-stream chooses, and twice that rate, from a dry run."""
         words = self.command("sm-4", 1, None, "--dry-run", "--stage", "0")
         printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
         chosen = re.search(r"--lr ([\d.]+\d)", printed)
@@ -179,7 +179,7 @@ class Rung:
         return f"{float(chosen[1]):.3g}", f"{2 * float(chosen[1]):.3g}"
 
     def complete(self, row: str, seed: int, rate: str) -> Optional[RecordedRun]:
-        """Return a run if all its stages are complete."""
+        """Return a run, or None if a stage is incomplete."""
         path = self.run(row, seed, rate)
         run = load_run(path) if (path / "run.json").exists() else None
         return run if run is not None and run.is_complete else None
@@ -209,9 +209,9 @@ class Rung:
 
 
 def open_text(file: Path) -> Iterable[str]:
-    """Open a file of text, plain or .xz."""
+    """Open a text file, plain or .xz."""
     if not file.is_file():
-        raise AlmaError(f"--text {file}: no such file")
+        raise AlmaError(f"--text {file}: no such file; give another path")
     return lzma.open(file, "rt", encoding="utf-8") if file.suffix == ".xz" else open(file, encoding="utf-8")
 
 
@@ -236,7 +236,7 @@ def train(rung: Rung, rows: Sequence[str], seeds: Sequence[int]) -> None:
 
 
 def spreads(rung: Rung, rows: Sequence[str], seeds: Sequence[int]) -> Found:
-    """Return the log perplexity by row and arrival, over the complete seeds with the row's best rate."""
+    """Return the log perplexity by row and arrival, over the seeds with a complete run at the row's best rate."""
     found: Found = {}
     for row in rows:
         rate = rung.best_rate(row, seeds[0])
@@ -282,7 +282,7 @@ def paper_ratio(row: str) -> float:
 
 
 def best_control(found: Found, arrival: int) -> str:
-    """Return the retraining with the lowest loss after an arrival, or an empty name."""
+    """Return the name of the retraining with the lowest loss after an arrival, or an empty string."""
     names = [f"{how}-iid{arrival + 1}" for how in ("linear", "wsd", "average")]
     known = [name for name in names if arrival in found.get(name, {})]
     return min(known, key=lambda name: found[name][arrival].mean, default="")
@@ -359,12 +359,12 @@ def options() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--width", type=int, nargs="+", choices=tuple(BYTES_PER_TOKEN), default=[32], help="default: 32")
-    add("--text", type=Path, nargs="+", default=[], metavar="FILE", help="text or .xz, a paragraph in each line")
-    add("--runs", type=Path, default=Path("runs/ladder"), metavar="DIR", help="default: %(default)s")
-    add("--rows", nargs="+", default=["all"], choices=("all", "main", *ROWS), metavar="ROW", help="default: all")
-    add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
-    add("--passes", type=float, default=PASSES, help="over each mega-batch (default: %(default)s)")
+    add("--width", type=int, nargs="+", choices=tuple(BYTES_PER_TOKEN), default=[32], help="widths (default: 32)")
+    add("--text", type=Path, nargs="+", default=[], metavar="FILE", help="text or .xz files, one paragraph per line")
+    add("--runs", type=Path, default=Path("runs/ladder"), metavar="DIR", help="output folder (default: %(default)s)")
+    add("--rows", nargs="+", default=["all"], choices=("all", "main", *ROWS), metavar="ROW", help="rows (default: all)")
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="random seeds (default: 1 2 3)")
+    add("--passes", type=float, default=PASSES, help="passes over each mega-batch (default: %(default)s)")
     add("--dry-run", action="store_true", help="print hours and commands; run nothing")
     add("--tables", action="store_true", help="print tables of complete runs and draw the figure; train nothing")
     return parser
@@ -372,7 +372,7 @@ def options() -> argparse.ArgumentParser:
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command."""
+    """Train the remaining runs, print the tables and draw the figure."""
     args = options().parse_args(argv)
     groups: dict[str, Sequence[str]] = {"all": list(ROWS), "main": MAIN}
     rows = list(dict.fromkeys(row for name in args.rows for row in groups.get(name, [name])))

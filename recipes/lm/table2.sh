@@ -14,7 +14,7 @@
 #            small: 2 layers, width 64, for two CPU cores (recipes/lm/two_cores.sh)
 # Hardware:  base, large: 8 GPUs (the paper: V100, 32 GB); GPUS=1, 2 or 4 computes the same updates more slowly
 # Time:      base: days, large: weeks; 120,000 updates of 192 sequences of 512 tokens for each stage and model
-# Source:    the paper (v5), section 5 and appendix B.2; it tuned LR (2e-4 to 5e-3), WARMUP (500 to 4000) and DROPOUT
+# Source:    the paper (v5), section 5 and appendix B.2; the authors tuned LR (2e-4 to 5e-3), WARMUP (500 to 4000), DROPOUT
 set -euo pipefail
 LEARNER=${1:-} SIZE=${2:-}
 case $LEARNER-$SIZE in
@@ -41,14 +41,14 @@ if [ "$SIZE" = small ]; then
   GLOBAL_BATCH=16 TOKENS=128
 else
   : "${GPUS:=8}"        # processes, one for each device
-  : "${LOCAL_BATCH:=8}" # sequences per device and batch; fewer need less memory
-  : "${UPDATES:=120000}" "${DROPOUT:=0.1}" "${PRECISION:=bf16}" # bf16 or fp32; the paper does not say
+  : "${LOCAL_BATCH:=8}" # sequences per device and batch; fewer sequences need less memory
+  : "${UPDATES:=120000}" "${DROPOUT:=0.1}" "${PRECISION:=bf16}" # bf16 or fp32; the paper does not name its precision
   if [ "$SIZE" = large ]; then : "${LR:=5e-4}" "${WARMUP:=4000}"; else : "${LR:=1e-3}" "${WARMUP:=2000}"; fi
   MODEL=(--arch "alma_switch_lm_$SIZE")
   GLOBAL_BATCH=192 TOKENS=512
 fi
 if [[ ! $GPUS$LOCAL_BATCH =~ ^[1-9][0-9]*$ ]] || ((GLOBAL_BATCH % (LOCAL_BATCH * GPUS))); then
-  echo "GPUS=$GPUS LOCAL_BATCH=$LOCAL_BATCH: their product must divide $GLOBAL_BATCH, the sequences of an update" >&2
+  echo "GPUS=$GPUS LOCAL_BATCH=$LOCAL_BATCH: their product must divide $GLOBAL_BATCH, the number of sequences per update" >&2
   exit 2
 fi
 UPDATES=$((UPDATES * STEPS))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train all rows of Tables 1 and 2 at a size for two CPU cores: recipes/lm/table2.sh with the size small.
 #
-# Text:      TEXT, files or folders; the first BYTES of it (default: English Wikipedia, fetched)
+# Text:      the first BYTES of the file TEXT (default: English Wikipedia, which the recipe fetches)
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
 # Time:      about an hour with three seeds
 #

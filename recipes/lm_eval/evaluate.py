@@ -3,8 +3,9 @@
     python recipes/lm_eval/evaluate.py RUN --tasks alma_text
     alma-stream … --then-evaluate 'python recipes/lm_eval/evaluate.py {checkpoint} --tasks alma_text alma_cloze'
 
-It also evaluates models that cannot be exported: ensembles, alma_switch_lm, experts grown by split. The table of the
-harness goes to standard error; tasks read their data from the current folder. Needs the extra [evaluate].
+The script also evaluates models that cannot be exported: ensembles, alma_switch_lm, experts grown by split. It prints
+the table of the harness to standard error. Tasks read data from the current folder. Requires pip install
+'fairseq-alma[evaluate]'.
 """
 
 import argparse
@@ -64,9 +65,9 @@ class AlmaLM(TemplateLM):
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("model", help="a run, or a checkpoint")
+    options.add_argument("model", help="run folder or checkpoint")
     options.add_argument("--tasks", nargs="+", default=["alma_text"], help="names of tasks (default: alma_text)")
-    options.add_argument("--include-path", default=str(Path(__file__).parent), help="folder of the tasks")
+    options.add_argument("--include-path", default=str(Path(__file__).parent), help="folder with the task files")
     args = options.parse_args()
     tasks = TaskManager(include_path=args.include_path, include_defaults=False)
     model = AlmaLM(fairseq_alma.load_model(args.model))

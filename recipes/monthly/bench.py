@@ -2,11 +2,12 @@
 
     python recipes/monthly/bench.py TEXT TEXT... --out DIR [--policies all-2 update ...] [--oracle 2 4 6] [-- --cpu]
 
-Each TEXT is a month. The policy `update` calls alma-update for each month; the other policies are runs of alma-stream
-on one stream of all months. After each month DIR/results.csv gets a row: bits per byte on the held-out part of each
-month so far (months; mean), on the new month before its training (before), and on the first month's test set (test).
-CPU seconds are user and system time of the command. --oracle trains new models on all text so far after these months;
-the best on valid counts. DIR/table.md has the table. The same command resumes a killed benchmark.
+Each TEXT is the text of one month. The policy `update` calls alma-update for each month; the other policies are runs of
+alma-stream on one stream of all months. After each month DIR/results.csv gets a row: bits per byte on the held-out part
+of each month so far (months; mean), on the new month before its training (before), and on the first month's test set
+(test). CPU seconds are user and system time of the command. --oracle trains new models on all text up to the given
+months; the model with the lowest loss on valid counts. The table is in DIR/table.md. The same command resumes a killed
+benchmark.
 
 Hardware: two CPU cores. Time: two core hours for a stream of six months of 200,000 words, with the oracle.
 """
@@ -26,14 +27,14 @@ ALL = ["--replay", "--passes-of-new", "--passes"]
 POLICIES = {
     "new-1": (["--passes", "1"], "new text only, one pass"),
     "new-2": (["--passes", "2"], "new text only, two passes"),
-    "half-1": (["--passes", "1", "--replay-share", "0.5"], "one pass of the new text, half of each update is old text"),
-    "all-1": ([*ALL, "1"], "draws from all text so far, one pass of the new text's size"),
-    "all-2": ([*ALL, "2"], "draws from all text so far, two passes of the new text's size"),
-    "all-3": ([*ALL, "3"], "draws from all text so far, three passes of the new text's size"),
+    "half-1": (["--passes", "1", "--replay-share", "0.5"], "one pass of the new text; half of each update is old text"),
+    "all-1": ([*ALL, "1"], "samples of all text so far, as much as one pass of the new text"),
+    "all-2": ([*ALL, "2"], "samples of all text so far, as much as two passes of the new text"),
+    "all-3": ([*ALL, "3"], "samples of all text so far, as much as three passes of the new text"),
     "update": ([], "alma-update"),
 }
 ORACLES = [(passes, times) for passes in (1, 2, 4) for times in (1, 2)]
-"""Passes through all text so far, and multiples of the policy's number of parameters."""
+"""(passes through all text so far, multiple of the policy's number of parameters) of each oracle model."""
 COLUMNS = ("policy", "seed", "arrival", "mean", "before", "test", "valid", "params", "flops", "cpu_seconds", "months")
 
 
@@ -46,10 +47,10 @@ def run_command(program: str, *words: object) -> float:
 
 
 class Results:
-    """The rows of ``results.csv``, one for each policy, seed and arrival that is complete.
+    """Rows of ``results.csv``, one row for each completed arrival of each policy and seed.
 
     Args:
-        path: the file.
+        path: path of ``results.csv``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,12 +62,12 @@ class Results:
             self.rows = [*csv.DictReader(path.read_text(encoding="utf-8").splitlines())]
 
     def has(self, policy: str, seed: int, arrival: int) -> bool:
-        """Return whether there is a row."""
+        """Return whether an arrival of a policy and seed has a row."""
         key = [policy, str(seed), str(arrival)]
         return any([row[name] for name in COLUMNS[:3]] == key for row in self.rows)
 
     def add(self, stage: Path, arrival: int, before: Optional[float], **row: Any) -> None:
-        """Append a row with the figures of a stage folder."""
+        """Append a row with the results in a stage folder."""
         record = json.loads((stage / "stage.json").read_text(encoding="utf-8"))
         months = [each["bits_per_byte"] for each in record["holdouts"] if each["megabatch"] <= arrival]
         row |= {
@@ -89,7 +90,7 @@ class Results:
 def run_policy(
     policy: str, seed: int, texts: Sequence[Path], stream: Path, results: Results, words: Sequence[str]
 ) -> None:
-    """Run a policy over all arrivals, one command for each."""
+    """Run a policy over all arrivals, with one command for each arrival."""
     run = results.path.parent / f"{policy}-seed-{seed}"
     for arrival, text in enumerate(texts):
         if results.has(policy, seed, arrival):
@@ -119,11 +120,11 @@ def run_oracle(arrival: int, seed: int, size: int, stream: Path, results: Result
 
 
 def table(rows: Sequence[dict[str, Any]], num_arrivals: int) -> Iterator[str]:
-    """Yield the lines of the table: the mean after each arrival, and the difference from the oracle where known."""
+    """Yield the lines of the table: the mean after each arrival, and the difference from the oracle if known."""
     arrivals = [str(arrival) for arrival in range(num_arrivals)]
     oracles = [row for row in rows if row["policy"].startswith("oracle")]
     best = {row["arrival"]: float(row["mean"]) for row in sorted(oracles, key=lambda row: -float(row["valid"]))}
-    yield "| policy | CPU s in all | " + " | ".join(f"after {t + 1}" for t in range(num_arrivals)) + " | first test |"
+    yield "| policy | total CPU s | " + " | ".join(f"after {t + 1}" for t in range(num_arrivals)) + " | first test |"
     yield "|---|---:|" + "---:|" * (num_arrivals + 1)
     for policy in dict.fromkeys(row["policy"] for row in rows if row not in oracles):
         own = [row for row in rows if row["policy"] == policy]
@@ -151,7 +152,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["new-1", "all-2", "update"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
-    parser.add_argument("--oracle", nargs="*", type=int, default=[], metavar="MONTH", help="months, from 1")
+    parser.add_argument(
+        "--oracle", nargs="*", type=int, default=[], metavar="MONTH", help="months with an oracle, from 1"
+    )
     options, words = parser.parse_args(argv[:cut]), argv[cut + 1 :]
     options.out.mkdir(parents=True, exist_ok=True)
     results, stream = Results(options.out / "results.csv"), options.out / "stream"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Example for cron: train a model on the text of the last month. Once a month, at night:
+# Example for cron: train a model on the text of the last month, once a month at night:
 #
 #   0 3 1 * * /path/to/recipes/monthly/cron.sh /data/model /data/inbox
 #
-# Expects INBOX/YEAR-MONTH/ with the text of a month. A call that was killed, or that ran into a full disk, resumes with
-# the next one; a month that the model has already seen is skipped. The output is in MODEL.log.
+# Expects INBOX/YEAR-MONTH/ with the text of a month. The next call resumes a call that was killed or
+# that filled the disk. The script skips a month that the model has already seen. MODEL.log contains the output.
 set -euo pipefail
 
 MODEL=${1:?folder of the model} INBOX=${2:?folder with a folder for each month}

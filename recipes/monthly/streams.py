@@ -1,13 +1,13 @@
-"""Write two streams of text that changes, six months each, for bench.py: Wikipedia by topic, Python by package.
+"""Write six months of changing text for bench.py: Wikipedia by topic, or Python source by package.
 
     python recipes/monthly/streams.py wikipedia ARTICLES.tsv.xz wiki.00.txt.xz wiki.01.txt.xz... --out DIR [--size 1M]
     python recipes/monthly/streams.py python constraints.txt --out DIR [--size 1M]
     python recipes/monthly/bench.py DIR/{1,2,3,4,5,6}.txt --out bench
 
-DIR gets 1.txt to 6.txt. They have --size bytes on average, the longest has four times as many as the shortest. An empty
-line separates documents. ARTICLES is a table with the columns shard (number of the text file, from 0), byte_offset and
-nbytes; the first line of an article is its title, each other line a paragraph. The Python files are those of installed
-packages; their versions must be the ones in constraints.txt.
+The script writes DIR/1.txt to DIR/6.txt. The mean size is --size bytes; the longest file is four times as long as the
+shortest file. An empty line separates documents. ARTICLES is a table with the columns shard (number of the text file,
+from 0), byte_offset and nbytes; the first line of an article is its title, each other line a paragraph. The Python
+files come from installed packages, whose versions must equal the versions in constraints.txt.
 
 Hardware: one CPU core. Time: a minute. The output is the same on every machine.
 """
@@ -44,12 +44,12 @@ TOPICS = {
     "science": "mathematics theorem theory physics chemical element equation energy atomic number numbers function set "
     "group space particle star constellation chemistry",
 }
-"""Words of each topic; each topic is a month. An article belongs to the topic with the most words in its beginning."""
+"""Words of each topic; each topic is a month. `topic_of` assigns articles to topics."""
 PACKAGES = ("networkx", "sympy", "matplotlib", "transformers", "scikit-learn", "pandas")
 
 
 def topic_of(article: str) -> Optional[str]:
-    """Return the topic with the most words in the title and first sentence; None if there is none, or a tie."""
+    """Return the topic with the most words in the title and first sentence; None if no word matches or for a tie."""
     title, _, rest = article.partition("\n")
     words = set(re.findall(r"\w+", f"{title} {rest.partition('. ')[0]}".lower()))
     counts = {topic: len(words & set(known.split())) for topic, known in TOPICS.items()}
@@ -82,7 +82,7 @@ def read_sources(constraints: Path) -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         version = metadata.version(package)
         if version != pins[package]:
-            sys.exit(f"{package} {version}: {constraints} has {pins[package]}; install that version")
+            sys.exit(f"{package} {version}: expected {pins[package]} as in {constraints}; install this version")
         names = [name for name in metadata.files(package) or () if name.suffix == ".py" and "tests" not in name.parts]
         for name in sorted(names, key=lambda each: hashlib.sha256(str(each).encode()).digest()):
             text = name.read_text(encoding="utf-8")
@@ -94,9 +94,9 @@ def write_months(documents: Iterator[tuple[str, str]], months: Mapping[str, int]
     """Write a file for each month.
 
     Args:
-        documents: month and text of each.
-        months: bytes of each month, in order; a month ends with the document that reaches them.
-        folder: of the files.
+        documents: (month, text) of each document.
+        months: bytes of each month, in order; a month ends with the document that reaches this size.
+        folder: folder for the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts: dict[str, list[str]] = {month: [] for month in months}
@@ -108,22 +108,28 @@ def write_months(documents: Iterator[tuple[str, str]], months: Mapping[str, int]
             sizes[month] += size
     for number, month in enumerate(months, start=1):
         if sizes[month] < months[month]:
-            sys.exit(f"{month}: {sizes[month]:,} bytes of text, {months[month]:,} are needed; give a smaller --size")
+            sys.exit(
+                f"{month}: expected {months[month]:,} bytes of text, found {sizes[month]:,}; give a smaller --size"
+            )
         (folder / f"{number}.txt").write_text("\n\n".join(texts[month]) + "\n", encoding="utf-8")
         print(f"{folder / f'{number}.txt'}: {month}, {len(texts[month]):,} documents, {sizes[month]:,} bytes")
 
 
 def main() -> None:
-    """Write a stream."""
+    """Write the six files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     wikipedia, python = kinds.add_parser("wikipedia"), kinds.add_parser("python")
     wikipedia.add_argument("articles", type=Path, metavar="ARTICLES", help="table of the articles (.tsv.xz)")
-    wikipedia.add_argument("shards", type=Path, nargs="+", metavar="SHARD", help="text files (.txt.xz) from 0 on")
-    python.add_argument("constraints", type=Path, metavar="CONSTRAINTS", help="constraints.txt, the pinned versions")
+    wikipedia.add_argument(
+        "shards", type=Path, nargs="+", metavar="SHARD", help="text files (.txt.xz), starting with shard 0"
+    )
+    python.add_argument("constraints", type=Path, metavar="CONSTRAINTS", help="file with the pinned versions")
     for each in (wikipedia, python):
-        each.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the six files")
-        each.add_argument("--size", type=read_size, default="1M", help="mean bytes of a month, as 800k (default: 1M)")
+        each.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the six files")
+        each.add_argument(
+            "--size", type=read_size, default="1M", help="mean bytes of a month, such as 800k (default: 1M)"
+        )
     options = parser.parse_args()
     if options.kind == "wikipedia":
         names, documents = tuple(TOPICS), read_articles(options.articles, options.shards)

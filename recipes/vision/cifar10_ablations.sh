@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The ablations of the paper's first version on CIFAR-10 (section 5.2, Figure 5 left): growth of a tree against a flat
-# gate, and a mixture that grows every 2 mega-batches against one with two experts throughout. Soft gates, no waiting.
+# gate, and a mixture that grows every 2 mega-batches against a mixture that keeps two experts. Soft gates, no waiting.
 #
-# Hardware:  GPU=1 JOBS=1: one GPU; two CPU cores for hours
-# Time:      not measured
+# Hardware:  GPU=1 JOBS=1: one GPU; otherwise two CPU cores
+# Time:      hours on two CPU cores (not measured)
 #
 #   GPU=1 JOBS=1 recipes/vision/cifar10_ablations.sh
 #   recipes/vision/mnist_v1.sh                            # the same on MNIST, for two cores

@@ -2,7 +2,7 @@
 # CIFAR-10 with and without replay: Figure 4 (waiting time 10) and Figure 8 (waiting times 2 and 10).
 #
 # Hardware:  GPU=1 JOBS=1: one GPU
-# Time:      days (not measured): a run with replay and waiting time 10 trains on 5.5 times the images of one without
+# Time:      days (not measured): a run with replay and waiting time 10 trains on 5.5 times as many images
 #
 #   GPU=1 JOBS=1 recipes/vision/cifar10_replay.sh
 #   SIZES=4 WAITS=10 LEARNERS=sm SEEDS=1 EPOCHS=2 recipes/vision/cifar10_replay.sh

@@ -1,14 +1,14 @@
 # Shared code of the image recipes: the stream, a row, and the grid of learners, sizes and waiting times. The recipes in this
-# folder source it after they have set DATASET, MEGABATCHES, SIZE_OPTION and the defaults of a grid.
+# folder source this file after they have set DATASET, MEGABATCHES, SIZE_OPTION and the defaults of a grid.
 # Source: the paper (v5), section 5, appendices B.1 and C; all other settings are the defaults of alma-stream.
 #
 # Knobs (environment variables):
 #   SOURCE    folder of the published files; missing files are fetched                (default: corpora/$DATASET)
 #   RUNS      output folder                                                           (default: runs/$DATASET)
-#   LEARNERS  sm, ens, umix, gens, gmoe, moe, bagging; of VGG networks also firefly
+#   LEARNERS  sm, ens, vote (ens with a majority vote), umix, gens, gmoe, moe, bagging; for VGG networks also firefly
 #   SIZES     neurons or channels of each layer
 #   WAITS     mega-batches gathered before an update
-#   REPLAY    1: train on all mega-batches so far; "0 1": both                        (default: 0)
+#   REPLAY    1: train on all mega-batches so far; "0 1": run both                       (default: 0)
 #   PRESETS   paper, released-code: settings that differ between the paper's text and its code    (default: paper)
 #   SEEDS     seeds of the initial weights and the batches                            (default: 1 2 3)
 #   ORDER     seed of the order of the stream, one for all runs                       (default: 1)
@@ -17,12 +17,12 @@
 #   EPOCHS    epochs of each stage                                                    (default: 100, as in the paper)
 #   GPU       1: train on a GPU; small networks train faster on a CPU                 (default: 0)
 #   JOBS      number of rows that run at the same time                                (default: 2)
-#   OMP_NUM_THREADS   threads of each row; two rows with one thread each are faster than one with two   (default: 1)
+#   OMP_NUM_THREADS   threads of each row; two rows at a time with one thread each are fastest   (default: 1)
 #
 # One process trains all seeds of a row if the learner allows it. A run is $RUNS/LEARNER-SIZE-wWAIT-PRESET/seed-N; the name
 # also has `-replay` and the values of GROW_EVERY, ARCH, GATE, NUM_EXPERTS and METHOD that are set. A second call resumes, or
-# shows the table again. --dry-run prints the commands of all stages, or those of alma-stream if there is no stream; it
-# fetches and writes nothing.
+# shows the table again. --dry-run prints the commands of all stages, or without a stream the commands of alma-stream;
+# --dry-run fetches and writes nothing.
 # shellcheck shell=bash disable=SC2153
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
@@ -50,7 +50,7 @@ STREAM=$RUNS/stream-seed$ORDER
 HAS_STREAM=1
 [ -e "$STREAM/stream.json" ] || HAS_STREAM=0
 
-# printed WORD...: print a command without --dry-run.
+# printed WORD...: print a command without the word --dry-run.
 printed() {
   local word
   local -a words=()

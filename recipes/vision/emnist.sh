@@ -4,7 +4,7 @@
 # Hardware:  two CPU cores (two rows at a time), 6 GB of memory
 # Time:      hours with the defaults (not measured); EPOCHS=10 takes a tenth
 #
-#   recipes/vision/emnist.sh                              # fetches EMNIST, the balanced split, into corpora/emnist
+#   recipes/vision/emnist.sh                              # fetches the balanced split of EMNIST into corpora/emnist
 #   LEARNERS="sm gmoe" SIZES=32 recipes/vision/emnist.sh
 #
 # Knobs: see recipes/vision/common.sh.

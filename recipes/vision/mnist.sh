@@ -5,7 +5,7 @@
 # Time:      about six hours (three seeds of a row take 1 to 9 minutes at width 4, 2 to 25 at width 64)
 #
 #   recipes/vision/mnist.sh                               # fetches MNIST into corpora/mnist
-#   SOURCE=FOLDER recipes/vision/mnist.sh                 # a folder that has the four files
+#   SOURCE=FOLDER recipes/vision/mnist.sh                 # a folder with the four files
 #   LEARNERS=sm SIZES=64 WAITS="1 25" recipes/vision/mnist.sh
 #   recipes/vision/mnist.sh --dry-run                     # print the commands; nothing is fetched
 #

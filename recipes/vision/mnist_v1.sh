@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The MNIST study of the paper's first version: 50 mega-batches, FT (sm), MoE and gMoE with hard and soft gates (its
-# Figure 3), and the CIFAR-10 ablations (section 5.2, Figure 5 left) on MNIST: growth of a tree against a flat gate; a growing
-# mixture against one with two experts throughout, and against an ensemble of such mixtures, each trained on one stage only.
+# The MNIST study of the paper's first version: 50 mega-batches, FT (sm), MoE and gMoE with hard and soft gates
+# (Figure 3), and the CIFAR-10 ablations (section 5.2, Figure 5 left) on MNIST: growth of a tree against a flat gate; a
+# growing mixture against a mixture that keeps two experts, and against an ensemble of such mixtures, each trained on one
+# stage.
 #
 # Hardware:  two CPU cores (two rows at a time), 4 GB of memory
 # Time:      second command: about ten minutes
@@ -10,7 +11,7 @@
 #   EPOCHS=5 recipes/vision/mnist_v1.sh
 #
 # All mixtures start with two experts in each hidden layer; gMoE grows every 5 mega-batches. Knobs: GATES (hard, soft)
-# and those of recipes/vision/common.sh, except LEARNERS, NUM_EXPERTS, GATE, ARCH and METHOD, which are fixed.
+# and the knobs of recipes/vision/common.sh, except LEARNERS, NUM_EXPERTS, GATE, ARCH and METHOD, which are fixed.
 set -euo pipefail
 DATASET=mnist MEGABATCHES=50 SIZE_OPTION=--width
 : "${RUNS:=runs/mnist-50}"

@@ -133,7 +133,7 @@ def test_an_environment_made_by_hand_is_filled_and_a_folder_that_is_none_is_refu
     venv.mkdir()
     (venv / "mine").touch()
     status, _, err = newcomer.source()
-    assert status == 1 and "move it away" in err
+    assert status == 1 and "move this folder away" in err
     (venv / "bin").mkdir()
     shutil.copy(newcomer.tools / "python3", venv / "bin" / "python")
     assert newcomer.source()[0] == 0

@@ -33,7 +33,7 @@ def test_a_dry_run_prints_hours_and_both_rates_of_a_row_for_each_schedule(ladder
 def test_text_that_is_too_short_is_one_line_with_the_bytes_it_has_and_needs(ladder, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("a paragraph\n" * 10)
     monkeypatch.setattr(ladder.Rung, "rates", ("0.01", "0.02"))
-    with pytest.raises(AlmaError, match=r"--text: 120 bytes of text, and width 32 needs 10,[\d,]+; give more files"):
+    with pytest.raises(AlmaError, match=r"--text: expected 10,[\d,]+ bytes for width 32, found 120; give more files"):
         ladder.main(["--text", str(tmp_path / "text.txt"), "--runs", str(tmp_path / "runs")])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "text.txt"]
 
