@@ -1,4 +1,4 @@
-"""Criterions under their registered names: ``alma_switch_cross_entropy``, ``alma_image_cross_entropy``."""
+"""Register the criterions ``alma_switch_cross_entropy`` and ``alma_image_cross_entropy`` in fairseq."""
 
 from fairseq_alma.images import image_task as alma_image_cross_entropy
 from fairseq_alma.text import criterion as alma_switch_cross_entropy

@@ -1,4 +1,4 @@
-"""Optimizers that are registered in fairseq: ``fused_adam``, ``muon``."""
+"""Register the optimizers ``fused_adam`` and ``muon`` in fairseq."""
 
 from fairseq_alma.optim import fused_adam, muon
 

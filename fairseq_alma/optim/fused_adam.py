@@ -1,11 +1,12 @@
 """``fused_adam``: Adam with the fused kernel of torch, and a separate learning rate for input embeddings.
 
-Without apex, fairseq's Adam reads all weights eleven times per update, which takes a tenth of the time of an update in
-a mixture of experts.
+Without apex, fairseq's Adam reads all weights eleven times per update. In a mixture of experts, these reads take a
+tenth of the time of an update.
 
 fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore this
-optimizer has one group, in the order of the model, and a factor of the learning rate for each parameter. Models set the
-attribute ``param_group`` of input embeddings to ``embedding``; the fp16 optimizer of fairseq copies this attribute.
+optimizer has a single group with all parameters in the order of the model, and a learning rate factor for each
+parameter. Models set the attribute ``param_group`` of input embeddings to ``embedding``; the fp16 optimizer of fairseq
+copies this attribute.
 """
 
 import ast
@@ -54,7 +55,7 @@ class FactorAdamW(torch.optim.Optimizer):
 @declared
 @dataclass
 class FusedAdamConfig(FairseqDataclass):
-    """Options of ``fused_adam``; options with the name of an option of fairseq's ``adam`` have the same meaning."""
+    """Options of ``fused_adam``. Options with the same name as in fairseq's ``adam`` have the same meaning."""
 
     adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of Adam"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
@@ -70,8 +71,8 @@ class FusedAdam(FairseqOptimizer):
     """Fused AdamW for fairseq, on CPU or GPU.
 
     Updates differ from updates of fairseq's Adam only in the use of epsilon: torch adds epsilon to the bias-corrected
-    root of the second moment, fairseq adds epsilon to the uncorrected root. This changes the first updates if gradients
-    are as small as epsilon.
+    root of the second moment, but fairseq adds epsilon to the uncorrected root. The difference affects the first
+    updates if gradients are as small as epsilon.
     """
 
     build: Any = FactorAdamW  # function that builds the torch optimizer

@@ -22,7 +22,7 @@ from fairseq_alma.training.fairseq_options import declared
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MAX_BATCH_SIZE = 2**24
-"""Maximum number of elements that are orthogonalized at once, to limit temporary memory."""
+"""Maximum number of matrix elements per call of `orthogonalize`, to limit temporary memory."""
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(FactorAdamW):
-    """Muon for the parameters that ``factor`` excludes from AdamW.
+    """Muon for the parameters that ``factor`` excludes from AdamW, and AdamW for all other parameters.
 
     Args:
         params: parameters in the order of the model.
         momentum: decay of the Nesterov momentum.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
-        adam: further arguments of `FactorAdamW`.
+        adam: further arguments of `FactorAdamW`, including ``factor``.
     """
 
     def __init__(self, params: Iterable[Tensor], momentum: float, weight_decay: float, **adam: Any) -> None:
@@ -77,7 +77,7 @@ class Muon(FactorAdamW):
                 torch._foreach_add_(batch, [*updates], alpha=-lr * max(1.0, outputs / inputs) ** 0.5)
 
     def _momentum(self, matrix: Tensor, grad: Any) -> Tensor:
-        """Return the Nesterov momentum of a matrix, including this gradient."""
+        """Update the momentum of a matrix with its gradient; return the Nesterov momentum."""
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
@@ -103,12 +103,12 @@ class MuonConfig(FusedAdamConfig):
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class FairseqMuon(FusedAdam):
-    """Muon for fairseq."""
+    """Fairseq optimizer ``muon``, a wrapper of `Muon`."""
 
     def build(self, params: Iterable[Tensor], **options: Any) -> FactorAdamW:
         optimizer = Muon(params, self.cfg.muon_momentum, **options)
         logging.getLogger(__name__).info(
-            "muon: orthogonalized momentum for %d of %d parameters; Adam for all other parameters",
+            "muon: orthogonalized momentum for %d of %d parameter tensors; Adam for all other tensors",
             len(optimizer.excluded),
             len(optimizer.param_groups[0]["params"]),
         )

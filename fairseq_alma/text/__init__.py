@@ -1,1 +1,1 @@
-"""Training on text: task, batches, models and criterion for fairseq, and the steps of a stage of ``alma-stream``."""
+"""Train on text: task, batches, models and criterion for fairseq, and the stage steps of ``alma-stream``."""

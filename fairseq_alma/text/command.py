@@ -1,4 +1,4 @@
-"""Command lines of fairseq and alma commands, to print with ``--dry-run`` or to run in the helper process."""
+"""Command lines of fairseq and alma commands: print them with ``--dry-run``, or run them in the helper process."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ FUNCTIONS = {
     "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
     "alma-grow": "fairseq_alma.cli.grow:main",
 }
-"""Function to call for each command, ``module:name``."""
+"""Command -> function that runs the command, as ``module:name``."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Command:
 
     Attributes:
         program: name of an installed command.
-        groups: groups of arguments; a printed line does not end within a group.
+        groups: arguments in groups; all arguments of a group are printed on the same line.
         environment: additional environment variables.
         num_procs: number of distributed processes, each with the environment variables of ``torchrun``.
     """
@@ -60,13 +60,13 @@ class Command:
         watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
         further: Sequence[str] = (),
     ) -> Any:
-        """Run the command and return the value of its function.
+        """Run the command in the helper process, and return the value of the function in `FUNCTIONS`.
 
         Args:
             log: file to which the command line and all output are appended.
             files: file descriptors that the command keeps open.
             watch: function that receives the metrics of each logged update.
-            further: additional arguments, which are not printed.
+            further: additional arguments that are omitted from the command line in the log.
 
         Raises:
             AlmaError: the command failed; the message names the reason and the log file.

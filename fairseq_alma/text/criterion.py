@@ -20,7 +20,7 @@ from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy
 
 @dataclass
 class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
-    """Options of the criterion; ``--balance-loss-weight`` is a model option."""
+    """Options of ``alma_switch_cross_entropy``; ``--balance-loss-weight`` is a model option."""
 
     sentence_avg: bool = II("optimization.sentence_avg")
 
@@ -35,12 +35,12 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     - ``loss``: the minimized sum, in bits
     - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity
     - ``balance_loss``: unweighted mean over the Switch layers; 1 if all experts process equally many tokens
-    - ``switch{n}_dropped``, ``switch{n}_expert{e}``: in Switch layer n, share of the tokens that are dropped, and share
-      that expert e processes
-    - ``switch{n}_entropy``: mean entropy of the gate's probabilities, in nats
+    - ``switch{n}_dropped``: share of the tokens that Switch layer n drops
+    - ``switch{n}_expert{e}``: share of the tokens that expert e of Switch layer n processes
+    - ``switch{n}_entropy``: mean entropy of the gate's probabilities in Switch layer n, in nats
 
     Args:
-        task: provides the padding index.
+        task: task that provides the padding index.
         sentence_avg: divide gradients by the number of sequences instead of tokens.
     """
 
@@ -50,9 +50,9 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return (loss of a batch in nats, summed over tokens; sample size, by which fairseq divides; metrics)."""
+        """Return (sum of losses in nats, sample size, log output) of a batch; fairseq divides by the sample size."""
         if not reduce:
-            raise ValueError("alma_switch_cross_entropy computes sums only; call token_losses for losses per token")
+            raise ValueError("alma_switch_cross_entropy requires reduce=True; call token_losses for losses per token")
         if getattr(getattr(model, "decoder", None), "output_projection", None) is None:
             raise AlmaError(
                 "--criterion alma_switch_cross_entropy: requires a language model with an output projection; give "

@@ -38,7 +38,7 @@ IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 class CachedAttention(nn.Module):
     """Causal attention with a cache of keys and values for step-by-step decoding.
 
-    Sequences must be padded on the right, as in fairseq's language modeling data. No token then attends to padding.
+    Sequences must be padded on the right, as in fairseq's language modeling data. Then no token attends to padding.
     """
 
     get_incremental_state: Any  # added by the decorator
@@ -49,8 +49,8 @@ class CachedAttention(nn.Module):
     ) -> Tensor:
         """Return the (B, T, H x D) output of causal attention.
 
-        Queries are (B, H, T, D), keys and values are (B, K, T, D) with K key-value heads, where K divides H. With a
-        state, the inputs have only the newest position (T = 1), and the cache is extended in place.
+        Queries are (B, H, T, D). Keys and values are (B, K, T, D) with K key-value heads, where K divides H. With a
+        ``state``, the inputs contain only the newest position (T = 1), which this method appends to the cache.
         """
         if state is not None:
             cached = self.get_incremental_state(state, "attn_state")
@@ -80,7 +80,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
-        """Map (B, T, M) to (B, T, M); a Switch layer also returns the routing of B x T tokens and statistics.
+        """Return (output (B, T, M), routing of the B x T tokens, statistics); the last two are None for a dense FFN.
 
         ``padding`` (B, T) is True for padding tokens; ``positions`` is the second result of `Decoder.embed`.
         """
@@ -96,9 +96,10 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(FairseqIncrementalDecoder):
-    """Decoder with embeddings, layers, a final norm and an output projection, which the criterion applies itself.
+    """Decoder with embeddings, layers, a final norm and an output projection.
 
-    A subclass defines the attributes below and `embed`.
+    A subclass defines the attributes below and `embed`. The criterion ``alma_switch_cross_entropy`` calls
+    `forward` with ``features_only`` and applies the output projection itself.
 
     Args:
         dictionary: vocabulary.
@@ -110,9 +111,9 @@ class Decoder(FairseqIncrementalDecoder):
     layers: nn.ModuleList
     output_projection: nn.Linear
     norm_name: ClassVar[str]
-    """Name of the final norm, as in checkpoints."""
+    """Attribute name of the final norm, as in checkpoints."""
     logit_bias: Optional[Tensor]
-    """Bias of the logits (V,), large and negative for symbols missing in an imported vocabulary; None: no bias."""
+    """Bias of the logits (V,), large and negative for symbols missing from an imported vocabulary; None: no bias."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary)
@@ -124,7 +125,7 @@ class Decoder(FairseqIncrementalDecoder):
     def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
         """Return ((B, T, M) input of the first layer, position tensors for each attention layer).
 
-        With a state, only the newest position is embedded (T = 1).
+        If ``state`` is given, embed only the newest position (T = 1).
         """
         raise NotImplementedError
 
@@ -171,7 +172,7 @@ class Decoder(FairseqIncrementalDecoder):
 
 @dataclass
 class LanguageModelConfig(Beginning, FairseqDataclass):
-    """Model options with values from other option groups (task, dataset)."""
+    """Model options with values from the option groups ``task`` and ``checkpoint``."""
 
     # The maximum length is --tokens-per-sample unless the task sets another limit, as in fairseq's transformer_lm.
     # Both are None if the task has no such options; build_model then raises an error.
@@ -191,7 +192,7 @@ class LanguageModel(FairseqLanguageModel):
         sizes: model sizes by name of the architecture.
         inherited: options with defaults from the checkpoint that training starts from.
         fill_in_defaults: function that sets each inherited option that is None to the default of an architecture.
-        residual_outputs: name suffixes of the parameters that write to the residual stream; zero in a new layer.
+        residual_outputs: name suffixes of parameters that write to the residual stream and are zero in a new layer.
         balance_loss_weight: weight of the load-balancing loss in the criterion.
         is_compiled: whether the criterion compiles the training step.
     """

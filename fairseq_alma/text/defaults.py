@@ -1,4 +1,4 @@
-"""Default model, optimizer and training length of a run on text, from one table.
+"""Choose the default model, optimizer and training length of a run on text from one table.
 
 Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm``, an option gets a default
 only if fairseq's default is missing or not useful, such as ``--lr`` 0.25. ``docs/reference/defaults.md`` has the
@@ -50,14 +50,14 @@ TABLE = (
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""Defaults in ascending order of tokens. With ``--size``, the model and the batch size can be from different rows."""
+"""Defaults in ascending order of tokens. With ``--size``, the model and the batch size can come from different rows."""
 HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
-"""Number of passes above which a run uses dropout and weight decay."""
+"""By default, a run with more passes than this number uses dropout and weight decay."""
 START_FACTOR = 0.1
-"""Factor of the learning rate if the run starts from a trained model."""
+"""Factor for the default learning rate of a run that starts from a trained model."""
 PAPER = {
     "--arch": "alma_switch_lm_base",
     "--num-experts": "4",
@@ -76,7 +76,7 @@ PAPER = {
 OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Option with a default for other architectures -> further options that get a default together with this option."""
+"""Option with a default for architectures other than the default -> options that get a default with this option."""
 LENGTH_OPTIONS = ("--max-update", "--max-epoch")
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
@@ -87,8 +87,8 @@ class Preferences:
     """Options of alma-stream that change the defaults.
 
     Attributes:
-        size: number of model parameters; None: chosen by the number of training tokens.
-        passes: passes through the text of each stage; None: 1.
+        size: number of model parameters; None: the number of training tokens determines the size.
+        passes: number of passes through the text of each stage; None: 1.
         is_paper: whether ``--preset paper`` is given.
     """
 
@@ -102,7 +102,7 @@ class Context:
     """Properties of a run that change the defaults.
 
     Attributes:
-        owned: options of fairseq-train that the learner sets.
+        owned: option of fairseq-train that the learner sets -> reason or alternative.
         num_experts: number of experts in the first stage; None: the learner does not set this number.
         continues: whether a stage starts from the weights of the previous stage.
         features: value of each feature option by name; None: the option is not given.
@@ -127,10 +127,10 @@ class Recipe:
     Attributes:
         words: words after ``--``: first the defaults, then the words of the user.
         chosen: default value of each option after ``--``.
-        features: default value of each option before ``--``.
-        passes: passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
+        features: default value of each feature option, which is given before ``--``.
+        passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
         lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
-        record: ``recipe`` of run.json; None: no defaults are used.
+        record: ``recipe`` of run.json; None: the run uses no defaults.
         lines: printed description of the defaults.
     """
 
@@ -162,14 +162,14 @@ def row_of(tokens: float) -> Row:
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return a row with about ``size`` parameters; raise ValueError if the size is out of range."""
+    """Return the row of a model with about ``size`` parameters; raise ValueError if the size is out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
-            f"--size {size:,}: {sizes[0]:,} to {sizes[-1]:,} parameters are possible with this vocabulary size; give a "
+            f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters with this vocabulary size; give a "
             "number in this range"
         )
     return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]
@@ -191,7 +191,7 @@ def complete(
         context: properties of the run that change the defaults.
         tokens: number of tokens in the text of each stage; None: a dry run without a stream.
         vocab_size: vocabulary size of the stream's tokenizer.
-        before: ``recipe`` of an existing run.json; model and learning rate do not change, ``passes`` may change.
+        before: ``recipe`` of an existing run.json; model and learning rate do not change, but ``passes`` may change.
 
     Raises:
         ValueError: options contradict each other; the message begins with the name of an option.
@@ -200,19 +200,19 @@ def complete(
     arch = given.get("--arch")
     is_other_arch = arch is not None and arch not in TRANSFORMER_SIZES
     if arch is not None and preferences.size is not None:
-        raise ValueError("--size: not allowed with --arch after the --, as both set the model; omit one of them")
-    has_end = any(end in given for end in LENGTH_OPTIONS)
-    if preferences.passes is not None and has_end:
-        raise ValueError("--passes: not allowed with --max-update or --max-epoch after the --; omit one of them")
+        raise ValueError("--size: not allowed with --arch after the --, as both set the model; omit --size or --arch")
+    ends = " and ".join(end for end in LENGTH_OPTIONS if end in given)
+    if preferences.passes is not None and ends:
+        raise ValueError(f"--passes: not allowed with {ends} after the --; omit --passes or {ends}")
     requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
     if before is not None:
         # An option that the run already has need not be given again.
         omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
         if requested in (before["preferences"], omitted):
             return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context, tokens)
-    if is_other_arch and has_end and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
+    if is_other_arch and ends and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
         return Recipe([*words])
-    if tokens is None and not (arch is not None and has_end):
+    if tokens is None and not (arch is not None and ends):
         raise ValueError(
             "--dry-run without a stream: the defaults depend on the text; give --stream, or --arch and --max-update "
             "after the --"
@@ -243,7 +243,7 @@ def complete(
         experts = int(filled.get("--num-experts") or context.num_experts or 1)
         width, layers = int(filled["--decoder-embed-dim"]), filled.get("--decoder-layers")
         if layers is None:  # the learner sets the number of layers
-            model_line += f", width {width}, layers by --grow-schedule, "
+            model_line += f", width {width}, layers set by --grow-schedule, "
         else:
             model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters: "
             model_line += f"width {width}, {layers} layers, "
@@ -308,7 +308,7 @@ def _recipe(
     context: Context,
     tokens: Optional[Sequence[int]],
 ) -> Recipe:
-    """Return the recipe of a record; options that the user gives replace recorded defaults."""
+    """Return the `Recipe` for recorded defaults; options that the user gives replace these defaults."""
     chosen = {name: value for name, value in record["chosen"].items() if name not in given}
     features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
     passes = record["passes"] if "--max-update" in chosen else None
@@ -319,11 +319,9 @@ def _recipe(
         lines.append(f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {per_update:,} tokens per update")
         lengths = None if tokens is None else [max(1, round(passes * count / per_update)) for count in tokens]
     lines.append(
-        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--lr-scheduler', 'fixed')} "
-        f"after {filled.get('--warmup-updates', 0)} updates of warm-up"
+        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--warmup-updates', 0)} "
+        f"warm-up updates, then --lr-scheduler {filled.get('--lr-scheduler', 'fixed')}"
     )
     if "ema_half_life" in features:
-        lines.append(
-            f"tested: moving average of the weights, half-life {features['ema_half_life']} of the updates so far"
-        )
+        lines.append(f"tested weights: moving average, half-life {features['ema_half_life']} of the updates so far")
     return Recipe(all_words, chosen, features, passes, lengths, {**record, "lines": lines}, lines)

@@ -39,14 +39,14 @@ from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.linear_cross_entropy import token_losses
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 
-_UNALTERED = "nothing was written; give an unaltered checkpoint"
+_UNALTERED = "no file was written; give an unaltered checkpoint"
 
 
 def grow(args: GrowOptions) -> str:
     """Grow the checkpoint ``args.path`` and write it to ``args.out``.
 
     Returns:
-        Text to print: a table of expert losses and new experts, and the options that train the new checkpoint.
+        Text to print: a table of expert losses and new experts, and the command that trains the new checkpoint.
 
     Raises:
         AlmaError: the checkpoint cannot grow as requested; no file is written.
@@ -58,7 +58,7 @@ def grow(args: GrowOptions) -> str:
     if args.layers is not None:
         before = checkpoint["cfg"]["model"]["decoder_layers"]
         checkpoint = _add_layers(checkpoint, model, args)
-        lines.append(f"new layers: {before} to {args.layers - 1}, with output zero")
+        lines.append(f"added layers {before} to {args.layers - 1}; their output is zero")
         model = _build(checkpoint, args.out)
     if args.experts is not None:
         checkpoint, table = _add_experts(checkpoint, model, args)
@@ -72,7 +72,7 @@ def grow(args: GrowOptions) -> str:
     lines += [f"wrote {args.out}", f"train with: fairseq-train {WEIGHTS_FLAG} {args.out}"]
     if args.layers is not None and config["_name"] in SWITCH_SIZES:
         lines[-1] += f" --decoder-layers {args.layers}"
-    return "\n".join([*lines, f"options read from the checkpoint: {experts}"])
+    return "\n".join([*lines, f"fairseq-train reads these options from the checkpoint: {experts}"])
 
 
 def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
@@ -86,12 +86,12 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
 
 
 def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
-    """Return the checkpoint with ``args.layers`` layers; the gate tree of new gates is the tree of the last gate."""
+    """Return the checkpoint with ``args.layers`` layers; new gates get the gate tree of the last gate."""
     config, new = checkpoint["cfg"]["model"], args.layers
     old, trees = config["decoder_layers"], [each.gate.tree for each in model.modules() if isinstance(each, SwitchLayer)]
     assert new is not None
     if new <= old:
-        raise AlmaError(f"--layers {new}: the model already has {old} layers; give a larger number")
+        raise AlmaError(f"--layers {new}: the model already has {old} layers; give --layers {old + 1} or more")
     if trees:
         trees += trees[-1:] * (sum(has_experts(layer, config["moe_freq"]) for layer in range(new)) - len(trees))
     changed = {"decoder_layers": new, "gate_trees": format_gate_trees(trees)}
@@ -148,9 +148,13 @@ def _with_gates(
     config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:
-        raise AlmaError(f"{args.path}: the model has no Switch layer (--moe-freq 0), so no expert can be added")
+        raise AlmaError(
+            f"{args.path}: expected Switch layers, found none (--moe-freq 0); give a model with Switch layers, or an "
+            "alma_transformer_lm"
+        )
     if not layers:
-        raise AlmaError(f"--moe-freq {every}: must not exceed the {config['decoder_layers']} layers of {args.path}")
+        depth = config["decoder_layers"]
+        raise AlmaError(f"--moe-freq {every}: {args.path} has {depth} layers; give --moe-freq {depth} or less")
     if args.optimizer == "reset":
         checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
     assert args.experts is not None
@@ -161,7 +165,7 @@ def _with_gates(
 
 
 def _record(args: GrowOptions) -> dict[str, Any]:
-    """Return the options and the version for the record in the new checkpoint."""
+    """Return the record of the growth for the new checkpoint: options and version of this package."""
     options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     return {"options": options, "version": fairseq_alma.__version__}
 

@@ -3,7 +3,7 @@
 The imports take seconds, longer than a stage of a small model. A fork is safe only if its parent has no threads and
 does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA; the display and
 the tokenizers run in alma-stream. A child sends the metrics of a training and the return value of its function through
-a pipe. All processes end with alma-stream.
+a pipe. The helper and its children end when alma-stream ends.
 """
 
 import atexit
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
 
 class Helper:
-    """The helper process, as seen from alma-stream."""
+    """Handle of the helper process in alma-stream: start the process, request calls, stop the process."""
 
     def __init__(self) -> None:
         self.connection, other_end = Pipe()
@@ -180,12 +180,12 @@ def call(
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
             reason = last_line(file.read().decode(errors="replace"))
     reason = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
-    rank = f"process {failed}: " if len(pipes) > 1 else ""
+    rank = f"rank {failed}: " if len(pipes) > 1 else ""
     raise AlmaError(f"{log}: {words[0] if words else function} failed: {rank}{reason}")
 
 
 def group_sizes(num_procs: int) -> dict[str, str]:
-    """Return the variables of ``torchrun`` that have the same value for all ranks, without the address of rank 0."""
+    """Return the variables of ``torchrun`` that are equal for all ranks, except the address of rank 0."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 
@@ -193,7 +193,7 @@ def group_sizes(num_procs: int) -> dict[str, str]:
 def _await(
     pipes: Sequence[Connection], watch: Callable[[Mapping[str, Any]], None]
 ) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
-    """Return (return values by rank, (kind, reason) of each failure by rank)."""
+    """Wait for the children; return (return values by rank, (kind, reason) of each failure by rank)."""
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     results: dict[int, Any] = {}
     failures: dict[int, tuple[str, str]] = {}
@@ -221,7 +221,7 @@ def _await(
 
 
 def _await_end(pipe: Connection) -> None:
-    """Wait until a child has ended: its end of the pipe is then closed."""
+    """Wait until a child has ended, which closes the child's end of the pipe."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.recv_bytes()
@@ -264,7 +264,7 @@ def preload() -> None:
 
 
 def fork_child(request: Call, files: Sequence[int]) -> int:
-    """Fork a child that calls the function; return the process id of the child."""
+    """Fork a child that calls the requested function; return the process id of the child."""
     die = die_with_parent()
     child = os.fork()
     if child:
@@ -284,7 +284,7 @@ def fork_child(request: Call, files: Sequence[int]) -> int:
 
 
 def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
-    """Call the function in the environment of alma-stream.
+    """Call the requested function with the requested environment variables, folder and log.
 
     Returns:
         ("returned", return value), ("refused", message of the function), or ("failed", description of the error).

@@ -19,7 +19,7 @@ the complete weight gradient."""
 class LinearCrossEntropy(torch.autograd.Function):
     """Autograd function of the cross entropy of ``softmax(features @ weight.T + bias)``, summed over tokens.
 
-    It replaces the ``linear_cross_entropy`` of torch 2.13, which rounds the sum of a batch to bf16 under autocast.
+    This function replaces ``linear_cross_entropy`` of torch 2.13, which rounds the sum of a batch to bf16 in autocast.
     """
 
     @staticmethod
@@ -56,8 +56,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the sum over tokens of the cross entropy of ``softmax(features @ weight.T + bias)``.
 
-    Features are (S, M), weights (V, M), targets (S,) int64. Tokens with the target ``ignore_index`` do not count. The
-    (V,) bias has no gradient. The sum is in fp32 and in nats.
+    Features are (S, M), weights (V, M), targets (S,) int64. The sum excludes tokens with the target ``ignore_index``.
+    The sum is in fp32 and in nats. The (V,) bias has no gradient.
     """
     if not torch.is_grad_enabled():
         return token_losses(features, weight, target, bias).masked_fill(target == ignore_index, 0.0).sum()

@@ -39,7 +39,7 @@ class Score:
     Attributes:
         num_tokens: number of tokens of the text, without the EOS token.
         num_bytes: number of UTF-8 bytes of the text.
-        bits: total loss of these tokens, in bits.
+        bits: total loss of the tokens of the text, in bits.
         end_bits: loss of the EOS token, in bits.
     """
 
@@ -66,7 +66,7 @@ class LoadedModel:
     Attributes:
         model: fairseq model on the CPU, in evaluation mode.
         dictionary: dictionary of the stream.
-        tokenizer: tokenizer of the stream; token u of the tokenizer is id u + 4 of the model.
+        tokenizer: tokenizer of the stream; id u of the tokenizer is id u + 4 of the model.
         first: id of the first token of each sequence, ``</s>`` or ``<s>``.
     """
 
@@ -130,7 +130,7 @@ class LoadedModel:
         return self.decode(found[0][0]["tokens"].tolist())
 
     def score(self, texts: Union[str, Sequence[str]]) -> list[Score]:
-        """Return the losses of one document (a ``str``) or of several documents, in the given order."""
+        """Return the `Score` of each document; ``texts`` is one document (a ``str``) or several documents."""
         documents = [texts] if isinstance(texts, str) else list(texts)
         all_ids = [self.encode(text) for text in documents]
         losses = self.losses([window for ids in all_ids for window in cut([self.first, *ids, EOS], self.longest)])
@@ -179,8 +179,8 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
     path = Path(path)
     if path.is_dir():
         raise AlmaError(
-            f"{path}: a folder, not a checkpoint; give a checkpoint file or a run, or load an exported folder with "
-            "transformers (AutoModelForCausalLM.from_pretrained)"
+            f"{path}: expected a checkpoint, found a folder; give a checkpoint or a run, or load an exported folder "
+            "with transformers (AutoModelForCausalLM.from_pretrained)"
         )
     checkpoint = read_checkpoint(path)
     config = OmegaConf.create(checkpoint["cfg"]["model"])
@@ -196,8 +196,9 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
 
 
 def cut(sequence: Sequence[int], window: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (inputs, targets) for each window of a document with ``window`` target tokens; the first id is no target.
+    """Split a document into windows with ``window`` target tokens each; yield (inputs, targets) of each window.
 
+    The first id of the document is only an input.
     Example for ``</s>`` 5 6 7 ``</s>`` and window 2: inputs are ``</s>`` 5 and 6 7, targets are 5 6 and 7 ``</s>``.
     """
     for start in range(0, len(sequence) - 1, window):

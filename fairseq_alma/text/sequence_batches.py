@@ -20,7 +20,7 @@ from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatc
 from fairseq_alma.errors import AlmaError
 
 POSITION_VERSION = 3
-"""Version of the iterator state. Version 3 counts sequences; version 2, fairseq's own, counts batches."""
+"""Version of the iterator state. The position counts sequences in version 3, and batches in fairseq's version 2."""
 
 
 class StageDataset(ConcatDataset):
@@ -28,7 +28,7 @@ class StageDataset(ConcatDataset):
 
     Args:
         datasets: sequences of each mega-batch.
-        indices: (N,) indices of the sequences to train on, in the concatenated mega-batches; an index may repeat.
+        indices: (N,) indices of the sequences to train on, in the concatenated mega-batches; an index may occur twice.
     """
 
     def __init__(self, datasets: Sequence[FairseqDataset], indices: np.ndarray) -> None:
@@ -46,10 +46,10 @@ class SequenceBatches(EpochBatchIterating):
     """Iterator for fairseq's trainer over the training batches of one process.
 
     Args:
-        dataset: sequences.
+        dataset: dataset with the sequences.
         indices: (N,) indices of the sequences of an epoch.
         limits: ``max_tokens`` and ``max_sentences`` of a batch; None: no limit.
-        seed: random seed of the order.
+        seed: integers that, with the epoch, seed the random order.
         shard: (rank of this process, number of processes).
         pad: index of the padding symbol.
         epoch: first epoch, counted from 1.
@@ -120,7 +120,7 @@ class SequenceBatches(EpochBatchIterating):
         return self._cur_epoch_itr
 
     def collate(self, samples: list[Any]) -> dict[str, Any]:
-        """Return a batch of samples; without samples, return a batch of one padded sequence without tokens."""
+        """Return a batch of samples; without samples, return a batch of one sequence that contains only padding."""
         if samples:
             return self.dataset.collater(samples)
         batch = self.dataset.collater([self.dataset[self.indices[0]]])
@@ -134,7 +134,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def iterations_in_epoch(self) -> int:
-        """Return the number of sequences of this epoch that have been read by all processes together."""
+        """Return the number of sequences that all processes together have read in this epoch."""
         read = 0 if self._cur_epoch_itr is None else self._cur_epoch_itr.n * self.num_shards
         return self.position + sum(map(len, self._batches[:read]))
 
@@ -146,10 +146,12 @@ class SequenceBatches(EpochBatchIterating):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume at a saved position; raise AlmaError if the position counts batches or exceeds the epoch."""
         position = state_dict.get("iterations_in_epoch", 0)
-        if position and (state_dict.get("version") != POSITION_VERSION or position > len(self.indices)):
+        unit = "sequence" if state_dict.get("version") == POSITION_VERSION else "batch"
+        if position and (unit == "batch" or position > len(self.indices)):
             raise AlmaError(
-                f"{self.save_dir}: the checkpoint is at sequence {position}, but the epoch has {len(self.indices)} "
-                "sequences; give the data of the interrupted training, or --reset-dataloader to begin the epoch again"
+                f"{self.save_dir}: expected a position within the {len(self.indices)} sequences of the epoch, found "
+                f"{unit} {position}; resume with the task and the data of the interrupted training, or give "
+                "--reset-dataloader to begin the epoch again"
             )
         self.epoch, self.position = state_dict["epoch"], position
         self._cur_epoch_itr, self._batches = None, ()

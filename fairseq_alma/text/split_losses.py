@@ -1,8 +1,8 @@
 """Test one checkpoint on several splits in one process; fairseq-eval-lm tests one split.
 
-The options are the options of fairseq-eval-lm, with several names in ``--gen-subset``. A single model gives the same
+`main` takes the options of fairseq-eval-lm, with several splits in ``--gen-subset``. A single model gives the same
 loss as fairseq-eval-lm, bit for bit. For an ensemble, ``--out FILE`` stores the joint predictions of all members, and
-``--known FILE`` has the joint predictions of members that were tested before (`joint_losses`).
+``--known FILE`` provides the joint predictions of members of an earlier test (`joint_losses`).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fairseq_alma.errors import in_one_line
 from fairseq_alma.files import open_atomically
 
 LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
-"""Function (index of a member, splits) that yields (split, log-probabilities of the tokens, (N,))."""
+"""Function of (index of a member, splits) that yields (split, log-probabilities (N,) of the tokens)."""
 
 
 def joint_losses(
@@ -37,17 +37,17 @@ def joint_losses(
     known: Optional[Path] = None,
     out: Optional[Path] = None,
 ) -> dict[str, float]:
-    """Return the loss of an ensemble for each split: the loss of the mean probability of the members, bits per token.
+    """Return the loss of an ensemble for each split: cross entropy of the members' mean probability, in bits per token.
 
     A growing ensemble consists of the members of the previous stage and new members. Therefore a file stores the log of
-    the sum of the members' probabilities (8 bytes per token), and only new members need a test. Infinite losses of
-    tokens do not count, as in fairseq.
+    the sum of the members' probabilities (8 bytes per token), and only new members are tested. Tokens with
+    an infinite loss do not count, as in fairseq.
 
     Args:
         text: description of the test text and of the sequence length.
         members: sha256 of the members' checkpoints, in order.
         splits: names of the splits.
-        log_probs: function that tests a member.
+        log_probs: function that returns the log-probabilities of a member.
         known: file with the sums over the first members, ignored if its text or members differ; None: no file.
         out: file for the sums over all members; read like ``known`` if it exists; None: no file.
     """
@@ -70,7 +70,7 @@ def joint_losses(
 
 
 def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[int, dict[str, np.ndarray]]]:
-    """Return (number of members, sums); None if the file is damaged or belongs to other text or members."""
+    """Return (number of members, sums); None if the file is missing, damaged, or of other text or members."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -1,7 +1,7 @@
 """Repair, read and remove the checkpoint files of a stage.
 
-fairseq writes ``checkpoint_E_U.pt`` atomically, and then copies this file to ``checkpoint_last.pt``, from which it
-resumes. A kill during the copy truncates ``checkpoint_last.pt``.
+fairseq writes ``checkpoint_E_U.pt`` atomically, and then copies this file to ``checkpoint_last.pt``. A kill during the
+copy truncates ``checkpoint_last.pt``, from which fairseq resumes.
 """
 
 import re
@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether a limit is reached. fairseq-train must not resume then, as it would make one more update."""
+        """Return whether a limit is reached. If so, do not resume fairseq-train, which would make one more update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint is not truncated; the directory of a zip file is at the end of the file."""
+    """Return whether a checkpoint is complete: a truncated zip file lacks the directory at the end of the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
@@ -93,13 +93,13 @@ def read_progress(path: Path) -> Progress:
     """Read the training progress from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint  # imports torch, which takes seconds
 
-    remedy = "remove it to resume the stage from the previous checkpoint"
+    remedy = "remove this file to resume the stage from the previous checkpoint"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
     iterator, counts = (state["extra_state"].get(key) for key in ("train_iterator", TASK_STATE))
     if iterator is None or not isinstance(counts, dict) or not isinstance(counts.get(TRAIN_TOKENS), int):
         raise AlmaError(
-            f"{path}: the checkpoint has no token count, so it was not written by fairseq-train --task alma_lm; "
-            "remove the folder to train the stage again"
+            f"{path}: expected a token count, found none (not a checkpoint of fairseq-train --task alma_lm); remove "
+            f"{path.parent} to train the stage again"
         )
     first_update = int(counts.get(FIRST_UPDATE, 0))
     return Progress(
@@ -123,7 +123,7 @@ def drop_optimizer_state(path: Path) -> None:
 def remove(folder: Path, kept: Collection[str] = ()) -> None:
     """Remove the checkpoints of a save directory, including truncated files, and then the directory if it is empty.
 
-    ``kept`` has the names of files to keep. If it is given, fsync the last checkpoint first.
+    ``kept`` has the names of files to keep. If ``kept`` is not empty, fsync the last checkpoint first.
     """
     if kept:
         synchronise(folder / LAST_CHECKPOINT, folder)

@@ -1,7 +1,7 @@
 """``alma_switch_lm``: a decoder-only Transformer in which every second feed-forward layer is a Switch layer.
 
 The model is SM for text in the paper (v5, section 5): pre-norm, with shared input and output embeddings. The *base*
-model has 6 layers and width 512, the *large* model has 12 layers and width 768.
+model has 6 layers and width 512; the *large* model has 12 layers and width 768.
 """
 
 import argparse
@@ -122,7 +122,7 @@ class AlmaSwitchLM(LanguageModel):
 
 
 def _set_sizes(arch: str, args: argparse.Namespace) -> None:
-    """Set the sizes that are not given to the values of the architecture; called by fairseq."""
+    """Set missing sizes to the sizes of the architecture; called by fairseq."""
     for name, size in SWITCH_SIZES[arch].items():
         setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
 

@@ -68,17 +68,17 @@ class AlmaBPE:
         return " ".join(self.tokenizer.encode(x))
 
     def decode(self, x: str) -> str:
-        """Return the text of tokens separated by spaces."""
+        """Return the text of a string of tokens separated by spaces."""
         return self.tokenizer.decode(x.split(" "))
 
 
 @dataclass
 class TextTaskConfig(CommandConfig, LanguageModelingConfig):
-    """Options of fairseq's task ``language_modeling``, and options of the command that the task reads."""
+    """Options of fairseq's task ``language_modeling``, and command options that the task reads."""
 
     tokens_per_sample: int = field(
         default=512,
-        metadata={"help": "sequence length in tokens (default: 512; fairseq-eval-lm: length in the checkpoint)"},
+        metadata={"help": "sequence length in tokens (default: 512; in fairseq-eval-lm, the length in the checkpoint)"},
     )
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
 
@@ -127,13 +127,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             raise AlmaError("--context-window: must be smaller than --tokens-per-sample")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
-            raise AlmaError(f"{cfg.data}: a stream of {stream.kind}; give a stream of text to --task alma_lm")
+            raise AlmaError(f"{cfg.data}: expected a stream of text, found {stream.kind}; give a stream of text")
         stream.verify([])
         if cfg.path is not None:
             if os.pathsep in cfg.path and not os.path.exists(cfg.path):
                 raise AlmaError(
-                    f"--path {cfg.path}: several checkpoints, but fairseq-eval-lm tests a single one; join them with "
-                    "alma-ensemble"
+                    f"--path {cfg.path}: expected one checkpoint, found several; join checkpoints with alma-ensemble"
                 )
             read_checkpoint(cfg.path)
         features = features_of(cfg)
@@ -176,7 +175,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
         """Return the batches of a split for this process; in training, a `SequenceBatches`.
 
-        ``--required-batch-size-multiple`` has no effect, because fairseq would drop batches.
+        ``--required-batch-size-multiple`` has no effect, because this option would make fairseq drop batches.
 
         Raises:
             AlmaError: an option would exclude sequences from training.
@@ -201,7 +200,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         if not isinstance(dataset, StageDataset):
             return super().get_batch_iterator(dataset, **{**given, "required_batch_size_multiple": 1})
         if given.get("skip_remainder_batch"):
-            raise AlmaError("--skip-remainder-batch: not supported, as each epoch uses all sequences; omit it")
+            raise AlmaError("--skip-remainder-batch: not supported, as each epoch uses all sequences; omit this option")
         indices = dataset.ordered_indices()
         if max_positions is not None:
             ignores = given.get("ignore_invalid_inputs", False)
@@ -230,12 +229,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         kept = super().filter_indices_by_size(indices, dataset, *args, **kwargs)
         if isinstance(dataset, NestedDictionaryDataset):
             for index in np.setdiff1d(indices, kept):
-                print(f"skipped a prompt of {dataset.size(index)} tokens, longer than the model supports")
+                print(f"skipped a prompt of {dataset.size(index)} tokens, more than the maximum length of the model")
         elif len(indices) and not len(kept):
             raise AlmaError(
-                f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
-                f"{self.args.sample_break_mode}, all sequences are longer; give a larger --tokens-per-sample, or "
-                "--sample-break-mode none"
+                f"--tokens-per-sample {self.args.tokens_per_sample}: all sequences are longer with --sample-break-mode "
+                f"{self.args.sample_break_mode}; give a larger --tokens-per-sample, or --sample-break-mode none"
             )
         return kept
 
@@ -285,7 +283,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             from torch.utils._triton import has_triton
 
             if cfg._name != BALANCING:
-                raise AlmaError(f"--compile: requires --criterion {BALANCING}; add this option, or omit --compile")
+                raise AlmaError(f"--compile: requires --criterion {BALANCING}; give this criterion, or omit --compile")
             try:
                 get_cpp_compiler()
             except InvalidCxxCompiler:
@@ -294,7 +292,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 raise AlmaError("--compile: Triton is not installed, or does not support this GPU; omit --compile")
         if self.has_balance_loss and cfg._name != BALANCING:
             logging.getLogger(__name__).warning(
-                f"training without load-balancing loss, as --criterion is not {BALANCING}; give "
+                f"--criterion {cfg._name}: trains without load-balancing loss; give --criterion {BALANCING}, or "
                 "--balance-loss-weight 0 to disable this warning"
             )
         return criterion
@@ -302,7 +300,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: Any, **kwargs: Any
     ) -> NestedDictionaryDataset:
-        """Return a data set of prompts for generation: each prompt begins with EOS (or BOS) and is padded on the right.
+        """Return a dataset of prompts for generation: each prompt begins with EOS (or BOS) and is padded on the right.
 
         This method replaces the implementation of fairseq, which fails with NumPy 2 (``TokenBlockDataset``). The tokens
         of a prompt in ``src_tokens`` end with EOS. ``src_lengths`` and ``constraints`` have no effect.
@@ -355,7 +353,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
 
 def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``, unless the user gives a length."""
+    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if the user gives a length."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -53,7 +53,7 @@ class TextJob:
         request: options before ``--``.
         words: options after ``--``.
         stream: stream with the data; None: a dry run without a stream.
-        recipe: options of the run, including the defaults; None: no defaults.
+        recipe: options of the run, including the defaults; None: the run uses no defaults.
 
     Attributes:
         folder: folder of the run.
@@ -64,7 +64,7 @@ class TextJob:
         stripped: last checkpoint -> identity of the model's files after `strip`.
         train_options: function that returns the options after ``--`` for run.json.
         options: options after ``--`` for each process.
-        last: `TrainOptions.last` of these options.
+        last: method `TrainOptions.last` of ``options``.
         lengths: number of updates of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
 
     Raises:
@@ -95,7 +95,7 @@ class TextJob:
         self.last = self.options.last
 
     def holdouts(self, arrivals: Iterable[int]) -> list[str]:
-        """Return the names of the non-empty held-out splits of some arrivals."""
+        """Return the names of the non-empty held-out splits of the given arrivals."""
         if self.stream is None or not self.stream.has_holdouts:
             return []
         names = [split_name(t, "holdout") for t in arrivals]
@@ -106,7 +106,7 @@ class TextJob:
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the checkpoint to start from, and return a function that creates the back end for some runs."""
+        """Check the checkpoint to start from, and return a function that creates the back end for given runs."""
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
@@ -147,7 +147,7 @@ class TextJob:
         return [*steps, Test(job, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
-        """Return the checkpoint to test after a stage, of a single model or of an ensemble."""
+        """Return a tuple with the checkpoint to test after a stage: a single model or an ensemble."""
         if plan.combine == "single":
             (model,) = plan.predictors
             return (self.of(folder).predicting(model),)
@@ -155,11 +155,11 @@ class TextJob:
         return (folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
 
     def predicting(self, model: ModelId) -> Path:
-        """Return the checkpoint of a trained model to test."""
+        """Return the checkpoint that represents a trained model in tests and ensembles."""
         return predicting_checkpoint(self.folder, model, self.features.predicts_with)
 
     def starting_checkpoint(self, model: ModelId) -> Path:
-        """Return the checkpoint of a trained model for the start of a later stage."""
+        """Return the checkpoint of a trained model from which a later stage starts."""
         is_best = self.keeps_best and not self.carries_optimizer
         return self.predicting(model) if is_best else self.folder.checkpoint(model)
 
@@ -168,14 +168,14 @@ class TextJob:
         return self.folder.stage_folder(model.stage) / GROWN_FILE
 
     def stage_updates(self, stage: int) -> Optional[int]:
-        """Return the number of updates of a stage, recorded or planned; None if only epochs limit the stage."""
+        """Return the recorded or planned number of updates of a stage; None if only epochs limit the stage."""
         if self.lengths is None:
             return self.options.max_update
         record = self.folder.read_stage(stage)
         return self.lengths[stage] if record is None else record["num_updates"]
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
-        """Return the number of updates of one part (`Train.part`) of a training; None if only epochs limit it."""
+        """Return the number of updates of one part (`Train.part`) of a training; None if only epochs limit the part."""
         total = self.stage_updates(training.model.stage)
         if total is None or part == COMPLETE:
             return total

@@ -44,15 +44,15 @@ COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
 """Values of `Train.part`; the third value is `BRANCH`, the branch (copy of the model whose learning rate decays)."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
-"""File name of the test results before training; stored because the tested weights may be removed later."""
+"""Name of the file with the test results before training. alma-stream may remove the tested weights later."""
 read_progress: Callable[[Path], Progress] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
 )
-"""Read the training progress of a checkpoint in the helper process."""
+"""Read the training progress from a checkpoint, in a child of the helper process."""
 describe_checkpoint: "Callable[[Path], ModelFacts]" = once_per_file(
     partial(call, "fairseq_alma.checkpoints.model_facts:describe_checkpoint")
 )
-"""Read the size of a model from its checkpoint in the helper process."""
+"""Read the size of a model from a checkpoint, in a child of the helper process."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TextStep(Step):
         return self.job.folder.stage_folder(self.plan.stage.index)
 
     def evaluation(self, path: Path, *splits: str) -> Command:
-        """Return the command of fairseq-eval-lm that tests a checkpoint on some splits."""
+        """Return the command of fairseq-eval-lm that tests a checkpoint on the given splits."""
         test = ("--path", str(path), "--gen-subset", ",".join(splits))
         options = self.job.options.for_evaluation()
         return Command("fairseq-eval-lm", (*self.job.engine, test, ("--log-format", "simple"), *options))
@@ -75,7 +75,7 @@ class TextStep(Step):
     def test(
         self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
     ) -> dict[str, dict[str, Any]]:
-        """Test a checkpoint on some splits, and write the log file ``name``.log.
+        """Test a checkpoint on the given splits, and write the log file ``name``.log.
 
         Returns:
             Metrics of each split: loss (bits per token), perplexity, and bits per byte if the number of bytes is known.
@@ -83,7 +83,8 @@ class TextStep(Step):
         Raises:
             AlmaError: the command fails, or a loss is not finite.
         """
-        work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{', …' if len(splits) > 2 else ''}")
+        more = f" and {len(splits) - 2} more splits" if len(splits) > 2 else ""
+        work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{more}")
         log, stream, found = self.here / f"{name}.log", self.job.stream, {}
         assert stream is not None
         losses = self.evaluation(path, *splits).run(log, work.locks, further=further)
@@ -91,9 +92,11 @@ class TextStep(Step):
             loss = losses[split]
             # The perplexity of a finite loss overflows from 2 ** 1024.
             if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
+                (norm,) = self.job.last("--clip-norm") or ("0",)
+                clip = "a lower --clip-norm" if float(norm) > 0 else "--clip-norm 1"
                 raise AlmaError(
-                    f"{log}: the loss on {split} is {loss} (training diverged); start a new --run with a smaller "
-                    "--lr, more --warmup-updates, or a smaller --clip-norm"
+                    f"{log}: the loss on {split} is {loss} (training diverged); start a new --run with a lower --lr, "
+                    f"more --warmup-updates, or {clip}"
                 )
             text = stream.split(split)
             per_byte = bits_per_byte(loss, text.num_tokens, text.num_bytes)
@@ -227,7 +230,7 @@ class Train(TrainingStep):
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
     def _given_options(self) -> list[tuple[str, ...]]:
-        """Return the options after ``--``, changed to the length, model size and log folders of this training."""
+        """Return the options after ``--``, adapted to the length, model size and log folders of this training."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
@@ -246,7 +249,7 @@ class Train(TrainingStep):
         return [*found, *((name, str(size)) for name, size in sizes.items() if size is not None)]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train the remaining updates; return the costs of the training."""
+        """Train the remaining updates; return the costs of the training (updates, tokens, FLOPs)."""
         self._reset_after_crash()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
@@ -279,7 +282,7 @@ class Train(TrainingStep):
         with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
 
             def watch(figures: Mapping[str, Any]) -> None:
-                """Show the metrics of an update; fairseq also counts the updates before the stage."""
+                """Show the metrics of an update. The update number of fairseq includes updates before the stage."""
                 updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
                 if max_epoch is not None and epochs > 0:  # fairseq's "update" is the fractional number of epochs
                     by_epochs = max(updates, round(updates * max_epoch / epochs))
@@ -290,7 +293,7 @@ class Train(TrainingStep):
             command.run(log, work.locks, watch=watch)
         last = self.folder / LAST_CHECKPOINT
         if not stage_checkpoints.is_complete(last):
-            raise AlmaError(f"{log}: fairseq-train ended without a checkpoint; read the log")
+            raise AlmaError(f"{log}: fairseq-train ended without writing {last}; read the log")
         after = read_progress(last)
         if not after.has_reached(max_update, max_epoch):
             raise AlmaError(
@@ -302,7 +305,8 @@ class Train(TrainingStep):
     def _reset_after_crash(self) -> None:
         """Remove all checkpoints if a power failure damaged a checkpoint that cannot be created again.
 
-        This is the best checkpoint, or the branch if the training has continued beyond the first update of the branch.
+        Such a checkpoint is the best checkpoint, or a checkpoint of the branch if the training has continued beyond the
+        first update of the branch.
         """
         best = self.folder / BEST
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
@@ -337,7 +341,7 @@ class Average(TrainingStep):
 
 
 class Count(TextStep):
-    """Counting step: parameters, experts, ensemble members and FLOPs of the model after the stage."""
+    """Counting step: count parameters, experts, ensemble members and FLOPs of the model after the stage."""
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
@@ -352,8 +356,8 @@ class Count(TextStep):
 class Before(TextStep):
     """Test step before training.
 
-    The grown model is tested on ``valid``, and the model of the previous stage on the held-out splits of new arrivals.
-    The weights that grow are tested on ``valid`` too if the previous stage tested other weights, such as an average.
+    Test the grown model on ``valid``, and the model of the previous stage on the held-out splits of new arrivals. If
+    the previous stage tested weights that do not grow, such as an average, test the weights that grow on ``valid`` too.
     """
 
     @property
@@ -399,7 +403,7 @@ class Join(TextStep):
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Write the ensemble; first bring member files into their final form, as the ensemble has their checksums."""
+        """Strip the member files, then write the ensemble, which stores the checksums of these files."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
@@ -408,7 +412,7 @@ class Join(TextStep):
 
 
 class Test(TextStep):
-    """Test step after training, on ``valid``, ``test``, and the held-out split of each arrival up to the stage."""
+    """Test step after training: test on ``valid``, ``test``, and the held-out split of each arrival up to the stage."""
 
     @property
     def splits(self) -> list[str]:

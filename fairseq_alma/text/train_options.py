@@ -1,4 +1,4 @@
-"""Options of alma-stream after ``--``: checks, and selection of the options for fairseq-eval-lm.
+"""Check the options of alma-stream after ``--``, and select the options for fairseq-eval-lm.
 
 This module does not use the parser of fairseq, which takes seconds to import. fairseq-train checks all options again.
 """
@@ -21,10 +21,10 @@ _OWNED = {
     "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
     "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
     "self-target",
-    "all tokens of a document are used; --tokens-per-sample splits documents": "shorten-method",
+    "training uses all tokens of a document; --tokens-per-sample splits documents": "shorten-method",
     "a stage starts with a new optimizer unless --carry-optimizer is given before the --": "reset-optimizer "
     "reset-lr-scheduler reset-meters reset-dataloader",
-    "the logs are in RUN/stage-NNN": "log-format log-file no-progress-bar",
+    "alma-stream writes the logs to RUN/stage-NNN": "log-format log-file no-progress-bar",
     "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
     "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
     "give --best-checkpoint before the --": "keep-best-checkpoints",
@@ -32,7 +32,7 @@ _OWNED = {
     "write-checkpoints-asynchronously checkpoint-suffix",
     "each epoch uses all sequences": "skip-remainder-batch",
     "the order of the sequences must not change when a stage resumes": "update-ordered-indices-seed",
-    "validation is disabled by default; --validate before the -- enables it": "disable-validation",
+    "validation is disabled by default; give --validate before the -- to enable validation": "disable-validation",
     "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
@@ -86,7 +86,7 @@ class TrainOptions:
         if self.max_update is None and self.max_epoch is None:
             raise ValueError("--max-update: not given after the --; give --max-update or --max-epoch to end a stage")
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
-            raise ValueError(f"--balance-loss-weight after the --: requires --criterion {BALANCING}")
+            raise ValueError(f"--balance-loss-weight after the --: requires --criterion {BALANCING} after the --")
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option; None if the option is not given."""
@@ -106,7 +106,7 @@ class TrainOptions:
         return found
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return the options with the values of `LENGTHS` multiplied by ``times``."""
+        """Return the options; the options in `LENGTHS` have values multiplied by ``times``."""
         longer = copy(self)
         longer.options = [
             (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
@@ -126,7 +126,7 @@ class TrainOptions:
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
                 f"--num-procs {num_procs}: must divide the number of batches per update, but {BATCHES_PER_UPDATE} "
-                f"after the -- is {words}; give a multiple of {num_procs}, and a smaller --batch-size"
+                f"after the -- is {words}; give a multiple of {num_procs} there, and a smaller --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)

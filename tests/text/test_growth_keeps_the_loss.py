@@ -144,7 +144,7 @@ def test_copies_of_a_dense_transformer_nearly_keep_the_output(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 4}, "--layers 4: the model already has 4 layers; give a larger number"),
+        ({"layers": 4}, "--layers 4: the model already has 4 layers; give --layers 5 or more"),
         ({**SPLIT, "experts": 5}, "--experts 5: the layer has 4 experts"),
         ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* already has Switch layers; omit --moe-freq"),
     ],

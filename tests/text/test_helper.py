@@ -64,7 +64,7 @@ def test_processes_of_a_group_know_their_ranks_and_one_failure_ends_all(tmp_path
     assert call("builtins:eval", expression, num_procs=2) == 20
     wait_or_fail = "__import__('time').sleep(600) if __import__('os').environ['RANK'] == '0' else 1 / 0"
     began = time.monotonic()
-    with pytest.raises(AlmaError, match="process 1: ZeroDivisionError"):
+    with pytest.raises(AlmaError, match="rank 1: ZeroDivisionError"):
         call("builtins:eval", wait_or_fail, num_procs=2, log=tmp_path / "log")
     assert time.monotonic() - began < 300
 

@@ -96,12 +96,10 @@ def test_a_process_without_a_batch_gets_padding_without_tokens(task):
         assert int(each["net_input"]["src_tokens"].ne(1).sum()) == each["ntokens"]
 
 
-@pytest.mark.parametrize(
-    "state", [{"version": 2, "iterations_in_epoch": 3}, {"version": 3, "iterations_in_epoch": 9999}]
-)
-def test_a_position_outside_of_the_epoch_is_refused(task, state):
-    with pytest.raises(AlmaError, match="give the data of the interrupted training, or --reset-dataloader"):
-        iterator_of(task, 4).load_state_dict({"epoch": 1, **state})
+@pytest.mark.parametrize(("version", "position", "found"), [(2, 3, "batch 3"), (3, 9999, "sequence 9999")])
+def test_a_position_outside_of_the_epoch_is_refused(task, version, position, found):
+    with pytest.raises(AlmaError, match=f"found {found}; resume with .*, or give --reset-dataloader"):
+        iterator_of(task, 4).load_state_dict({"epoch": 1, "version": version, "iterations_in_epoch": position})
 
 
 def test_an_order_may_repeat_a_sequence():

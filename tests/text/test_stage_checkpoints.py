@@ -22,7 +22,7 @@ def test_progress_is_read_from_the_checkpoint(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt", num_updates=10, epoch=3, tokens=640)
     assert checkpoints.read_progress(path) == Progress(num_updates=10, num_epochs=2, train_tokens=640)
     path = save(tmp_path / "checkpoint_last.pt", extra_state={"train_iterator": {"epoch": 1}})
-    with pytest.raises(AlmaError, match=r"checkpoint_last.pt: .*has no token count"):
+    with pytest.raises(AlmaError, match=r"checkpoint_last.pt: .*expected a token count, found none"):
         checkpoints.read_progress(path)
 
 

@@ -174,7 +174,7 @@ def test_cross_entropy_and_balance_loss_are_logged_separately(trained):
 )
 def test_a_criterion_without_the_balance_loss_causes_a_warning(trained, tmp_path, options, warns, caplog):
     train_model(trained.stream, tmp_path / "m", "--megabatch", "0", "--max-update", "1", *options)
-    assert ("training without load-balancing loss" in caplog.text) == warns
+    assert ("trains without load-balancing loss" in caplog.text) == warns
 
 
 def test_compile_without_its_criterion_or_a_compiler_is_refused(trained, tmp_path, monkeypatch):
@@ -225,5 +225,5 @@ def test_fairseq_interactive_skips_a_prompt_that_is_too_long_and_answers_the_oth
     (tmp_path / "lines").write_text(f"the river\n{'the river ' * 40}\nthe stone\n")
     done = run_script(["fairseq-interactive", *arguments, "--input", str(tmp_path / "lines")])
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
-    assert "tokens, longer than the model supports" in done.stdout
+    assert "tokens, more than the maximum length of the model" in done.stdout
     assert [line[:3] for line in done.stdout.splitlines() if line.startswith("S-")] == ["S-0", "S-2"]
