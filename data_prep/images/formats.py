@@ -229,8 +229,8 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
         spec = importlib.util.find_spec("sklearn")
         if spec is None or spec.origin is None:
             raise AlmaError(
-                "digits: scikit-learn is not installed; run pip install scikit-learn, or give the folder of "
-                "digits.csv.gz with --source"
+                "digits: scikit-learn is not installed; run pip install scikit-learn, or give --source "
+                "with the folder that contains digits.csv.gz"
             )
         source = Path(spec.origin).parent / "datasets" / "data"
     (path,) = files.find(source, ["digits.csv"])

@@ -257,8 +257,8 @@ class Work:
         if again := sorted(names & {*known}):
             raise AlmaError(
                 f"--by {plan.options.by}: the stream {plan.options.out} already has groups: {', '.join(again[:3])} "
-                f"({again[0]} is mega-batch {known.index(again[0])}); remove the documents of these groups, or append "
-                "the documents with --megabatches"
+                f"({again[0]} is mega-batch {known.index(again[0])}); remove the documents of these groups from "
+                "the input, or give --megabatches instead of --by"
             )
         is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
@@ -315,7 +315,7 @@ class Work:
         self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Write the n-grams of all held-out text, and the trained or given tokenizer."""
+        """Write the n-grams of all held-out text. Train a tokenizer, or copy the given tokenizer."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:

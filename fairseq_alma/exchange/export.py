@@ -103,7 +103,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
 
 
 def _test_texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
-    """Yield documents of the test set until their number of tokens exceeds `CHECKED_TOKENS`."""
+    """Yield documents of the test set until the total number of tokens exceeds `CHECKED_TOKENS`."""
     file, start = TokenFile(stream.root / "test"), 0
     for size in file.sizes.tolist():
         tokens = [token - NUM_FAIRSEQ_SYMBOLS for token in file.ids[start : start + size].tolist()]

@@ -58,7 +58,7 @@ class LoopOptions(Options):
     )
     least_gain: float = opt(
         0.0,
-        "minimum improvement of --select for a new best epoch (loss: nats; accuracy: 0 to 1)",
+        "minimum improvement of the --select metric for a new best epoch (loss in nats, accuracy from 0 to 1)",
         range=real(0, 1),
         kinds=IMAGES,
         metavar="X",
@@ -140,11 +140,11 @@ class ImageTrainOptions:
         self.values_of(feature_options().values())
 
     def words(self, names: Optional[Iterable[str]] = None) -> list[str]:
-        """Return the options ``names`` (None: all options) as words of a command line."""
+        """Return the options ``names`` (None: all options) as command-line arguments."""
         return [word for name in (self.values if names is None else names) for word in (name, *self.values[name])]
 
     def fairseq_words(self) -> list[str]:
-        """Return the options that the parser of fairseq-train supports, as words of a command line."""
+        """Return the options that fairseq-train supports, as command-line arguments."""
         others = {*CURVE_OPTIONS, *OWN_OPTIONS, *feature_options()}
         return self.words(name for name in self.values if name not in others)
 

@@ -87,7 +87,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
     Raises:
         AlmaError: the file is missing or damaged, or another command wrote it.
     """
-    remedy = f"remove {path.parent.parent} to train that stage again"
+    remedy = f"remove the stage folder {path.parent.parent} to train the stage again"
     checkpoint = read_checkpoint(path, mmap=False, remedy=remedy)
     extra = checkpoint.get("extra_state")
     facts = extra.get(TRAINING_KEY) if isinstance(extra, dict) else None

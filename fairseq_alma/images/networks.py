@@ -162,7 +162,7 @@ class MemberLinear(nn.Module):
             init_as_linear(weight, bias, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, B, I), or (B, I) for all members, to (N, B, O)."""
+        """Map inputs (N, B, I), or inputs (B, I) that all members share, to outputs (N, B, O)."""
         num_members, out_features, _ = self.weight.shape
         if num_members == 1:
             return F.linear(x if x.dim() == 2 else x.squeeze(0), self.weight.squeeze(0), self.bias.squeeze(0))[None]

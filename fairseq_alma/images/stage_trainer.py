@@ -89,10 +89,10 @@ class StageTrainer:
         self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
 
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
-        """Train the models ``trainings`` of a stage, and return the training cost for stage.json.
+        """Train the models of ``trainings`` in a stage, and return the training cost for stage.json.
 
-        If ``trainings`` contains all models of the stage, train the models of the other runs in the same network.
-        If the file of one model is missing, train all models again, with bit-identical results.
+        If ``trainings`` contains all models of the stage, the models of the other runs are also trained, in one network
+        with these models. If the file of a model is missing, train all models again. The results are bit-identical.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]
@@ -244,7 +244,8 @@ class StageTrainer:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise AlmaError(
-                    f"{unfinished}: state of another training ({error}); remove the file to restart the stage"
+                    f"{unfinished}: expected the state of this training, found another ({error}); remove the file to restart "
+                    "the stage"
                 ) from error
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(seeds)
         saved = began = time.monotonic()

@@ -47,12 +47,15 @@ class RecordedRun:
         options: value of ``options`` in run.json.
         arrivals: one row for each arrival (index 0 to B-1), with these columns:
 
-            - ``planned``, ``done``: whether the arrival has a planned or a complete update.
-            - ``value``, ``loss``: test perplexity, or test error from 0 to 1, and test loss; NaN without an update.
+            - ``planned``: whether an update is planned for the arrival.
+            - ``done``: whether the update of the arrival is complete.
+            - ``value``: test perplexity of text, test error of images from 0 to 1; NaN without an update.
+            - ``loss``: test loss; NaN without an update.
             - ``valid``, ``before_growth``, ``after_growth``: validation metrics, in the unit of ``value``.
-            - ``curve``, ``average``: ``value`` of the current model (errors in percent), and mean of ``curve`` so far;
-              NaN from the first missing update on.
-            - ``params``, ``experts``: parameters, and experts per layer, summed over all models that predict.
+            - ``curve``: ``value`` of the current model, errors in percent; NaN from the first missing update on.
+            - ``average``: mean of ``curve`` so far; NaN from the first missing update on.
+            - ``params``: number of parameters, summed over all models that predict.
+            - ``experts``: number of experts per layer, summed over all models that predict.
             - ``tflops``: training compute so far, in TFLOPs.
             - `COLUMNS`: values of stage.json.
         done: rows of ``arrivals`` with a complete update.

@@ -135,6 +135,6 @@ def _latex(text: str) -> str:
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
-    """Return rows that have the same columns. Missing cells become dashes."""
+    """Return the rows with all columns of any row; a missing cell becomes a dash."""
     titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
     return [{title: row.get(title, NOTHING) for title in titles} for row in rows]

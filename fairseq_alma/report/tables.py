@@ -22,7 +22,7 @@ def metric_names(run: RecordedRun) -> tuple[str, str, str]:
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
-    """Return the arrivals that a table shows: all up to 20, else the last arrival of each tenth of the stream."""
+    """Return the arrivals that a table shows: all arrivals if there are at most 20, else the last one of each tenth."""
     if num_arrivals <= MAX_COLUMNS:
         return list(range(num_arrivals))
     return [round(num_arrivals * tenth / FEW_COLUMNS) - 1 for tenth in range(1, FEW_COLUMNS + 1)]
