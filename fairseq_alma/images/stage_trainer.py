@@ -244,8 +244,8 @@ class StageTrainer:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise AlmaError(
-                    f"{unfinished}: expected the state of this training, found another ({error}); remove the file to restart "
-                    "the stage"
+                    f"{unfinished}: expected the state of this training, found another ({error}); remove the file to "
+                    "restart the stage"
                 ) from error
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(seeds)
         saved = began = time.monotonic()

@@ -4,7 +4,7 @@
     python recipes/lm/ladder.py --text wiki.txt.xz --width 48 --rows main --seeds 1 2
     python recipes/lm/ladder.py --width 32 48 --tables                      # of complete runs
 
-Except in the rows `layers-*`, models have two layers, the second with experts. The vocabulary size is 32 times the width.
+Models have two layers (except in the rows `layers-*`), the second with experts, and a vocabulary of 32 times the width.
 As in the paper, each of the 4 mega-batches has 9 tokens for each parameter of the model with 4 experts. Training takes
 10 passes over a mega-batch. Paragraphs are assigned to mega-batches at random. alma-stream chooses the other options.
 The command first prints the remaining hours, then trains one run at a time with one thread. Several calls of the same

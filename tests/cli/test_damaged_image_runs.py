@@ -55,7 +55,7 @@ def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path):
     torch.save(other, run / CHECKPOINT)
     assert f"{run / CHECKPOINT}: not the weights of this run's network" in refused(stream, run)
     shutil.copy(checkpoint, run / CHECKPOINT)
-    assert f"remove {run / 'stage-000'} to train that stage again" in refused(stream, run)
+    assert f"remove the stage folder {run / 'stage-000'} to train the stage again" in refused(stream, run)
     shutil.rmtree(run / "stage-000")
     resume(stream, run)
     found, expected = (json.loads((folder / "stage-001/stage.json").read_text()) for folder in (run, whole))
@@ -66,6 +66,9 @@ def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):
     (run / UNFINISHED).parent.mkdir(parents=True)
     torch.save({"seeds": [1], "epoch": 1, "network": {}}, run / UNFINISHED)
     said = refused(stream, run)
-    assert f"{run / UNFINISHED}: state of another training" in said and "remove the file to restart the stage" in said
+    assert (
+        f"{run / UNFINISHED}: expected the state of this training, found another" in said
+        and "remove the file to restart the stage" in said
+    )
     (run / UNFINISHED).unlink()
     resume(stream, run)
