@@ -91,9 +91,10 @@ class StreamTokenizer:
         file: tokenizer file.
         kind: ``tokenizers`` or ``sentencepiece``.
         pieces: piece of each token, such as ``Ġthe``.
-        symbols: symbol of each token: the piece, or ``<unit:17>`` if ``dict.txt`` cannot contain the piece (white
-            space, a symbol of fairseq). Symbols of unused tokens follow if the vocabulary size in the ``config.json``
-            of transformers in the same folder is larger.
+        symbols: symbol of each token: the piece, or ``<unit:17>`` if ``dict.txt`` cannot contain the piece of token 17
+            (white space, a symbol of fairseq). ``<<unit:17>>`` replaces ``<unit:17>`` if that is the piece of another
+            token. Symbols of unused tokens follow if the vocabulary size in the ``config.json`` of transformers in the
+            same folder is larger.
         vocab_size: number of symbols.
         companions: files of a transformers model in the same folder; a stream has copies of these files for exports.
         decode_batch: function that returns the text of each list of token numbers.
@@ -114,11 +115,13 @@ class StreamTokenizer:
             raise AlmaError(f"{self.file}: the tokenizer has no tokens; give a trained tokenizer")
         self.symbols: list[str] = []
         self._token_of: dict[str, int] = {}
-        unused = max(0, _num_rows(self.file.parent) - len(self.pieces))
+        known, unused = {*self.pieces}, max(0, _num_rows(self.file.parent) - len(self.pieces))
         for number, piece in enumerate([*self.pieces, *[""] * unused]):
             is_taken = piece in FAIRSEQ_SYMBOLS or piece in self._token_of
             if not piece or _WHITE_SPACE.search(piece) or is_taken or piece.startswith("#fairseq:"):
                 piece = f"<unit:{number}>"
+                while piece in known:  # a token may have this text as its piece
+                    piece = f"<{piece}>"
             self._token_of[piece] = number
             self.symbols.append(piece)
         self.vocab_size = len(self.symbols)

@@ -64,6 +64,26 @@ def test_pieces_that_a_dictionary_cannot_hold_get_other_names(tmp_path):
     assert symbols == ["<unit:0>", "<unit:1>", "<unit:2>", "c", "<unit:4>", "<unit:5>", "<unit:6>", "d"]
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "expected"),
+    [
+        ({"<unit:2>": 0, "c": 1, "a b": 2}, ["<unit:2>", "c", "<<unit:2>>"]),
+        ({"a b": 0, "c": 1, "<unit:0>": 2, "<<unit:0>>": 3}, ["<<<unit:0>>>", "c", "<unit:0>", "<<unit:0>>"]),
+    ],
+    ids=["before", "after"],
+)
+def test_a_replacement_symbol_is_not_the_piece_of_another_token(tmp_path, vocabulary, expected):
+    from fairseq.data import Dictionary
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel(vocabulary, unk_token="c")).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = StreamTokenizer(tmp_path)
+    assert tokenizer.symbols == expected
+    (tmp_path / "dict.txt").write_text("".join(f"{symbol} 1\n" for symbol in tokenizer.symbols))
+    assert Dictionary.load(str(tmp_path / "dict.txt")).symbols[4:] == expected  # fairseq refuses duplicate symbols
+    assert tokenizer.decode([expected[0]]) == tokenizer.decode_batch([[0]])[0]
+
+
 def test_a_published_tokenizer_does_not_truncate_pad_or_add_tokens(folder, tmp_path):
     from tokenizers import Tokenizer
 
