@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 from typing import Iterator, Optional
 
-GIVEN_CODE: list[str] = []
+USER_CODE: list[str] = []
 """Files and folders with user code, such as learners. Messages about errors in user code contain file and line."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
@@ -82,7 +82,7 @@ def describe_fault(error: BaseException) -> Optional[str]:
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
     for file, line in reversed(frames):
-        if any(file == given or file.startswith(f"{given}{os.sep}") for given in GIVEN_CODE):
+        if any(file == code or file.startswith(f"{code}{os.sep}") for code in USER_CODE):
             return f"{file}, line {line}: {type(error).__name__}: {error}; correct the code and repeat the command"
     return None
 

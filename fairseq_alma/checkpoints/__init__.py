@@ -5,11 +5,12 @@ LAST_CHECKPOINT = "checkpoint_last.pt"
 JOINT_MODEL = "alma_umix"
 """Architecture of several models that are trained jointly on the mean or sum of their logits."""
 TASK_STATE, IMAGE_TASK_STATE = "AlmaLMTask", "AlmaImageClassificationTask"
-"""Keys of ``extra_state`` that contain the state of training features; fairseq uses the class name of the task."""
+"""Keys of ``extra_state`` for the state of training features: the class names of the tasks for text and images."""
 TRAIN_TOKENS, FIRST_UPDATE, AVERAGE = "train_tokens", "first_update", "average"
-"""Keys of the state of training features: training tokens of the stage, including repetitions in later epochs; number
-of updates before the stage, only present with ``--carry-optimizer``; averaged weights in fp32, by name in ``model``."""
+"""Keys of the state of training features: ``train_tokens``, number of training tokens of the stage, counted in each
+epoch; ``first_update``, number of updates before the stage (with ``--carry-optimizer``); ``average``, averaged fp32
+weights by parameter name."""
 
 
 class UnfitCheckpoint(ValueError):
-    """Error for a file that is not a usable checkpoint; the caller puts the file name before the message."""
+    """Error for a file that is not a usable checkpoint. The message has no file name; the caller adds the file name."""

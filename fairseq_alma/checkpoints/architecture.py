@@ -28,40 +28,41 @@ Weights = Mapping[str, Tensor]
 
 
 def check_config(config: Any, is_member: bool = False) -> None:
-    """Raise UnfitCheckpoint if ``cfg.model`` or one of its members has an unsupported architecture or option."""
+    """Raise UnfitCheckpoint if ``cfg.model`` or an ensemble member has an unsupported architecture or option."""
     name = config.get("_name") if isinstance(config, dict) else None
     if name == ENSEMBLE_ARCH:
         if is_member:
-            raise UnfitCheckpoint("an ensemble of ensembles (a format of version 0.2.0); join its single models again")
+            raise UnfitCheckpoint("ensembles of ensembles (version 0.2.0) are not supported; join single models")
         for entry in config["members"]:
             if "config" in entry:
                 check_config(entry["config"], is_member=True)
     elif name == JOINT_MODEL:
         if config.get("member_arch") not in IMAGE_ARCHITECTURES:
-            raise UnfitCheckpoint(f"architecture {config.get('member_arch')!r} of its members is not supported")
+            expected = " or ".join(IMAGE_ARCHITECTURES)
+            raise UnfitCheckpoint(f"expected member architecture {expected}, found {config.get('member_arch')!r}")
     elif name not in SINGLE_MODELS:
-        raise UnfitCheckpoint(f"architecture {str(name)[:60]} is not supported; expected alma_… or transformer_lm…")
+        raise UnfitCheckpoint(f"expected architecture alma_… or transformer_lm…, found {str(name)[:60]}")
     elif config.get("mup"):
-        raise UnfitCheckpoint("trained with --mup of version 0.2.0, which is not supported; train the model again")
+        raise UnfitCheckpoint("trained with --mup (version 0.2.0), which is not supported; train the model again")
     elif name in TRANSFORMER_LMS:
         cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
         if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:
-            raise UnfitCheckpoint("character embeddings and xformers are not supported in checkpoints")
+            raise UnfitCheckpoint("models with character embeddings or xformers attention are not supported")
         if any(each is not None and not _CUTOFFS.fullmatch(str(each)) for each in cutoffs):
-            raise UnfitCheckpoint(f"expected integers and commas as adaptive cutoffs, found {str(cutoffs)[:60]}")
+            raise UnfitCheckpoint(f"expected adaptive cutoffs such as 10000,50000, found {str(cutoffs)[:60]}")
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError if names or shapes of weights differ from a model, which may be on device ``meta``."""
+    """Raise AlmaError if names or shapes of ``weights`` differ from ``model``, which may be on device ``meta``."""
     found, needed = ({name: tuple(each.shape) for name, each in part.items()} for part in (weights, model.state_dict()))
     found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
     wrong = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])
     for problem, names in (
         ("lacks {} tensor(s)", sorted(needed.keys() - found.keys())),
         ("has {} unexpected tensor(s)", sorted(found.keys() - needed.keys())),
-        ("has {} tensor(s) of another shape", wrong),
+        ("has {} tensor(s) with a wrong shape", wrong),
     ):
         if names:
             first = f"first: {names[0]}"
-            first += f", {found[names[0]]} instead of {needed[names[0]]}" if names is wrong else ""
+            first += f", expected {needed[names[0]]}, found {found[names[0]]}" if names is wrong else ""
             raise AlmaError(f"{path}: the checkpoint {problem.format(len(names))} ({first}); {remedy}")

@@ -21,7 +21,7 @@ from fairseq_alma.files import once_per_file, open_atomically
 Checkpoint = dict[str, Any]
 
 DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key of ``task_state``: the sha256 of the vocabulary of the training."""
+"""Key of ``task_state`` for the sha256 of the training vocabulary (``dict.txt``)."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
@@ -34,7 +34,7 @@ def read_checkpoint(
     Args:
         path: checkpoint file.
         mmap: memory-map the file; torch then reads a tensor from disk only when the tensor is used.
-        remedy: next step for the user, the end of error messages.
+        remedy: next step for the user, appended to error messages.
         needed: required keys in addition to ``cfg`` and ``model``.
 
     Returns:
@@ -61,7 +61,7 @@ def _check_content(checkpoint: Any) -> None:
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "model" not in checkpoint:
         raise UnfitCheckpoint("not a checkpoint of fairseq (lacks 'model' or 'cfg')")
     if checkpoint.get("args") is not None:
-        raise UnfitCheckpoint("has options in 'args', a format of fairseq up to 2020 that is not supported")
+        raise UnfitCheckpoint("options in 'args' (checkpoint format of fairseq until 2020) are not supported")
     weights = checkpoint["model"]
     if not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
         raise UnfitCheckpoint("damaged: 'model' is not a dictionary of weights")
@@ -74,10 +74,10 @@ def _check_content(checkpoint: Any) -> None:
 
 
 def load_archive(path: Path, mmap: bool) -> Any:
-    """Load tensors and plain data from a file of ``torch.save`` on the CPU; for the arguments see `read_checkpoint`.
+    """Load a file written by ``torch.save`` on the CPU; for the arguments see `read_checkpoint`.
 
     Raises:
-        UnfitCheckpoint: the file is truncated or damaged, or contains other objects.
+        UnfitCheckpoint: the file is damaged, or contains objects other than tensors and plain data.
     """
     _check_archive(path)
     with open(path, "rb") as file:
@@ -90,12 +90,12 @@ def load_archive(path: Path, mmap: bool) -> Any:
         except OSError:
             raise
         except Exception as error:  # do not show torch's message: it advises unsafe loading
-            raise UnfitCheckpoint("damaged, or contains other objects than weights and plain data") from error
+            raise UnfitCheckpoint("damaged, or contains objects other than weights and plain data") from error
 
 
 @once_per_file
 def _check_archive(path: Path) -> None:
-    """Verify the checksum of each archive entry; torch does not verify checksums."""
+    """Verify the checksum of each archive entry; ``torch.load`` does not verify checksums."""
     if not zipfile.is_zipfile(path):
         raise UnfitCheckpoint(f"not a checkpoint, or truncated ({path.stat().st_size:,} bytes, not a zip archive)")
     try:
@@ -110,7 +110,7 @@ def _check_archive(path: Path) -> None:
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint without optimizer state that has all keys required by fairseq."""
+    """Return a checkpoint without optimizer state, with all keys that fairseq requires."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
     return {
         "args": None,
@@ -124,21 +124,22 @@ def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
-    """Save a checkpoint to a temporary file and rename the file."""
+    """Write a checkpoint to a temporary file, then rename this file to ``path``."""
     with open_atomically(Path(path)) as file:
         torch.save(checkpoint, file)
 
 
 def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
-    """Return the entry of ``extra_state`` that contains averaged weights, or None if no entry does."""
+    """Return the entry of ``extra_state`` that contains averaged weights; None: no averaged weights."""
     entries = (checkpoint.get("extra_state", {}).get(key) for key in (TASK_STATE, IMAGE_TASK_STATE))
     return next((each for each in entries if isinstance(each, dict) and isinstance(each.get(AVERAGE), dict)), None)
 
 
 def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``model`` with averaged weights as parameters; other tensors, such as buffers, do not change.
+    """Return ``model`` with parameters replaced by averaged weights; buffers do not change.
 
-    The average has one name for each parameter; a shared parameter has several names in ``model``.
+    ``average`` has one name for each parameter. A shared parameter has several names in ``model``; the averaged weight
+    replaces the parameter under each name.
     """
     shared = {(model[name].data_ptr(), model[name].numel()): each for name, each in average.items() if name in model}
     weights = {name: shared.get((each.data_ptr(), each.numel()), each) for name, each in model.items()}

@@ -21,13 +21,13 @@ from fairseq_alma.growth.tensors import (
 )
 
 RECORD_KEY = "alma_growth"
-"""Key of a grown checkpoint: a list of records (numbers and strings), one record for each growth step."""
+"""Key of a grown checkpoint for the list of records: for each growth step, a dictionary of numbers and strings."""
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """Arguments of a growth step of all layers of experts in a model."""
+    """Growth plans and options of one growth step of a model with experts."""
 
     layers: Mapping[str, MixtureGrowth]  # growth plan of each layer of experts, by its name in the model
     seed: int  # random seed of new weights and noise
@@ -92,13 +92,13 @@ def add_layers(
     record: Mapping[str, Any],
     optimizer: str,
 ) -> Checkpoint:
-    """Return a checkpoint of the model with new last layers, which output zero. The model output does not change.
+    """Return a checkpoint of the model with additional last layers; the model output does not change.
 
     Args:
         checkpoint: checkpoint to grow.
         config: new values of options in ``cfg.model``.
         fresh: random weights of the larger model, by tensor name.
-        outputs: name suffixes of the parameters whose output is added to the residual stream.
+        outputs: name suffixes of the output projections in a layer; new layers have zero output projections.
         names: parameter names of the source and of the result, each in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
         optimizer: ``reset``, or ``copy`` to keep the optimizer state of the old layers.
@@ -128,11 +128,11 @@ def with_one_expert(
     Args:
         checkpoint: checkpoint of the dense model.
         names: parameter names, in the order of the model.
-        every: n; layers with experts are the layers of `has_experts`.
+        every: n; `has_experts` selects the layers.
         factor: factor applied to the output of each expert.
 
     Returns:
-        (checkpoint, parameter names of the checkpoint). The expert has the optimizer state of the MLP.
+        (new checkpoint, parameter names of the new checkpoint). Experts have the optimizer state of the MLPs.
     """
 
     def rename(name: str) -> list[str]:
@@ -200,8 +200,8 @@ def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Seq
             figures = "– | – | –"
             if layer in counts:
                 tokens, loss = counts[layer][expert], losses[layer][expert]
-                figures = f"{tokens:,} | {loss:,.1f} | {loss / tokens:.3f}" if tokens else "0 | 0.0 | no token"
+                figures = f"{tokens:,} | {loss:,.1f} | {loss / tokens:.3f}" if tokens else "0 | 0.0 | –"
             lines.append(f"{layer} | {expert} | {figures} | {' and '.join(children) if len(children) > 1 else ''}")
         if fresh := [str(new) for new, source in enumerate(growth.expert_source) if source is None]:
-            lines.append(f"{layer} | new | – | – | – | {', '.join(fresh)} at random")
+            lines.append(f"{layer} | new | – | – | – | {', '.join(fresh)} (random weights)")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint,
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError
 
-_REMEDY = "members need the same dictionary, or the same classes and image sizes; train all members on one stream"
+_REMEDY = "members need the same dictionary (text) or classes and image sizes (images); train all members on one stream"
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class MemberModel:
 
 
 def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
-    """Return the weights of an embedded member under the names in the member's own checkpoint."""
+    """Return the weights of an embedded member, named as in the member's own checkpoint."""
     prefix = f"decoder.members.{index}."
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Path]) -> Iterator[MemberModel]:
-    """Yield the members of an ensemble, given its ``cfg.model``, ``model`` and folder (None: unknown).
+    """Yield the members of an ensemble. ``folder`` is the folder of the ensemble's checkpoint; None: unknown.
 
     Raises:
-        AlmaError: the file of a member is missing, changed, or an ensemble.
+        AlmaError: the file of a member is missing, has changed, or contains an ensemble.
     """
     for index, entry in enumerate(config["members"]):
         if "config" in entry:
@@ -62,13 +62,13 @@ def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
     path = next((each for each in candidates if each.is_file()), None)
     if path is None:
         raise AlmaError(
-            f"{' and '.join(dict.fromkeys(map(str, candidates)))}: this member of the ensemble is missing; restore the "
+            f"{' or '.join(dict.fromkeys(map(str, candidates)))}: file of an ensemble member not found; restore the "
             "file, or make the ensemble again with alma-ensemble (--embed writes all weights into one file)"
         )
-    if file_sha256(path) != entry["sha256"]:
+    if (found := file_sha256(path)) != entry["sha256"]:
         raise AlmaError(
-            f"{path}: changed since the ensemble was made (expected sha256 {entry['sha256'][:12]}…); restore the file, "
-            "or make the ensemble again with alma-ensemble"
+            f"{path}: changed since the ensemble was made (expected sha256 {entry['sha256'][:12]}…, found "
+            f"{found[:12]}…); restore the file, or make the ensemble again with alma-ensemble"
         )
     return path
 
@@ -76,7 +76,7 @@ def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
 def _read_single_model(path: Path) -> Checkpoint:
     checkpoint = read_checkpoint(path)
     if checkpoint["cfg"]["model"]["_name"] == ENSEMBLE_ARCH:
-        raise AlmaError(f"{path}: an ensemble cannot be a member of another ensemble; give its members instead")
+        raise AlmaError(f"{path}: an ensemble cannot be a member of an ensemble; give the single models")
     return checkpoint
 
 
@@ -90,8 +90,8 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
         embed: embed the weights of the members instead of storing references to their files.
 
     Raises:
-        AlmaError: a member is not a checkpoint of a single model, has other outputs or another dictionary than the
-            members before it, or is ``out``.
+        AlmaError: a member is not a checkpoint of a single model, differs from the previous members in sizes or
+            dictionary, or is ``out``.
     """
     checkpoints = [_read_single_model(path) for path in paths]
     state = dict(checkpoints[0].get("task_state", {}))
@@ -104,8 +104,8 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
             known = state.get(DICTIONARY_KEY) or dictionary
             if dictionary != known:
                 raise AlmaError(
-                    f"{path}: trained with dictionary {dictionary[:12]}…, but the members before it with "
-                    f"{known[:12]}…; {_REMEDY}"
+                    f"{path}: expected dictionary {known[:12]}… of the previous members, found {dictionary[:12]}…; "
+                    f"{_REMEDY}"
                 )
             state[DICTIONARY_KEY] = dictionary
         entry = {"weight": weight / sum(weights), "sha256": file_sha256(path)}
@@ -121,13 +121,13 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
 
 
 def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> dict[str, int]:
-    """Return the sizes common to all members.
+    """Return the input and output sizes that all members share.
 
-    The key is ``vocab_size`` for language models. The keys are ``num_classes`` and ``image_channels`` for convolutional
-    networks, ``num_classes`` and ``image_pixels`` for fully connected networks.
+    Keys: ``vocab_size`` for language models, ``num_classes`` and ``image_channels`` for convolutional networks,
+    ``num_classes`` and ``image_pixels`` for fully connected networks.
 
     Raises:
-        AlmaError: the sizes of a member differ from the sizes of the members before it.
+        AlmaError: the sizes of a member differ from the sizes of the previous members.
     """
     shared: dict[str, int] = {}
     for path, checkpoint in zip(paths, checkpoints, strict=True):
@@ -142,7 +142,7 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
             found = {"num_classes": linear[-1][1], **first}
         if shared and (not found.keys() & shared.keys() or {**shared, **found} != {**found, **shared}):
             sizes, others = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (found, shared))
-            raise AlmaError(f"{path}: {sizes}, but the members before it have {others}; {_REMEDY}")
+            raise AlmaError(f"{path}: expected {others} as in the previous members, found {sizes}; {_REMEDY}")
         shared |= found
     return shared
 
@@ -152,9 +152,9 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
     found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
     if found != stream.dictionary_sha256:
         raise AlmaError(
-            f"{path}: trained with another tokenizer (dict.txt {found[:12]}…) than the tokenizer of {stream.root} "
-            f"({stream.dictionary_sha256[:12]}…); give the stream of its training, or a stream prepared with the same "
-            "tokenizer (alma-prep-text --tokenizer)"
+            f"{path}: expected the tokenizer of {stream.root} (dict.txt {stream.dictionary_sha256[:12]}…), found "
+            f"another tokenizer (dict.txt {found[:12]}…); give the training stream of the checkpoint, or a stream "
+            "prepared with the same tokenizer (alma-prep-text --tokenizer)"
         )
 
 
@@ -181,9 +181,9 @@ def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor
     """Return the logarithm of the weighted mean of probabilities.
 
     Args:
-        log_probs: N log-probabilities (…, V) of any dtype, modified in place. The function consumes them one by one,
-            so that at most two tensors are in memory.
-        weights: N non-negative floats that sum to 1. A tensor is not allowed, because --fp16 would round it.
+        log_probs: N tensors (…, V) of log-probabilities, of any dtype, modified in place. With a generator, at most two
+            tensors are in memory.
+        weights: N non-negative floats that sum to 1; not a tensor, because --fp16 would round a tensor.
 
     Returns:
         fp32 tensor (…, V), which can also be used as logits: its softmax is the mean.

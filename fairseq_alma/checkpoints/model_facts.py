@@ -20,7 +20,7 @@ class ModelFacts:
     """Numbers of parameters, experts and FLOPs of a model.
 
     FLOPs include only matrix products. A multiply-add is two FLOPs, as in ``torch.utils.flop_counter``. FLOPs of
-    attention are computed for the complete T x T products. A token passes through one expert of each Switch layer.
+    attention include masked positions (complete T x T products). A token uses one expert of each Switch layer.
     """
 
     num_params: int  # parameters in the checkpoint; a shared parameter is counted once
@@ -36,7 +36,9 @@ def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
 
 
 def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> ModelFacts:
-    """Return the `ModelFacts` of ``cfg.model`` and ``model``. For an ensemble, numbers are sums over the members.
+    """Return the `ModelFacts` of a model, given ``cfg.model`` and ``model`` of the checkpoint ``path``.
+
+    For an ensemble, parameters and FLOPs are sums over the members, and ``num_experts`` is the maximum.
 
     Raises:
         AlmaError: the architecture is not a language model of this package, or a member is missing or changed.
@@ -51,7 +53,7 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
             num_members=len(facts),
         )
     if config["_name"] not in (*SWITCH_SIZES, *TRANSFORMER_SIZES):
-        raise AlmaError(f"{path}: the FLOPs of architecture {config['_name']} are not known; use --arch alma_…")
+        raise AlmaError(f"{path}: cannot compute the FLOPs of {config['_name']}; train a model with --arch alma_…")
     num_experts, flops = 1, 0
     for name, tensor in weights.items():
         if tensor.dim() == 3:

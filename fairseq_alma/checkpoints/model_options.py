@@ -94,8 +94,8 @@ class ExpertOptions(Options):
 class AlmaTransformerOptions(Options):
     """Options of ``alma_transformer_lm`` in addition to `ExpertOptions`.
 
-    A shape option that is not given has the value in the starting checkpoint. Without a starting checkpoint, the option
-    has its default value.
+    A shape option that is not given has its value in the starting checkpoint. If training starts from random weights,
+    the option has its default value.
     """
 
     dropout: float = of_text(0.0, "dropout probability of embeddings and residual branches", range=SHARE)
@@ -109,11 +109,13 @@ class AlmaTransformerOptions(Options):
     )
     num_kv_heads: Optional[int] = shape_of_text(
         None,
-        "number of key-value heads; must divide the number of query heads (default: query heads)",
+        "number of key-value heads; must divide the number of query heads (default: number of query heads)",
         range=SIZE,
     )
     head_dim: Optional[int] = shape_of_text(
-        None, "dimension of a head, an even number (default: 64 for model dimensions from 512 on, else 32)", range=SIZE
+        None,
+        "even dimension of a head (default: 64 if the model dimension is at least 512, else 32)",
+        range=SIZE,
     )
     rope_theta: Optional[float] = shape_of_text(
         None, "base of the rotary frequencies (default: 10000)", range=real(1, 1e12)
@@ -133,7 +135,7 @@ class AlmaTransformerOptions(Options):
 
 @dataclass(frozen=True)
 class LengthOptions(Options):
-    """Options of the task for text that language models also have."""
+    """Options that the text task and language models share."""
 
     tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
     max_target_positions: Optional[int] = of_text(None, "maximum length of a sequence, in tokens", range=SIZE)
@@ -141,19 +143,19 @@ class LengthOptions(Options):
 
 @dataclass(frozen=True)
 class JointOptions(Options):
-    """Options of several models trained jointly."""
+    """Options of ``alma_umix``: several models that are trained jointly."""
 
     num_members: int = opt(2, "number of jointly trained models", range=integer(1, 10_000), shape=True)
     member_arch: str = opt("alma_mlp", "architecture of each member", shape=True)
     member_options: str = opt("", "model options of all members in one string, such as '--width 64'")
-    joint_logits: str = opt("mean", "combination of the members' logits", choices=("mean", "sum"), shape=True)
+    joint_logits: str = opt("mean", "how the members' logits are combined", choices=("mean", "sum"), shape=True)
 
 
 @dataclass(frozen=True)
 class MLPOptions(Options):
     """Options of fully connected networks."""
 
-    width: int = shape_of_images(64, "neurons of each hidden layer or expert (paper: 4 to 64)", range=SIZE)
+    width: int = shape_of_images(64, "number of neurons in each hidden layer or expert (paper: 4 to 64)", range=SIZE)
     hidden_layers: int = shape_of_images(2, "number of hidden layers", range=LAYERS)
 
 
@@ -162,11 +164,11 @@ class VGGVariantOptions(Options):
     """Options for details of VGG networks that the paper does not specify."""
 
     last_pool: str = shape_of_images(
-        "mean", "final pooling over the image: mean, or max as in the paper's code", choices=("mean", "max")
+        "mean", "final pooling over the image: mean, or max as in the paper's released code", choices=("mean", "max")
     )
     initial_weights: str = shape_of_images(
         "he",
-        "initialization of convolutions: he, or torch's default (used in the paper's code)",
+        "initialization of convolutions: he, or torch's default (used in the paper's released code)",
         choices=("he", "default"),
     )
 
@@ -176,16 +178,17 @@ class VGGOptions(Options):
     """Options of VGG networks."""
 
     channels: int = shape_of_images(
-        32, "feature maps of each layer or expert before growth (paper: 4 to 64)", range=SIZE
+        32, "number of feature maps in each layer or expert before growth (paper: 4 to 64)", range=SIZE
     )
 
 
 @dataclass(frozen=True)
 class GrownVGGOptions(Options):
-    """Options of growing VGG networks."""
+    """Options of VGG networks whose layers grow (``alma_firefly_vgg``)."""
 
     layer_channels: str = shape_of_images(
-        "", "comma-separated feature maps of each layer, set by model growth; empty: --channels"
+        "",
+        "comma-separated numbers of feature maps in each layer, set by model growth; empty: --channels",
     )
 
 
@@ -196,7 +199,7 @@ class MixtureOptions(Options):
     num_experts: int = shape_of_images(1, "experts per mixture before growth", range=integer(1, MAX_EXPERTS))
     gate: str = shape_of_images(
         "soft",
-        "soft: weighted mean of all experts; hard: one expert, sampled in training, on the best path in evaluation",
+        "soft: weighted mean of all experts; hard: one expert (in training: sampled; in evaluation: best path)",
         choices=("soft", "hard"),
     )
     gate_trees: str = shape_of_images("", "gate tree of each mixture as JSON, set by model growth; empty: flat")
@@ -224,36 +227,39 @@ class GrowOptions(Options):
     )
     moe_freq: Optional[int] = opt(
         None,
-        f"dense model with --experts: make every n-th FFN layer a Switch layer (default: {USUAL_FREQUENCY})",
+        f"for a dense model with --experts: make every n-th FFN layer a Switch layer (default: {USUAL_FREQUENCY})",
         range=_FREQUENCY,
     )
     layers: Optional[int] = opt(
         None, "new number of decoder layers; new layers output zero, so the loss does not change", range=LAYERS
     )
     select: str = opt(
-        "loss", "grow experts with the largest summed loss, with the most tokens, or at random", choices=SELECTIONS
+        "loss", "select the experts to grow by largest summed loss, by most tokens, or at random", choices=SELECTIONS
     )
     stream: Optional[str] = opt(
-        None, "stream on which --select measures experts (default: training stream of the model)", metavar="STREAM"
+        None, "stream for measuring the loss of each expert (default: training stream of the model)", metavar="STREAM"
     )
-    split: str = opt("valid", "held-out split on which --select measures experts", metavar="SPLIT")
+    split: str = opt("valid", "held-out split for measuring the loss of each expert", metavar="SPLIT")
     noise: float = opt(
-        0.0, "with --method copy: standard deviation of noise on copied gate rows", range=real(0, 1e6), metavar="X"
+        0.0,
+        "with --method copy: standard deviation of noise added to copied gate rows",
+        range=real(0, 1e6),
+        metavar="X",
     )
     optimizer: str = opt(
         "reset",
         "optimizer state: reset, copy, or share between the halves of a split expert",
         choices=("reset", "copy", "share"),
     )
-    batch_size: int = opt(16, "sequences per batch when --select measures experts", range=integer())
-    tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: value of the training)", range=SIZE)
+    batch_size: int = opt(16, "sequences per batch for measuring the loss of each expert", range=integer())
+    tokens_per_sample: Optional[int] = opt(None, "tokens per sequence (default: value used in training)", range=SIZE)
     seed: int = opt(1, "random seed of new weights, noise and random selection", range=integer(0, 2**63 - 1))
-    cpu: bool = opt(False, "measure experts on the CPU even if a GPU is available")
+    cpu: bool = opt(False, "use the CPU even if a GPU is available")
     force: bool = opt(False, "replace --out if it exists")
 
 
 @dataclass
-class Beginning:
+class StartOptions:
     """Options of fairseq-train that select the starting checkpoint.
 
     ``finetune_from_model`` loads only the weights. ``restore_file`` loads the complete training state.
@@ -265,21 +271,21 @@ class Beginning:
 
 WEIGHTS_FLAG = "--finetune-from-model"
 """Option of fairseq-train that loads only the weights of a checkpoint."""
-NO_BEGINNING = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
-"""Default values of the fields of `Beginning`; ``--restore-file`` defaults to the last checkpoint of the training."""
+DEFAULT_START = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
+"""Default values of the fields of `StartOptions`; by default, fairseq-train resumes from its last checkpoint."""
 
 
 def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
     """Return the checkpoint that fairseq-train starts from, or None for random weights.
 
-    ``cfg`` has the fields of `Beginning`; ``continue_once`` is the checkpoint of ``--continue-once``.
+    ``cfg`` has the fields of `StartOptions`; ``continue_once`` is the checkpoint of ``--continue-once``.
     """
     restored = None if cfg.restore_file == LAST_CHECKPOINT else cfg.restore_file
     return next((each for each in (continue_once, cfg.finetune_from_model) if each is not None), restored)
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:
-    """Replace each option of ``alma_transformer_lm`` that is None by its default, in place.
+    """Replace None in the options of ``alma_transformer_lm`` by default values, in place.
 
     Raises:
         AlmaError: two options conflict.
@@ -294,19 +300,19 @@ def complete_sizes(options: dict[str, Any], arch: str) -> None:
     heads = default("decoder_attention_heads", max(1, width // (options["head_dim"] or (32 if width < 512 else 64))))
     if options["head_dim"] is None and width % heads:
         raise AlmaError(
-            f"--decoder-attention-heads {heads}: does not divide --decoder-embed-dim {width}; give a divisor, or "
-            "--head-dim"
+            f"--decoder-attention-heads {heads}: must divide --decoder-embed-dim {width}; give a divisor of {width}, "
+            "or set --head-dim"
         )
     if default("head_dim", width // heads) % 2:
         raise AlmaError(
-            f"--head-dim {options['head_dim']}: is odd, but rotary positions need pairs; give an even number, or other "
-            "--decoder-attention-heads"
+            f"--head-dim {options['head_dim']}: rotary embeddings need an even number; give an even --head-dim, or "
+            "change --decoder-attention-heads"
         )
     kv_heads = default("num_kv_heads", heads)
     if heads % kv_heads:
         raise AlmaError(f"--num-kv-heads {kv_heads}: must divide the {heads} query heads; give a divisor of {heads}")
     every = default("moe_freq", USUAL_FREQUENCY)
     if default("num_experts", 1) > 1 and not 1 <= every <= layers:
-        raise AlmaError(f"--moe-freq {every}: the model has {layers} layers; give 1 to {layers}")
+        raise AlmaError(f"--moe-freq {every}: gives no Switch layer in {layers} layers; give 1 to {layers}")
     for name, value in (("rope_theta", 10000.0), ("norm_eps", 1e-6), ("gate_trees", ""), ("symbol_ids", "")):
         default(name, value)

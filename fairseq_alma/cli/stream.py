@@ -30,7 +30,7 @@ from fairseq_alma.terminal import print_line
 from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.training.feature import FEATURES, Features, PlannedRun
-from fairseq_alma.training.given_code import import_from
+from fairseq_alma.training.user_code import import_from
 from fairseq_alma.watch.arrivals import ArrivalCurves
 from fairseq_alma.watch.run_display import RunDisplay
 

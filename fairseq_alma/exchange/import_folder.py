@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_alma.checkpoints.architecture import refuse_other_shapes
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, FLOATS, Checkpoint, untrained_checkpoint
-from fairseq_alma.checkpoints.model_options import NO_BEGINNING, USUAL_FREQUENCY
+from fairseq_alma.checkpoints.model_options import DEFAULT_START, USUAL_FREQUENCY
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
@@ -147,7 +147,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "compile": False,
         "tokens_per_sample": config.max_position_embeddings,
         "max_target_positions": None,
-        **NO_BEGINNING,
+        **DEFAULT_START,
     }
 
 

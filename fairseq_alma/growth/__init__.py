@@ -2,4 +2,4 @@
 
 EXPERT_METHODS = ("copy", "split", "scratch")
 SELECTIONS = ("loss", "usage", "random")
-"""How the parents of new experts are selected; see `tensors.select_experts`."""
+"""Criteria for selecting the experts to copy or split; see `tensors.select_experts`."""

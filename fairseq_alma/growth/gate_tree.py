@@ -24,7 +24,7 @@ Nested = Union[int, list["Nested"]]
 
 
 class Choice(NamedTuple):
-    """Softmax over the rows from ``start`` to ``stop`` (exclusive); row ``parent_row`` leads to it (None: root)."""
+    """Softmax over the gate rows ``start`` to ``stop`` (exclusive); ``parent_row`` leads to the choice (None: root)."""
 
     start: int
     stop: int
@@ -55,7 +55,7 @@ class GateTree:
         """Return the tree that nested lists of expert numbers represent.
 
         Raises:
-            AlmaError: a choice is not a list or is empty, or the experts are not 0 to n-1, each once.
+            AlmaError: a choice is not a list or is empty, or the expert numbers are not 0 to n-1, each exactly once.
         """
         choices: list[Choice] = []
         row_expert: list[Optional[int]] = []
@@ -72,7 +72,7 @@ class GateTree:
                 pending.extend([] if is_expert else [(child, row)])
         experts = sorted(expert for expert in row_expert if expert is not None)
         if experts != [*range(len(experts))]:
-            raise AlmaError(f"gate tree {_shorten(nested)}: experts must be 0 to n-1, each once")
+            raise AlmaError(f"gate tree {_shorten(nested)}: expert numbers must be 0 to n-1, each exactly once")
         return cls(tuple(choices), tuple(row_expert))
 
     @property
@@ -90,7 +90,10 @@ class GateTree:
         return self.row_expert == tuple(range(self.num_rows))
 
     def with_copy(self, expert: int, new_expert: int, method: str) -> "GateTree":
-        """Return the tree with a copy of an expert: ``split`` replaces 2 by [2, 4], ``copy`` [0, 2] by [0, 2, 4]."""
+        """Return the tree with a copy of an expert.
+
+        For expert 2 and new expert 4, ``split`` replaces 2 by [2, 4], and ``copy`` replaces [0, 2] by [0, 2, 4].
+        """
         row, choices = self.row_expert.index(expert), self._lists()
         number = bisect_right(self.choices, row, key=lambda choice: choice.start) - 1
         if method == "split":
@@ -124,7 +127,7 @@ class GateTree:
 
 
 def has_experts(layer: int, every: int) -> bool:
-    """Return whether a layer, counted from 0, has experts: with ``every`` 2, layers 1, 3, 5, …; with 0, no layer."""
+    """Return whether a layer, counted from 0, has experts: ``every`` 2 selects layers 1, 3, 5, …; 0 selects none."""
     return every > 0 and (layer + 1) % every == 0
 
 
@@ -139,7 +142,7 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
     """
     is_switch = [has_experts(layer, options.moe_freq) for layer in range(options.decoder_layers)]
     if options.gate_trees and not any(is_switch):
-        raise AlmaError(f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer; omit one of the two")
+        raise AlmaError(f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer; omit one of the options")
     trees = iter(parse_gate_trees(options.gate_trees, sum(is_switch), options.num_experts))
     return [next(trees) if each else None for each in is_switch]
 
@@ -153,7 +156,7 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
         num_experts: required number of experts in each tree.
 
     Raises:
-        AlmaError: the text is invalid, or the number of trees or experts is not the required one.
+        AlmaError: the text is invalid, or has a wrong number of trees or experts.
     """
     if num_experts is None:
         raise AlmaError("--num-experts: not given; give the number of experts")
@@ -164,7 +167,8 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
     except (json.JSONDecodeError, RecursionError) as error:
         raise AlmaError(f"--gate-trees {_shorten(text)}: not JSON ({error}); copy the output of alma-grow") from error
     if not isinstance(nested, list) or len(nested) != num_layers:
-        raise AlmaError(f"--gate-trees {_shorten(text)}: needs a list of {num_layers} trees, one per layer of experts")
+        expected = f"a list of {num_layers} trees, one for each layer of experts"
+        raise AlmaError(f"--gate-trees {_shorten(text)}: expected {expected}; copy the output of alma-grow")
     trees = [GateTree.from_nested(layer) for layer in nested]
     for layer, tree in enumerate(trees):
         if tree.num_experts != num_experts:

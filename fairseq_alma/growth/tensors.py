@@ -4,7 +4,8 @@ Growth methods (paper v5, sections 4.2 and 5, appendix A):
 
 - ``copy``: the paper's method for text. The new expert has the weights and the gate row of an old expert, and the tree
   remains flat. The softmax has one more entry, so every gate value changes and the loss increases.
-- ``split``: a choice between two equal experts with a new random gate replaces an expert. The output does not change.
+- ``split``: a choice between two copies of an expert replaces the expert. The new gate rows are random. The output does
+  not change.
 - ``scratch``: the new experts have random weights, and random gate rows at the root.
 """
 
@@ -28,8 +29,8 @@ class MixtureGrowth:
     Attributes:
         old: gate tree before growth.
         new: gate tree after growth.
-        expert_source: for each new expert number, the old expert to copy; None: random weights.
-        row_source: for each row of the new gate, the old row to copy; None: random weights.
+        expert_source: for each expert after growth, the old expert to copy; None: random weights.
+        row_source: for each gate row after growth, the old row to copy; None: random weights.
     """
 
     old: GateTree
@@ -39,7 +40,7 @@ class MixtureGrowth:
 
 
 def grow_mixture(tree: GateTree, method: str, parents: Sequence[Optional[int]]) -> MixtureGrowth:
-    """Plan the growth of a mixture by one expert per parent.
+    """Return the growth plan that adds one expert for each element of ``parents``.
 
     Args:
         tree: gate tree of the mixture.
@@ -73,7 +74,7 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
         generator: random generator for ``random``.
 
     Returns:
-        Expert numbers by descending score; experts with equal scores by ascending number.
+        Numbers of the selected experts, for ``loss`` and ``usage`` by descending score, then by ascending number.
 
     Raises:
         AlmaError: there are fewer than ``num_new`` experts.
@@ -97,8 +98,8 @@ def gather_slices(
 
     Args:
         old: tensor with E slices, (E, …).
-        source: for each slice of the result, the slice of ``old``; None: a new slice.
-        new_slice: function that returns the new slice at a position, in ascending order; None: new slices are zero.
+        source: for each slice of the result, the index of the slice of ``old`` to copy; None: a new slice.
+        new_slice: function that returns the new slice at a position; None: new slices are zero.
 
     Returns:
         Tensor (len(source), …) with the dtype and device of ``old``.
@@ -119,7 +120,7 @@ def grow_tensor(
         name: name within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
         old: value of the parameter.
         growth: growth plan.
-        generator: random generator for noise and new weights; new weights have the initialization of a new layer.
+        generator: random generator for noise and new weights, which are initialized as in a new layer.
         noise: standard deviation of normal noise on copied gate rows.
     """
 
@@ -148,7 +149,7 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
 
     With ``is_shared``, the halves of a split expert get the expected moments of half of its tokens. The gradient of an
     expert is a sum over its tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability
-    1/2, so that over the choice of tokens the gradient H of a half has
+    1/2. The gradient H of a half is then a random variable with
 
         E[H] = G / 2,    E[H²] = G² / 4 + (g_1² + … + g_k²) / 4.
 
@@ -195,13 +196,13 @@ def grow_optimizer_state(
         grow: function that returns the grown state of a parameter, given the name and the old state of the parameter.
 
     Raises:
-        AlmaError: the state has another number of parameters than the old model.
+        AlmaError: the numbers of parameters in the state and in the old model differ.
     """
     (group,) = state["param_groups"] if len(state["param_groups"]) == 1 else ({"params": ()},)
     if len(group["params"]) != len(old):
         raise AlmaError(
-            f"--optimizer copy: the checkpoint's optimizer has {len(group['params'])} parameters, but its model has "
-            f"{len(old)}; use --optimizer reset"
+            f"--optimizer copy or share: expected optimizer state for the {len(old)} parameters of the model, found "
+            f"{len(group['params'])} parameters; use --optimizer reset"
         )
     entries = {name: state["state"][number] for number, name in enumerate(old) if number in state["state"]}
     grown = {number: grow(name, entries[name]) for number, name in enumerate(new) if name in entries}

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES, NETWORK, VGGVariantOptions
 from fairseq_alma.learners.learner import Learner
-from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Preset, filled
+from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Preset, with_preset
 from fairseq_alma.options import (
     TRAINING,
     Option,
@@ -115,7 +115,7 @@ class ImageTrainOptions:
             own, of_vgg = preset.own_training.get(learner.name, {}), preset.vgg if "vgg" in arch else {}
             of_preset = {**preset.training, **own, **of_vgg}
             one_word = {name: " ".join(values) for name, values in given.items() if name in of_preset}
-            needed, overridden = filled(one_word, of_preset)
+            needed, overridden = with_preset(one_word, of_preset)
             self.overridden = tuple(overridden)
             given = {**{name: (str(value),) for name, value in needed.items()}, **given}
         self.values = {**{name: (value,) for name, value in defaults.items()}, **given}

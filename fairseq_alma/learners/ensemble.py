@@ -1,4 +1,4 @@
-"""Learners of several models that predict together, trained separately (Ens, Bagging, gEns) or jointly (UMix)."""
+"""Learners that combine predictions of several models, trained separately (Ens, Bagging, gEns) or jointly (UMix)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Mapping, Optional
@@ -17,7 +17,7 @@ from fairseq_alma.learners.learner import (
 from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
-"""Default number of members: Table 2 of the paper (text), and the paper's image study (v5, Appendix B.1)."""
+"""Default number of members, from Table 2 of the paper (text) and the paper's image study (v5, Appendix B.1)."""
 MEMBERS_HELP = "number of members (default: text 2, images 5; gens: 1 new member in each stage)"
 MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 
@@ -25,7 +25,7 @@ MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 @register_learner("ens")
 @dataclass(frozen=True)
 class Ensemble(Learner):
-    """N models with different seeds, trained separately; ``combine`` selects how predictions are combined."""
+    """N models with different seeds, trained separately; ``combine`` defines how predictions are combined."""
 
     label: ClassVar[Optional[str]] = "Ens"
     bootstrap: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class Bagging(Ensemble):
 @register_learner("gens")
 @dataclass(frozen=True)
 class GrowingEnsemble(Ensemble):
-    """N new models in each stage, trained on the data of the stage; earlier models are frozen and predict too.
+    """N new models in each stage, trained on the data of the stage. Earlier models are frozen; all models predict.
 
     The paper's text does not state the initial weights of a new model; the paper's released code copies the last model.
     """

@@ -20,7 +20,7 @@ METHOD_HELP = "how experts are added (default: split; gmoe on text: copy)"
 
 
 def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
-    """Return the size in each stage from a schedule such as ``4,6,8,12``; ``name`` of the size is for the message.
+    """Return the size in each stage from a schedule such as ``4,6,8,12``. Messages contain ``name``, the kind of size.
 
     Raises:
         ValueError: a size is smaller than the size in the previous stage, or is not a positive integer.
@@ -36,15 +36,15 @@ def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
 
 
 def read_sizes(word: str) -> str:
-    """Check a schedule such as ``experts=4,8,12 layers=2,4,4``. Return the schedule in the order of `SIZES`."""
+    """Check a schedule such as ``experts=4,8,12 layers=2,4,4``. Return the schedule, sorted in the order of `SIZES`."""
     sizes: dict[str, tuple[int, ...]] = {}
     for part in word.split():
         name, _, numbers = part.partition("=")
         if name not in SIZES or name in sizes:
-            raise ValueError(f"{part}: give layers=1,6,6,6, experts=4,6,8,12, or both in one pair of quotes")
+            raise ValueError(f"expected layers=1,6,6,6, experts=4,6,8,12, or both in one pair of quotes, found {part}")
         sizes[name] = read_schedule(numbers, name)
     if len({*map(len, sizes.values())}) != 1:
-        raise ValueError("expected one number for each stage, such as layers=1,6,6,6 experts=4,4,8,8")
+        raise ValueError("expected one number for each stage in each list, such as layers=1,6,6,6 experts=4,4,8,8")
     return " ".join(f"{name}={','.join(map(str, sizes[name]))}" for name in SIZES if name in sizes)
 
 
@@ -57,7 +57,7 @@ class ScheduledGrowth(GrowingModel):
 
     grow_schedule: Optional[str] = opt(
         None,
-        "size in each stage, such as 4,6,8 (gmoe: experts) or 'layers=1,6,6 experts=4,6,8' (grow)",
+        "sizes in each stage: experts such as 4,6,8 (gmoe), or 'layers=1,6,6 experts=4,6,8' (grow)",
         parse=read_sizes,
         metavar="SIZES",
     )
@@ -77,14 +77,14 @@ class ScheduledGrowth(GrowingModel):
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the schedule: name of a size (a key of `SIZES`) -> this size in each stage."""
+        """Return the schedule: name of a size (a key of `SIZES`) -> value of the size in each stage."""
         parts = (part.rpartition("=") for part in (self.grow_schedule or "").split())
         return {name or "experts": read_schedule(numbers, name or "experts") for name, _, numbers in parts}
 
     def check(self) -> None:
         if self.grow_schedule is None:
-            example = "layers=1,6,6,6" if self.name == "grow" else "4,6,8,12 (experts in each stage of the paper)"
-            raise ValueError(f"--learner {self.name} needs --grow-schedule, such as {example}")
+            example = "layers=1,6,6,6 or experts=4,6,8,12" if self.name == "grow" else "4,6,8,12 (sizes of the paper)"
+            raise ValueError(f"--learner {self.name}: --grow-schedule is missing; give --grow-schedule {example}")
         super().check()
         if self.grow_noise and self.grow_method != "copy":
             raise ValueError(
@@ -92,13 +92,15 @@ class ScheduledGrowth(GrowingModel):
             )
         if self.grow_method == "scratch":
             if self.grow_select != "loss":
-                raise ValueError(f"--grow-select {self.grow_select}: no effect with --grow-method scratch; remove it")
+                raise ValueError(
+                    f"--grow-select {self.grow_select}: --grow-method scratch selects no experts; omit --grow-select"
+                )
             return
         for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
             if now > 2 * before > 2:  # a dense layer can be copied any number of times
                 raise ValueError(
                     f"--grow-schedule {self.grow_schedule}: grows from {before} to {now} experts before stage {stage}, "
-                    f"but growth copies or splits each expert once; give at most {2 * before}, or --grow-method scratch"
+                    f"but growth at most doubles the experts; give at most {2 * before}, or --grow-method scratch"
                 )
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
@@ -152,7 +154,7 @@ class ScheduledMixture(ScheduledGrowth):
 
 @dataclass(frozen=True)
 class PeriodicGrowth(GrowingModel):
-    """Base class of learners of one image model that grows after every N mega-batches."""
+    """Base class of learners with one image model that grows after every N mega-batches."""
 
     grow_every: int = opt(
         1, "growth interval in mega-batches (default: grow before each stage)", range=integer(1, 10_000)
@@ -176,7 +178,7 @@ class TreeMixture(PeriodicGrowth):
     label: ClassVar[Optional[str]] = "gMoE"
     arch_prefix: ClassVar[Optional[str]] = "alma_moe"
     image_architectures: ClassVar[tuple[str, str]] = ("alma_moe_mlp", "alma_moe_vgg")
-    owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "--learner gmoe sets the gate trees; remove the option"}
+    owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "--learner gmoe sets the gate trees; remove --gate-trees"}
 
     grow_method: str = opt("split", METHOD_HELP, choices=("split", "copy"), quiet=True)
 
@@ -189,7 +191,7 @@ class TreeMixture(PeriodicGrowth):
 class Firefly(PeriodicGrowth):
     """VGG network to which growth steps add neurons.
 
-    ``--grow-share`` is a share of the parameters in the paper (Appendix B.1), of the neurons in the released code.
+    The paper (Appendix B.1) adds a share of the parameters; the released code adds a share of the neurons.
     """
 
     label: ClassVar[Optional[str]] = "FF"

@@ -4,7 +4,7 @@ A plan is a record that the training loop executes. The command makes all plans 
 ``--dry-run`` can print them, a job queue can run single stages, and the loop can remove files that no later stage
 needs.
 
-A learner is a frozen dataclass registered with `register_learner`. Its fields made by `opt` become options of
+A learner is a frozen dataclass registered with `register_learner`. Fields that `opt` declares become options of
 ``alma-stream``. Source: the paper, Algorithm 1 and sections 4.1 and 4.2.
 """
 
@@ -53,8 +53,8 @@ class Stage:
 
     Attributes:
         index: number of the stage, from 0.
-        arrivals: the new mega-batches, in order; the arrival of the last new mega-batch starts the stage.
-        megabatches: the mega-batches to train on: ``arrivals``, or with replay all mega-batches so far.
+        arrivals: new mega-batches, in order; the stage starts when the last new mega-batch arrives.
+        megabatches: mega-batches to train on, equal to ``arrivals``, or with replay all mega-batches so far.
     """
 
     index: int
@@ -82,7 +82,7 @@ def stages(
 
 
 def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: bool = False) -> Stage:
-    """Return the stage whose last new mega-batch is ``megabatch``. Raises AlmaError if no stage ends with it."""
+    """Return the stage whose last new mega-batch is ``megabatch``. Raises AlmaError if no such stage exists."""
     planned = {stage.arrivals[-1]: stage for stage in stages(num_megabatches, wait, replay)}
     if megabatch not in planned:
         ends = ", ".join(str(end) for end in planned)
@@ -103,8 +103,8 @@ def member_seed(seed: int, member: int) -> int:
     """Return the random seed of a member; member 0 has the seed of the run.
 
     fairseq seeds update u with ``seed + u`` and epoch e with ``seed + e``. The distance between two members' seeds must
-    therefore exceed the number of updates in a stage. The distance is 10,000,000 for the first 400 members, half of
-    that for the next 400 members, then a quarter, and so on.
+    therefore exceed the number of updates in a stage. The minimum distance is 10,000,000 for up to 400 members, and is
+    halved each time the number of members doubles.
     """
     turn, step = divmod(member, _STEPS_OF_SEEDS)
     # 0, 1/2, 1/4, 3/4, 1/8, … of MEMBER_SEED_STEP
@@ -195,7 +195,7 @@ Class = TypeVar("Class", bound="type[Learner]")
 
 
 def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
-    """Return a decorator that registers a learner as ``--learner NAME`` for some kinds of data (default: all kinds).
+    """Return a decorator that registers a learner as ``--learner NAME`` for the given kinds of data (default: all).
 
     The decorator raises ValueError if the name belongs to another learner.
     """
@@ -288,7 +288,7 @@ class Learner(Options):
 
 @dataclass(frozen=True)
 class GrowingModel(Learner):
-    """Base class of learners of one model that grows between stages."""
+    """Base class of learners with one model that grows between stages."""
 
     has_iid_control: ClassVar[bool] = False
 
@@ -306,7 +306,7 @@ class GrowingModel(Learner):
         return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth step before a stage, which is not the first stage; None: no growth."""
+        """Return the growth step before a stage, except the first stage; None: no growth."""
         raise NotImplementedError
 
 

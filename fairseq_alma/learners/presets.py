@@ -1,4 +1,4 @@
-"""Presets for the image study: ``paper`` has the settings of the paper's text, ``released-code`` of the released code.
+"""Presets for the image study: settings of the paper's text (``paper``) and of its released code (``released-code``).
 
 Options on the command line take precedence over the preset, and run.json records the name of the preset. Sources: the
 paper (v1, section 5; v5, sections 4 and 5 and Appendix B.1), and github.com/facebookresearch/alma.
@@ -63,7 +63,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Values that `filled` omits, so that a run with the ``paper`` preset has the same run.json as without a preset."""
+"""Values that `with_preset` omits, so that run.json is the same with the ``paper`` preset as without a preset."""
 
 
 def canonical(value: Any) -> Any:
@@ -73,8 +73,8 @@ def canonical(value: Any) -> Any:
     return value
 
 
-def filled(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of the user and a preset, and the names of options that the user set to another value.
+def with_preset(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Return (options of the user and a preset, names of preset options that the user set to other values).
 
     Options of the user take precedence. The result omits values of the preset that are defaults of the package.
     """

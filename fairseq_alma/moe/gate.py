@@ -47,8 +47,8 @@ class DescendingGate(nn.Module):
     outputs; the gradient of the factor is the gradient of log p.
 
     Args:
-        in_features: I.
-        tree: choices of the gate.
+        in_features: I, number of input features.
+        tree: gate tree.
     """
 
     expert_of_row: Tensor
@@ -65,7 +65,7 @@ class DescendingGate(nn.Module):
         self.register_buffer("row_of_expert", torch.tensor(row_of_expert), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route (S, I) tokens; probabilities (S, E) and combine weights (S,) are fp32."""
+        """Return the routing of (S, I) tokens, with fp32 probabilities (S, E) and combine weights (S,)."""
         # Use fp32: bf16 is too imprecise for routing decisions (Fedus et al. 2021, section 2.4).
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), self.weight.float())
@@ -96,8 +96,8 @@ class ParallelGate(nn.Module):
     The caller initializes the weights.
 
     Args:
-        in_features: I.
-        tree: choices of the gate.
+        in_features: I, number of input features.
+        tree: gate tree.
     """
 
     slots: Tensor  # (Q, P) rows of each choice, padded with R
@@ -112,7 +112,7 @@ class ParallelGate(nn.Module):
         self._set_tree(tree)
 
     def forward(self, x: Tensor) -> Routing:
-        """Route (S, I) features."""
+        """Return the routing of (S, I) features."""
         logits = F.pad(F.linear(x, self.weight, self.bias), (0, 1), value=-torch.inf)  # (S, R + 1)
         choices = logits[:, self.slots]  # (S, Q, P)
         log_probs = F.log_softmax(choices, dim=-1).flatten(1)[:, self.slot_of_row]  # (S, R)
@@ -122,10 +122,10 @@ class ParallelGate(nn.Module):
         return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
-        """Add expert E as a copy of an expert.
+        """Add an expert, with number E, as a copy of ``expert``.
 
         Args:
-            expert: index of the expert to copy.
+            expert: number of the expert to copy.
             generator: random generator for new rows, on the CPU.
             method: ``split`` replaces the leaf of the expert by a choice between both experts, with new random rows;
                 ``copy`` adds a copy of the expert's row to the same choice.

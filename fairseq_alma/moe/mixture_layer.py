@@ -23,13 +23,13 @@ GATES = ("soft", "hard")
 
 
 class MixtureLayer(nn.Module):
-    """Mixture of experts with a tree of choices as its gate; a subclass defines the experts.
+    """Mixture of experts with a gate tree; a subclass defines the experts.
 
     The input of the gate is the input of the layer, (S, I), or the mean of each channel of images (S, I, H, W).
 
     Args:
         in_features: I, number of input features of the gate.
-        tree: tree of choices of the gate.
+        tree: gate tree.
         gate: ``soft`` or ``hard``.
 
     Attributes:
@@ -51,7 +51,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Apply the layer to a batch; in training, a hard gate samples experts with the generator, if given."""
+        """Apply the layer to a batch. In training, a hard gate samples with the generator in ``generators``."""
         features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -85,7 +85,7 @@ class MixtureLayer(nn.Module):
         return self.routing.probs
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
-        """Add expert E as a copy of ``expert``. The arguments are the same as of `ParallelGate.grow`.
+        """Add an expert, with number E, as a copy of ``expert``; for the arguments see `ParallelGate.grow`.
 
         ``split`` does not change the output of the layer; ``copy`` increases the total probability of both experts.
         """

@@ -2,7 +2,7 @@
 
 Source: Fedus et al. 2021, "Switch Transformers", sections 2.1 and 2.2. Capacity and balance loss ignore padding.
 
-Letters: S tokens, E experts, M model dim, F feed-forward dim.
+Letters: S tokens, E experts, M model dimension, F hidden size of an expert.
 """
 
 from typing import Callable, NamedTuple, Optional
@@ -23,8 +23,8 @@ class Experts(nn.Module):
         num_experts: E, number of experts.
         model_dim: M, model dimension.
         ffn_dim: F, hidden size of each expert.
-        gated: True: experts are SwiGLU networks without biases (``gate_proj``, ``up_proj`` and ``down_proj``, which is
-            initially zero). False: experts are two linear layers with biases (``fc1``, ``fc2``), as in the paper.
+        gated: True: experts are SwiGLU networks without biases (``gate_proj``, ``up_proj``, ``down_proj``), in which
+            ``down_proj`` is initially zero. False: experts are two linear layers with biases (``fc1``, ``fc2``).
         activation: activation function if ``gated`` is False.
         activation_dropout: dropout probability of hidden values.
     """
@@ -65,7 +65,7 @@ class Experts(nn.Module):
             combine_weights: factor for each token, (S,) fp32.
 
         Returns:
-            Output (S, M) in the precision of ``x``; zero for tokens without an expert.
+            Output (S, M) with the dtype of ``x``; zero for tokens without an expert.
         """
         rows = x[dispatch.tokens].split(dispatch.counts)
         # The backward pass of `unbind` is one stack; the backward pass of indexing would sum E padded tensors.
@@ -106,7 +106,7 @@ class SwitchLayer(nn.Module):
     Args:
         model_dim: M, model dimension.
         ffn_dim: F, hidden size of each expert.
-        tree: tree of choices of the gate; `GateTree.flat(E)` for a plain Switch layer.
+        tree: gate tree; `GateTree.flat(E)` for a plain Switch layer.
         capacity_factor: capacity of an expert in training, as a multiple of tokens / experts; 0: no limit.
         eval_capacity_factor: capacity factor in evaluation; with 0, results do not depend on the batch.
         activation, activation_dropout, gated: see `Experts`.

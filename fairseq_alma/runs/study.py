@@ -23,7 +23,7 @@ from fairseq_alma.learners.learner import (
     build_learner,
     stages,
 )
-from fairseq_alma.learners.presets import PRESETS, Preset, filled
+from fairseq_alma.learners.presets import PRESETS, Preset, with_preset
 from fairseq_alma.options import Options, flag, integer, of_this_call, opt, options_of, real, utf8_path
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.best_checkpoint import BestCheckpoint
@@ -297,7 +297,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         """Build the request from parsed arguments. A preset provides learner options that the user does not give."""
         names: list[str] = []
         if arguments.preset is not None:
-            options, names = filled(options, arguments.preset.learners.get(learner.name, {}))
+            options, names = with_preset(options, arguments.preset.learners.get(learner.name, {}))
         own = {"learner": learner, "learner_options": options, "overridden": tuple(map(flag, names))}
         return cls.read(arguments, **own, features=Features.read(arguments))
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.model_options import Beginning, starting_checkpoint
+from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.moe.gate import Routing
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
@@ -171,7 +171,7 @@ class Decoder(FairseqIncrementalDecoder):
 
 
 @dataclass
-class LanguageModelConfig(Beginning, FairseqDataclass):
+class LanguageModelConfig(StartOptions, FairseqDataclass):
     """Model options with values from the option groups ``task`` and ``checkpoint``."""
 
     # The maximum length is --tokens-per-sample unless the task sets another limit, as in fairseq's transformer_lm.

@@ -21,8 +21,8 @@ _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 
 class _RejectedPrecision(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        reason = "does not use a GPU" if option_string in _FOR_TPUS else "does not resume exactly"
-        raise AlmaError(f"{option_string}: fairseq's half precision {reason}; give --autocast bf16 instead, or omit it")
+        reason = "does not use the GPU" if option_string in _FOR_TPUS else "does not resume exactly"
+        raise AlmaError(f"{option_string}: fairseq's half precision {reason}; give --autocast bf16, or use fp32")
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
@@ -34,7 +34,7 @@ def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -
 
 @dataclass
 class Autocast(Feature):
-    """Forward passes under torch's autocast to bf16."""
+    """Feature that runs forward passes under ``torch.autocast`` in bf16."""
 
     autocast: Optional[str] = opt(
         None,
@@ -52,7 +52,7 @@ class Autocast(Feature):
         else:
             device, is_supported = "GPU", torch.cuda.is_bf16_supported(including_emulation=False)
         if not is_supported:
-            raise AlmaError(f"--autocast bf16: this {device} has no bf16 arithmetic; omit the option")
+            raise AlmaError(f"--autocast bf16: this {device} does not support bf16; omit --autocast")
 
     def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
         import torch

@@ -32,7 +32,7 @@ class WeightAverage(Feature):
 
     ema_half_life: Optional[str] = opt(
         None,
-        "evaluate the moving average of the weights; half-life of the average, as a fraction of the updates so far",
+        "evaluate a moving average of the weights, with this half-life as a fraction of the updates so far",
         choices=("1/32", "1/16", "1/8"),
         defaults={TRAINING: NONE},
     )
@@ -67,7 +67,7 @@ class WeightAverage(Feature):
 
 
 def write_average(path: Path, out: Path) -> None:
-    """Write a checkpoint with the averaged weights of the checkpoint ``path``, and without optimizer state.
+    """Write a checkpoint ``out`` with the averaged weights of the checkpoint ``path``, without optimizer state.
 
     Raises:
         AlmaError: the checkpoint has no averaged weights, or their shapes differ from the shapes of the model.

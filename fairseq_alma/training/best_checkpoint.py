@@ -9,13 +9,13 @@ from fairseq_alma.training.feature import Feature
 
 @dataclass
 class BestCheckpoint(Feature):
-    """Option of fairseq-train that keeps the checkpoint with the lowest loss on ``valid``."""
+    """Feature that evaluates the checkpoint with the lowest loss on ``valid`` instead of the last checkpoint."""
 
     predicts_with: ClassVar[Optional[str]] = "best"
 
     best_checkpoint: Optional[bool] = opt(
         None,
-        "evaluate the checkpoint with the lowest loss on valid, and start the next stage from it",
+        "evaluate the checkpoint with the lowest loss on valid, and start the next stage from this checkpoint",
         kinds=("text",),
         side=PLAN,
     )

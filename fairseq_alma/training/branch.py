@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LRBranch(Feature):
-    """Decay of the learning rate in the branch, from its value at ``branch_from`` to zero at ``branch_until``."""
+    """Feature that decays the learning rate of the branch to zero, from update ``branch_from`` to ``branch_until``."""
 
     predicts_with: ClassVar[Optional[str]] = "branch"
     owned = dict.fromkeys(("--branch-from", "--branch-until"), "give --branch-share before the --")
@@ -38,10 +38,13 @@ class LRBranch(Feature):
         run.require_endless(f"--branch-share {self.branch_share:g}")
 
     def num_updates(self, of_stage: int, before: int = 0) -> int:
-        """Return the number of updates of the branch, given the numbers of updates of the stage and before the stage.
+        """Return the number of updates of the branch.
 
-        The result is at least one and less than ``of_stage``, because the branch starts from a checkpoint within the
-        stage.
+        The branch starts from a checkpoint within the stage, so the result is less than ``of_stage`` (but at least 1).
+
+        Args:
+            of_stage: number of updates of the stage.
+            before: number of updates before the stage.
         """
         assert self.branch_share is not None
         return max(1, round(min(self.branch_share * (before + of_stage), of_stage - 1)))

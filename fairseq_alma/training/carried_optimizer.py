@@ -19,12 +19,12 @@ RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key of the task state: a list of records with from_update, batch_size, max_tokens, update_freq and num_procs."""
+"""Key of the task state for the list of batch sizes: from_update, batch_size, max_tokens, update_freq, num_procs."""
 
 
 @dataclass
 class TokenCount(Feature):
-    """Count the training tokens of a stage, and record changes of the batch size.
+    """Feature that counts the training tokens of a stage, and records changes of the batch size.
 
     fairseq resets its own token count when a training resumes at the start of an epoch.
     """
@@ -58,13 +58,13 @@ class TokenCount(Feature):
 
 @dataclass
 class CarriedOptimizer(Feature):
-    """Start a stage or a branch with the optimizer, number of updates and schedule of a checkpoint."""
+    """Feature that starts a stage or a branch with the optimizer, number of updates and schedule of a checkpoint."""
 
     owned: ClassVar[Mapping[str, str]] = {"--continue-as": "give --carry-optimizer before the --"}
 
     carry_optimizer: Optional[bool] = opt(
         None,
-        "carry optimizer, number of updates and learning-rate schedule from stage to stage",
+        "carry the optimizer, number of updates and learning-rate schedule from stage to stage",
         kinds=("text",),
         side=PLAN,
     )
@@ -79,14 +79,16 @@ class CarriedOptimizer(Feature):
     def check(self, run: PlannedRun) -> None:
         trainings = [each for plan in run.plans[1:] for each in plan.trainings]
         if len(run.plans) > 1 and not any(each.start for each in trainings):  # a single stage may get successors
-            raise ValueError("--carry-optimizer: each stage starts with new weights and a new optimizer; omit it")
+            raise ValueError(
+                "--carry-optimizer: each stage starts with new weights and a new optimizer; omit the option"
+            )
         run.require_updates("--carry-optimizer")
         if run.value("--lr-scheduler") == "polynomial_decay":
             total, needed = run.value("--total-num-update"), len(run.plans) * int(run.value("--max-update"))
             if not total or float(total) < needed:
                 raise ValueError(
-                    f"--carry-optimizer: --total-num-update {total or '(missing)'}, but the {len(run.plans)} stages "
-                    f"have {needed:,} updates; give at least {needed}, or --lr-scheduler fixed"
+                    f"--carry-optimizer: expected --total-num-update of at least {needed} for "
+                    f"{len(run.plans)} stages, found {total or 'none'}; give this number, or --lr-scheduler fixed"
                 )
         else:
             also = ", or polynomial_decay with a --total-num-update for all stages"
@@ -95,7 +97,7 @@ class CarriedOptimizer(Feature):
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
             raise ValueError(
                 f"--carry-optimizer: the state of --optimizer {optimizer or '(missing)'} cannot grow with a model; "
-                f"give {' or '.join(GROWABLE)} after the --"
+                f"give --optimizer {' or '.join(GROWABLE)} after the --"
             )
 
     def prepare(self, setting: Setting) -> None:
@@ -107,8 +109,8 @@ class CarriedOptimizer(Feature):
         found = checkpoint["optimizer_history"][-1]["optimizer_name"]
         if setting.optimizer not in (None, found):
             raise AlmaError(
-                f"{setting.start}: trained with {found}, but the command trains with {setting.optimizer}; give the "
-                f"same --optimizer, or {WEIGHTS_FLAG} instead of --continue-once"
+                f"{setting.start}: expected optimizer {setting.optimizer}, found {found}; give the --optimizer of the "
+                f"checkpoint, or {WEIGHTS_FLAG} instead of --continue-once"
             )
         if checkpoint.get("last_optimizer_state") is None:
             raise AlmaError(f"{setting.start}: has no optimizer state; give {WEIGHTS_FLAG} instead of --continue-once")

@@ -17,7 +17,7 @@ Config = TypeVar("Config", bound=type)
 
 
 def declared(config: Config) -> Config:
-    """Register the options of a configuration class (see `options.opt`), so that parsers check their ranges."""
+    """Register the options of a configuration class, so that parsers check the ranges. Return the class."""
     DECLARED.update({name: each for name, each in options_of(config).items() if each.range is not None})
     return config
 
@@ -52,7 +52,7 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
 
 
 def check_options(cfg: Any) -> None:
-    """Raise AlmaError if a group of fairseq's configuration has an option of this package that is out of range."""
+    """Raise AlmaError if an option of this package is out of range in ``cfg``, a group of fairseq's configuration."""
     values = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
     for name, value in (values if isinstance(values, Mapping) else vars(values)).items():
         option = DECLARED.get(str(name))

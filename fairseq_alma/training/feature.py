@@ -45,7 +45,7 @@ ENDLESS = ("fixed", "inverse_sqrt")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of alma-stream before training. The checks raise ValueError with a message that begins with an option."""
+    """Plan of a run of alma-stream. The checks raise ValueError with a message that begins with an option."""
 
     kind: str  # ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
@@ -62,20 +62,22 @@ class PlannedRun:
         if self.kind == "images" and self.last("--patience") is not None:
             raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience (early stopping)")
         if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
-            raise ValueError(f"{flag}: needs a number of updates per stage; give --max-update after --, no --max-epoch")
+            raise ValueError(f"{flag}: needs a fixed number of updates per stage; give --max-update, omit --max-epoch")
 
     def require_endless(self, flag: str, alternative: str = "") -> None:
         """Check that the learning rate depends neither on the last update nor on the epoch.
 
-        ``alternative`` names another schedule that the feature supports, for the message.
+        ``alternative`` is a text about further supported schedules, appended to the choices in the message.
         """
         if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
             choices = " or ".join(ENDLESS)
             raise ValueError(f"{flag}: --lr-scheduler {schedule} is not supported; give {choices}{alternative}")
         rates = self.value("--lr")
         if "," in rates or self.last("--force-anneal") is not None:
-            given = f"--lr {rates}" if "," in rates else "--force-anneal"
-            raise ValueError(f"{flag}: {given} depends on the epoch, which restarts in each stage; give a single --lr")
+            given, remedy = "--force-anneal", "omit --force-anneal"
+            if "," in rates:
+                given, remedy = f"--lr {rates}", "give a single --lr"
+            raise ValueError(f"{flag}: {given} depends on the epoch, which restarts in each stage; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive updates of a stage, in the main training or in a branch (copy with a decaying learning rate)."""
+    """Consecutive updates of a stage, in the main training or a branch (model copy with a decaying learning rate)."""
 
     first_update: int = 0  # number of updates of the optimizer before the stage
     num_updates: Optional[int] = None  # number of updates in the stage; None: the stage ends after its epochs
@@ -114,28 +116,28 @@ class Feature(Options):
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError, beginning with an option, if the feature does not fit a run."""
+        """Raise ValueError if the feature does not fit a run; the message begins with an option."""
 
     def for_part(self: "Own", part: Part) -> "Own":
         """Return a new feature without state for a `Part` of a stage."""
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return the entries of the feature in ``anytime`` of stage.json."""
+        """Return the entries that the feature adds to ``anytime`` in stage.json."""
         return {}
 
     def prepare(self, setting: Setting) -> None:
         """Raise AlmaError if the feature does not fit the command; called before the model is built."""
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Change the checkpoint ``setting.start`` in place."""
+        """Modify the loaded checkpoint ``setting.start`` in place."""
 
     def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
         """Return the context manager in which a forward pass runs."""
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Run before each step of the optimizer, which is an optimizer of fairseq or torch with ``param_groups``."""
+        """Run before each step of an optimizer of fairseq or torch, which has ``param_groups``."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
         """Run after each step of the optimizer."""
@@ -144,7 +146,7 @@ class Feature(Options):
         """Process the log outputs of the criterion for an update: one log output per batch and process."""
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Sample training sequences from earlier stages of text. Return their indices; None: no earlier sequences.
+        """Return the indices of training sequences sampled from earlier stages (only text); None: no earlier sequences.
 
         Args:
             sizes: for each stage up to the current stage, the number of sequences in each mega-batch.
@@ -153,7 +155,7 @@ class Feature(Options):
         return None
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return weights to evaluate in place of the model weights, by name; None: no change. Images only."""
+        """Return the weights to evaluate, by name (only images); None: the weights of the model."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def register_feature(kind: Kind) -> Kind:
     """Register a feature. Raises ValueError if another feature has an option of the same name."""
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
-            raise ValueError(f"feature {kind.__name__}: option {min(shared)} exists in {other.__name__}; rename it")
+            raise ValueError(f"feature {kind.__name__}: {other.__name__} has option {min(shared)}; rename the option")
     FEATURES.append(kind)
     return kind
 
@@ -201,7 +203,7 @@ class Features:
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
-        """Return the features for which the parsed arguments of alma-stream have an option."""
+        """Return the features for which the parsed arguments of alma-stream have an option with a non-default value."""
         return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
 
     def __getitem__(self, kind: type[Own]) -> Own:
@@ -220,13 +222,13 @@ class Features:
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError, beginning with an option, if two features conflict or a feature does not fit the run."""
+        """Raise ValueError if features conflict or do not fit the run; the message begins with an option."""
         testing = [each.record().items() for each in self.each if each.predicts_with is not None]
         if len(testing) > 1:
             given = [
                 " ".join(flag(name) + (value is not True) * f" {value}" for name, value in each) for each in testing
             ]
-            raise ValueError(f"{given[0]}: {given[1]} also selects the model to test; give one of them")
+            raise ValueError(f"{given[0]}: {given[1]} also selects the checkpoint to evaluate; omit one of them")
         for each in self.each:
             each.check(run)
 
@@ -243,7 +245,7 @@ class Features:
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return the ``anytime`` entry of stage.json; empty if run.json has no options of features."""
+        """Return the value of ``anytime`` in stage.json; empty if run.json has no options of features."""
         own = {name: value for each in self.each for name, value in each.describe(part).items()}
         return {"predicts_with": self.predicts_with, **own} if self.record() else {}
 

@@ -43,7 +43,7 @@ _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Tra
 def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
     """Make fairseq load checkpoints with `load_state`.
 
-    ``change`` is called with the checkpoint at ``path`` after loading, and modifies the checkpoint in place.
+    After `load_state` loads the checkpoint at ``path``, it calls ``change``, which modifies the checkpoint in place.
     """
     _changes.clear()
     _changes[path] = change
@@ -61,7 +61,7 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
         name = options.get("_name") if isinstance(options, dict) else None
         if options is not None and name not in allowed:
             raise AlmaError(
-                f"{path}: {part} {str(name)[:60]} is not supported in checkpoints; supported are {', '.join(allowed)}; "
+                f"{path}: expected {part} {' or '.join(allowed)}, found {str(name)[:60]}; "
                 "give a checkpoint written by fairseq-train or alma-grow"
             )
     if path in _changes:
@@ -103,24 +103,24 @@ Trainer.load_checkpoint = _load_training
 
 
 def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
-    """Raise AlmaError if the architecture or a shape option of ``model_cfg`` differs from a checkpoint."""
+    """Raise AlmaError if the architecture or a shape option of ``model_cfg`` differs from the checkpoint."""
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
         raise AlmaError(
-            f"{path}: the model is {found['_name']}, but the command builds {model_cfg['_name']}; give --arch "
+            f"{path}: expected architecture {model_cfg['_name']}, found {found['_name']}; give --arch "
             f"{found['_name']}, or start from another checkpoint"
         )
     if differing := _differing_options(found, model_cfg):
-        raise AlmaError(f"{path}: the model has other sizes than the options of the command; give {differing}")
+        raise AlmaError(f"{path}: the sizes of the model differ from the options of the command; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
         of_members = [(config["member_arch"], config["member_options"]) for config in (found, model_cfg)]
         members = [vars(joint.member_config(*options)[1]) for options in of_members]
         if differing := _differing_options(*members):
             raise AlmaError(
-                f"{path}: the members have other options than the command; give {differing} in --member-options; the "
-                f"checkpoint has {found['member_options']!r}"
+                f"{path}: the options of the members differ from the command; give {differing} in --member-options "
+                f"(options in the checkpoint: {found['member_options']!r})"
             )
 
 
@@ -154,6 +154,6 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
-            refuse_other_shapes(weights, module, path, "give the stream of its training, and an unmodified checkpoint")
+            refuse_other_shapes(weights, module, path, "give its training stream, and an unmodified checkpoint")
 
     model.register_load_state_dict_pre_hook(compare)

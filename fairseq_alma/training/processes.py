@@ -20,7 +20,7 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
 """Option of fairseq -> (default for GPUs, default for CPUs)."""
 _MALLOPT = {-3: 2**30, -1: 2**31 - 1}
-"""Parameters of glibc's mallopt, in bytes: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
+"""Values of glibc's mallopt parameters M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
 
 
 class _OnCpu(argparse.Action):

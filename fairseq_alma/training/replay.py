@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Replay(Feature):
-    """Sampling of training sequences from earlier mega-batches."""
+    """Feature that samples training sequences from earlier mega-batches."""
 
     replay_share: Optional[float] = opt(
         None,
-        "fraction of the training sequences of a stage that are sampled from earlier mega-batches",
+        "fraction of the training sequences of a stage to sample from earlier mega-batches",
         range=real(0, 1, above=True, below=True),
         kinds=("text",),
         metavar="R",
@@ -30,7 +30,7 @@ class Replay(Feature):
         given = f"--replay-share {self.replay_share:g}"
         if run.replay or len(run.plans) == 1:
             reason = "--replay trains on all mega-batches" if run.replay else "a single stage has no earlier stage"
-            raise ValueError(f"{given}: {reason}; omit it")
+            raise ValueError(f"{given}: {reason}; omit --replay-share")
         run.require_updates(given)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":

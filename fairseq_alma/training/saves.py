@@ -19,7 +19,7 @@ from fairseq_alma.training.feature import Feature, Setting
 
 @dataclass
 class TimedSaves(Feature):
-    """Checkpoints of fairseq-train every M minutes."""
+    """Feature that saves a checkpoint of fairseq-train every M minutes."""
 
     save_interval_minutes: Optional[float] = opt(
         None,

@@ -17,19 +17,19 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import II, DictConfig
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.model_options import Beginning, starting_checkpoint
+from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
 from fairseq_alma.learners.learner import StageOptions
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, Features, Setting
-from fairseq_alma.training.given_code import import_from
 from fairseq_alma.training.processes import set_process_defaults
+from fairseq_alma.training.user_code import import_from
 
 GATHERED_BYTES = 2**20
 """Maximum size of the log outputs of a process, in bytes; larger than fairseq's ``--all-gather-list-size``."""
 
 
 @dataclass
-class CommandConfig(Beginning, FairseqDataclass):
+class CommandConfig(StartOptions, FairseqDataclass):
     """Options of the tasks for text and images, including the options of fairseq's commands that the tasks use."""
 
     features_from: Optional[str] = field(
@@ -60,12 +60,12 @@ class StageTask(FairseqTask):
         """Add the options of the task to a fairseq command, and change defaults of the command's own options."""
         if isinstance(parser, argparse.ArgumentParser):  # fairseq passes another type to list the options of all tasks
             set_process_defaults(parser)
-            cls._add_given_features()
+            cls._add_user_features()
         super().add_args(parser)
         bound_options(parser)
 
     @classmethod
-    def _add_given_features(cls) -> None:
+    def _add_user_features(cls) -> None:
         """Register the task configuration again, including the features of ``--features-from``."""
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--features-from", type=Path)
@@ -90,7 +90,7 @@ class StageTask(FairseqTask):
 
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
-        """Return (checkpoint to start from, whether the command resumes its training); the checkpoint may be None."""
+        """Return (checkpoint to start from or None, whether the command resumes an interrupted training)."""
         last = os.path.join(cfg.save_dir, cfg.restore_file)
         if os.path.isfile(last):
             return last, True

@@ -83,16 +83,18 @@ def test_invalid_weights_are_a_usage_error(members, tmp_path, capsys, weights, n
 def test_members_that_do_not_match_are_reported_in_one_line(members, tmp_path):
     out = ["--out", f"{tmp_path}/E.pt"]
     other = str(save_member(tmp_path / "other.pt", switch_config(**SIZES), 2, dictionary="e" * 64))
-    assert "other.pt: trained with dictionary eeee" in refused(tmp_path, members[0], other, *out)
+    assert "of the previous members, found eeee" in refused(tmp_path, members[0], other, *out)
     larger = str(save_member(tmp_path / "larger.pt", switch_config(**SIZES), 2, dictionary=None, num_tokens=50))
-    assert "larger.pt: vocab_size 54, but the members before it have vocab_size 50" in refused(
+    assert "larger.pt: expected vocab_size 50 as in the previous members, found vocab_size 54" in refused(
         tmp_path, members[0], larger, *out
     )
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: not a checkpoint" in refused(tmp_path, members[0], f"{tmp_path}/text.pt", *out)
     assert "none.pt: no such checkpoint file" in refused(tmp_path, members[0], f"{tmp_path}/none.pt", *out)
     torch.save({"cfg": {"model": {"_name": "mlp"}}, "model": {}}, tmp_path / "mlp.pt")
-    assert "mlp.pt: architecture mlp" in refused(tmp_path, members[0], f"{tmp_path}/mlp.pt", *out)
+    assert "mlp.pt: expected architecture alma_… or transformer_lm…, found mlp" in refused(
+        tmp_path, members[0], f"{tmp_path}/mlp.pt", *out
+    )
 
 
 def test_a_member_without_a_known_dictionary_may_join(members, tmp_path):
@@ -145,6 +147,6 @@ def test_a_missing_member_ends_fairseq_eval_lm_in_one_line(joined, tmp_path):
     member = shutil.copy(joined.folder / "b.pt", tmp_path / "b.pt")
     main([str(member), "--out", f"{tmp_path}/E.pt"])
     member.unlink()
-    with pytest.raises(AlmaError, match=rf"{tmp_path}/b\.pt: this member of the ensemble is missing") as error:
+    with pytest.raises(AlmaError, match=rf"{tmp_path}/b\.pt: file of an ensemble member not found") as error:
         evaluate(joined.stream, tmp_path / "E.pt")
     assert "\n" not in str(error.value)

@@ -57,10 +57,10 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
         (["--save-every", "15m", "--best-checkpoint"], "--save-every 15m: a time would change results of --best"),
-        (["--learner", "gmoe"], "--learner gmoe needs --grow-schedule"),
+        (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected positive integers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
-        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "growth copies or splits each expert once"),
+        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "growth at most doubles the experts"),
         (
             ["--learner", "gmoe", "--grow-schedule", "4,6"],
             "--grow-schedule 4,6: has 2 numbers of experts, but the run has 4 stages",

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from data_prep.text.command import main as prep_text
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, untrained_checkpoint, write_checkpoint
-from fairseq_alma.checkpoints.model_options import NO_BEGINNING
+from fairseq_alma.checkpoints.model_options import DEFAULT_START
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
@@ -40,7 +40,7 @@ CONFIG = {
     "decoder_attention_heads": 4, "num_kv_heads": 2, "head_dim": 6, "rope_theta": 500.0, "norm_eps": 1e-3,
     "no_embedding_norm": False, "share_decoder_input_output_embed": False, "symbol_ids": "", "num_experts": 1,
     "moe_freq": 2, "gate_trees": "", "eval_capacity_factor": 0.0, "balance_loss_weight": 0.01,
-    "tokens_per_sample": LONGEST, "max_target_positions": None, **NO_BEGINNING,
+    "tokens_per_sample": LONGEST, "max_target_positions": None, **DEFAULT_START,
 }  # fmt: skip
 """``cfg.model`` of a small alma_transformer_lm whose head dimension is not width / heads."""
 

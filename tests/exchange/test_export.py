@@ -168,7 +168,7 @@ def test_an_existing_folder_is_not_replaced(checkpoints, tmp_path):
 def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, sentencepiece_stream, tmp_path):
     out = ["--out", tmp_path / "out"]
     line = refused(tmp_path, checkpoints["dense"], *out, "--stream", sentencepiece_stream)
-    assert "trained with another tokenizer" in line
+    assert "found another tokenizer" in line
     assert "this is not a stream" in refused(tmp_path, checkpoints["dense"], *out, "--stream", tmp_path)
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: not a checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
@@ -179,7 +179,7 @@ def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, 
     ("alter", "said"),
     [
         (lambda checkpoint: checkpoint["cfg"]["model"].pop("rope_theta"), "the configuration is incomplete"),
-        (lambda checkpoint: checkpoint["cfg"]["model"].update(head_dim=4), "tensor(s) of another shape"),
+        (lambda checkpoint: checkpoint["cfg"]["model"].update(head_dim=4), "tensor(s) with a wrong shape"),
         (lambda checkpoint: checkpoint["model"].pop("decoder.embed_tokens.weight"), "the configuration is incomplete"),
         (lambda checkpoint: checkpoint["model"].pop("decoder.norm.weight"), "the checkpoint lacks 1 tensor(s)"),
     ],

@@ -164,7 +164,7 @@ def test_an_unsupported_configuration_is_refused_in_one_line(kind, changes, name
         (lambda old: old.update(more=torch.ones(2)), "has 1 unexpected tensor(s)"),
         (lambda old: old.pop("model.norm.weight"), "lacks 1 tensor(s)"),
         (lambda old: old.pop("lm_head.weight"), "do not match config.json ('lm_head.weight')"),
-        (lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "of another shape"),
+        (lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "with a wrong shape"),
         (lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "expected floating-point weights"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
     model.rename(moved)
     assert export([str(moved), "--out", "out"]) == 0
     shutil.rmtree(moved / "stream")
-    with pytest.raises(AlmaError, match="trained with another tokenizer"):
+    with pytest.raises(AlmaError, match="found another tokenizer"):
         export([str(moved), "--out", "other"])
     shutil.rmtree("M")
     with pytest.raises(AlmaError, match=r"the training stream M/stream is missing; give --stream"):

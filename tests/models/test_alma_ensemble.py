@@ -159,7 +159,7 @@ def test_members_are_found_after_a_move_with_the_ensemble(paths, tmp_path):
     (tmp_path / "old").rename(tmp_path / "new")
     load(tmp_path / "new" / "E.pt")
     shutil.move(tmp_path / "new" / "E.pt", tmp_path / "E.pt")
-    with pytest.raises(AlmaError, match=r"runs/a\.pt: this member of the ensemble is missing; restore the"):
+    with pytest.raises(AlmaError, match=r"runs/a\.pt: file of an ensemble member not found; restore the"):
         load(tmp_path / "E.pt")
 
 

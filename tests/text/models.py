@@ -6,7 +6,7 @@ import torch
 from fairseq.data import Dictionary
 
 import fairseq_alma
-from fairseq_alma.checkpoints.model_options import NO_BEGINNING, complete_sizes
+from fairseq_alma.checkpoints.model_options import DEFAULT_START, complete_sizes
 from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
 from fairseq_alma.text.transformer_lm import AlmaTransformerLMConfig
@@ -45,7 +45,7 @@ def transformer_config(**options):
     config = {**vars(AlmaTransformerLMConfig()), "decoder_embed_dim": 16, "decoder_attention_heads": 2, **options}
     complete_sizes(config, "alma_transformer_lm_tiny")
     lengths = {"tokens_per_sample": 24, "max_target_positions": None}
-    return {**config, **lengths, **NO_BEGINNING, "_name": "alma_transformer_lm_tiny"}
+    return {**config, **lengths, **DEFAULT_START, "_name": "alma_transformer_lm_tiny"}
 
 
 def transformer_of(num_tokens=46, seed=0, is_fresh=False, **options):

@@ -121,7 +121,7 @@ def test_an_unsuitable_carried_stage_is_rejected(trained, tmp_path):
     torch.save(bare, tmp_path / "bare.pt")
     for words, message in (
         (["--megabatch", "2", "--continue-as", "stage"], "--continue-as stage: needs a starting checkpoint"),
-        (stage(trained.checkpoint, "--optimizer", "sgd"), "trained with FairseqAdam, but the command trains with SGD"),
+        (stage(trained.checkpoint, "--optimizer", "sgd"), "expected optimizer SGD, found FairseqAdam"),
         (stage(tmp_path / "bare.pt"), "bare.pt: has no optimizer state"),
     ):
         with pytest.raises(AlmaError, match=message):

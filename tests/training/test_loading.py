@@ -20,7 +20,7 @@ def checkpoint_of(model=None, **config):
 
 
 def test_a_checkpoint_of_another_architecture_is_rejected():
-    with pytest.raises(AlmaError, match=r"a\.pt: the model is alma_umix, but the command builds alma_switch_lm_tiny"):
+    with pytest.raises(AlmaError, match=r"a\.pt: expected architecture alma_switch_lm_tiny, found alma_umix"):
         check_architecture(checkpoint_of(), "a.pt", {"_name": "alma_switch_lm_tiny"})
 
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_with_another_option_of_the_same_sizes_is_rejected(arch, tr
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        ({"bias": torch.zeros(4)}, r"1 tensor\(s\) of another shape \(first: bias, \(4,\) instead of \(3,\)\)"),
+        ({"bias": torch.zeros(4)}, r"1 tensor\(s\) with a wrong shape \(first: bias, expected \(3,\), found \(4,\)\)"),
         ({"gate": torch.zeros(1)}, r"1 unexpected tensor\(s\) \(first: gate\)"),
     ],
 )

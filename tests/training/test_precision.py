@@ -48,7 +48,7 @@ def test_evaluation_in_bf16_differs_by_rounding(trained):
 
 def test_a_device_without_bf16_is_rejected(trained, monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    with pytest.raises(AlmaError, match=r"^--autocast bf16: this processor has no bf16"):
+    with pytest.raises(AlmaError, match=r"^--autocast bf16: this processor does not support bf16"):
         tasks.setup_task(training_config(trained.stream, "--autocast", "bf16").task)
 
 

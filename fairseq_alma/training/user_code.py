@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from fairseq_alma.errors import GIVEN_CODE, AlmaError, in_one_line
+from fairseq_alma.errors import USER_CODE, AlmaError, in_one_line
 
 
 def import_from(path: Path) -> ModuleType:
@@ -19,9 +19,9 @@ def import_from(path: Path) -> ModuleType:
     file = root / "__init__.py" if root.is_dir() else root
     if not file.is_file() or file.suffix != ".py":
         raise AlmaError(f"{path}: no Python code found; give a file X.py, or a folder that contains __init__.py")
-    name = f"_given_{hashlib.sha256(os.fsencode(file)).hexdigest()}"
+    name = f"_user_code_{hashlib.sha256(os.fsencode(file)).hexdigest()}"
     if name not in sys.modules:
-        GIVEN_CODE.append(str(root))
+        USER_CODE.append(str(root))
         sys.path.append(str(root.parent))
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None  # holds for every .py file
