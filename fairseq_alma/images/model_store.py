@@ -151,7 +151,7 @@ class ModelStore:
         if model in self.models:
             return self.models[model]
         path = self.folder.checkpoint(model)
-        remedy = f"remove {self.folder.stage_folder(model.stage)} to train that stage again"
+        remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
         if model not in self:
             raise AlmaError(f"{path}: missing, but required by a later stage; {remedy}")
         trained = read_model(path, self.settings.read_grown)

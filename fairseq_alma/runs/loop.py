@@ -291,5 +291,5 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
             path = run.folder.checkpoint(start)
             raise AlmaError(
                 f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs the checkpoint; remove "
-                f"{run.folder.stage_folder(start.stage)} to train that stage again"
+                f"the stage folder {run.folder.stage_folder(start.stage)} to train the stage again"
             )
