@@ -193,7 +193,9 @@ def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):
         run(tmp_path, FakeBackend(), plans, only=stage)
     backend = FakeBackend()
     backend.lost = [ModelId(1, 0), ModelId(2, 0)]
-    with pytest.raises(AlmaError, match=rf"stage-001/member-0/.*missing.*; remove {tmp_path / 'stage-001'} to train"):
+    with pytest.raises(
+        AlmaError, match=rf"stage-001/member-0/.*missing.*; remove the stage folder {tmp_path / 'stage-001'} to train"
+    ):
         run(tmp_path, backend, plans)
     assert backend.calls == []
 
