@@ -2,22 +2,22 @@
 
 Functions for notebooks: `open_stream`, `load_model`, `score` and `read_run`; see ``recipes/tour.py``.
 
-Packages, each of which imports only packages above:
+Packages (each package imports only packages above it):
 
-- ``metrics``, ``data``, ``checkpoints``, ``growth``: metrics, streams, checkpoint files, growth of weights; no fairseq
+- ``metrics``, ``data``, ``checkpoints``, ``growth``: metrics, streams, checkpoint files, network growth (no fairseq)
 - ``learners``: the schedule of stages and the plan of each stage
 - ``moe``: mixture of experts for text and images
 - ``runs``: Algorithm 1 of the paper (loop over stages), run folder and records
 - ``watch``: progress display of a run, and results of a run in TensorBoard and W&B
-- ``training``: optional features of trainings, and training in several processes
-- ``text``, ``images``: tasks, data, models, criterions, training and test of each kind of data
-- ``exchange``: export to and import from transformers
+- ``training``: optional training features, and training in several processes
+- ``text``, ``images``: tasks, data sets, models, criterions, training and evaluation for each kind of data
+- ``exchange``: export to and import from Hugging Face transformers
 - ``models``, ``optim``, ``criterions``, ``tasks``: modules that register names with fairseq
-- ``report``: tables, figures and an HTML page from the records of runs; no torch, no fairseq
+- ``report``: tables, figures and an HTML page from the records of runs, without torch and fairseq
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
 Importing this package does not import fairseq, which takes seconds and prints warnings. The package registers its names
-with fairseq at once if fairseq is loaded (for example by ``--user-dir``), else when fairseq is loaded.
+with fairseq at once if fairseq is imported (for example with ``--user-dir``), else when fairseq is imported later.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def register() -> None:
 
 
 class _RegisterAfterFairseq:
-    """Import hook that calls `register` after fairseq is loaded, when no module of this package is being imported."""
+    """Import hook that calls `register` once fairseq is imported and no import of this package is in progress."""
 
     depth = 0  # number of imports of this package in progress
     is_due = False

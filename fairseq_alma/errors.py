@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 class AlmaError(SystemExit, ValueError):
-    """Error in the input of the user. The message is one line: file or flag, value found, rule, next step.
+    """Error in user input. The message is one line: file or flag, expected and found values, next step.
 
     The class derives from ``ValueError`` for callers in Python, and from ``SystemExit`` so that the interpreter prints
     an uncaught error in one line and exits with status 1, also in the commands of fairseq.
@@ -47,7 +47,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Convert errors for which `describe_fault` has a description to AlmaError."""
+    """Convert an error to AlmaError if `describe_fault` describes the error."""
     try:
         yield
     except Exception as error:
@@ -58,19 +58,20 @@ def in_one_line() -> Iterator[None]:
 
 
 def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an error and the chain of its causes, which for errors of torch may contain Ctrl-C."""
+    """Yield an error and the chain of its causes. An error of torch may have KeyboardInterrupt as a cause."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def describe_fault(error: BaseException) -> Optional[str]:
-    """Return a one-line description of a system error or an error in user code; None for a defect of this package."""
+    """Return a one-line description of a system error or an error in user code; None for any other error (a defect)."""
     if isinstance(error, MemoryError) or any(
         type(each).__name__ == "OutOfMemoryError" or any(words in str(each) for words in _NO_MEMORY)
         for each in causes(error)
     ):
-        return f"out of memory ({str(error).strip().partition(chr(10))[0]}); give smaller sizes or fewer processes"
+        reason = str(error).strip().partition("\n")[0]
+        return f"out of memory ({reason}); give a smaller batch or model, or fewer processes"
     if isinstance(error, OSError):
         where = "standard output, or a file" if error.filename is None else error.filename
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -88,17 +89,18 @@ def describe_fault(error: BaseException) -> Optional[str]:
 
 
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if an input exists but is not a readable file; the reader of the file reports a missing file.
+    """Raise AlmaError if an input exists but is not a readable file. The later reader reports a missing file.
 
     Args:
-        path: the file.
+        path: path of the input.
         flag: option or positional argument, for the message.
         advice: next step, for the message.
     """
     if path.exists() and not path.is_file():
-        raise AlmaError(f"{flag} {path}: {'a folder' if path.is_dir() else 'a pipe or a device'}, not a file; {advice}")
+        found = "a folder" if path.is_dir() else "a pipe or a device"
+        raise AlmaError(f"{flag} {path}: expected a file, found {found}; {advice}")
     if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
-        raise AlmaError(f"{flag} {path}: permission denied; make it readable (chmod), or {advice}")
+        raise AlmaError(f"{flag} {path}: permission denied; make the file readable (chmod), or {advice}")
 
 
 def refuse_no_folder(out: Path, flag: str) -> None:
@@ -109,12 +111,12 @@ def refuse_no_folder(out: Path, flag: str) -> None:
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:
-    """Raise AlmaError if the folder of an output, or the nearest folder above it that exists, is not writable."""
+    """Raise AlmaError if an output cannot be written, because the nearest existing folder above is not writable."""
     folder = out if out.is_dir() else out.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
-        raise AlmaError(f"{flag} {out}: {folder} is not a folder; give another path")
+        raise AlmaError(f"{flag} {out}: expected a folder at {folder}, found a file; give another path")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         raise AlmaError(f"{flag} {out}: no permission to write to {folder}; choose another folder")
 
@@ -123,9 +125,9 @@ def refuse_irregular(path: Path, flag: str = "") -> None:
     """Raise AlmaError if an output path is a folder, a symbolic link or a device.
 
     Args:
-        path: the file.
+        path: path of the output.
         flag: option and a space, for the message; empty if the path is not an option.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        found = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "not a regular file"
+        found = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "a special file"
         raise AlmaError(f"{flag}{path}: expected a new or a regular file, found {found}; give another name")

@@ -1,7 +1,8 @@
 """Write files and folders atomically, lock runs, and read JSON records with type checks.
 
 The writer of a file ``NAME`` creates and locks ``.NAME.tmp`` (for a folder ``.NAME.building``) in the same folder, and
-renames it at the end. The next writer replaces the files of a killed writer. This module does not import torch.
+renames this file to ``NAME`` at the end. The next writer replaces the files of a killed writer. This module does not
+import torch.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_EX) -> Iterator[int]:
-    """Open and lock a file or folder, which another process may rename or remove; yield the file descriptor.
+    """Open and lock a file or folder; yield the file descriptor. Try again if another process renames or removes it.
 
     Raises AlmaError if another process holds the lock after `LOCK_PATIENCE_SECONDS`; the message begins with `refusal`.
     """
@@ -54,7 +55,7 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
                 if time.monotonic() > deadline:
                     holder = "" if flags & os.O_DIRECTORY else os.pread(descriptor, 100, 0).decode(errors="replace")
                     by = f" (process {holder})" if " on " in holder else ""
-                    raise AlmaError(f"{refusal}{by} is using it; wait until that process exits") from None
+                    raise AlmaError(f"{refusal}{by} holds the lock; wait until that process exits") from None
                 time.sleep(0.1)
                 continue
             file = os.fstat(descriptor)
@@ -67,7 +68,7 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
 
 @contextlib.contextmanager
 def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
-    """Open a new file for writing. It replaces `path` at the end of the block, and is removed if the block raises.
+    """Open a new file for writing, which replaces `path` at the end of the block. Remove the file if the block raises.
 
     Args:
         path: the file; its folder is created if it does not exist.
@@ -76,7 +77,7 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
 
     Raises:
         AlmaError: `path` exists and is not a regular file.
-        OSError: the file cannot be written. The error has the name `path`, also if torch raised another type of error.
+        OSError: the file cannot be written. Its ``filename`` is `path`, even if torch raised an error of another type.
     """
     refuse_irregular(path)
     temporary = path.with_name(f".{path.name}.tmp"[:255])
@@ -155,7 +156,7 @@ def work_folder(out: Path, program: str) -> Iterator[Path]:
 
 
 def publish(work: Path, out: Path) -> None:
-    """Fsync a complete folder and rename it to `out`, which must not exist or be an empty folder.
+    """Fsync a complete folder and rename it to `out`; `out` must be an empty folder or must not exist.
 
     Raises:
         AlmaError: `out` is a file, or a folder that is not empty.
@@ -174,8 +175,8 @@ def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream"
     """Hold the lock of a run, or of a stage or member of a run.
 
     Args:
-        path: lock file; created if it does not exist, also its folder. It has the process id and host name of the
-            process that holds the lock.
+        path: lock file; the file and its folder are created if they do not exist. The file contains the process id and
+            host name of the process that holds the lock.
         what: path of the locked run, stage or member, for messages.
         shared: whether to take a shared lock, which several processes can hold.
         who: name of the command, for messages.
@@ -225,7 +226,7 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
     """Convert a JSON object to a ``msgspec.Struct`` or dataclass; ignore unknown keys.
 
     Args:
-        content: the JSON object.
+        content: JSON object.
         kind: type of the record.
         path: file of the record, for messages.
         remedy: next step, for messages.
@@ -241,7 +242,7 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
 
 
 def file_identity(path: Path) -> Optional[FileIdentity]:
-    """Return (device, inode, size, times) of a file, which differ after a change; None if the file does not exist."""
+    """Return (device, inode, size, times), a key that changes with the file; None if the file does not exist."""
     try:
         file = path.stat()
     except OSError:
@@ -250,6 +251,6 @@ def file_identity(path: Path) -> Optional[FileIdentity]:
 
 
 def once_per_file(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
-    """Decorate a function of one file: cache its result until the file changes."""
+    """Decorate a function that reads one file: cache the result until the file changes."""
     cached = functools.lru_cache(maxsize=10_000)(lambda path, identity: read(path))
     return functools.wraps(read)(lambda path: cached(path, file_identity(path)))

@@ -12,10 +12,10 @@ def transformer_params(
     Args:
         model_dim: embedding dimension.
         ffn_dim: hidden dimension of the feed-forward layers.
-        num_layers: number of dense and Switch layers.
+        num_layers: number of layers, dense layers and Switch layers together.
         heads: (number of query heads, number of key-value heads, dimension of a head).
         vocab_size: vocabulary size, including the four special symbols of fairseq.
-        num_experts: number of experts of each Switch layer with a flat gate.
+        num_experts: number of experts of each Switch layer; the gates are flat.
     """
     query_heads, kv_heads, head_dim = heads
     attention = model_dim * head_dim * 2 * (query_heads + kv_heads)
@@ -26,7 +26,7 @@ def transformer_params(
 
 
 def bits_per_byte(loss: float, num_tokens: int, num_bytes: int) -> Optional[float]:
-    """Return a mean loss in bits per byte, which do not depend on the tokenizer.
+    """Convert a mean loss to bits per byte, a unit that does not depend on the tokenizer.
 
     Args:
         loss: mean loss in bits per token.

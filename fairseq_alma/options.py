@@ -2,7 +2,7 @@
 
 Argument parsers, fairseq configurations and the types of JSON records are generated from the declarations. A
 declaration also defines whether run.json records the option, whether a resumed run may change the option, and whether
-the option shapes the network. This module imports neither torch nor fairseq.
+the option affects the shape of the network. This module imports neither torch nor fairseq.
 """
 
 import argparse
@@ -22,7 +22,7 @@ KINDS = ("text", "images")
 PLAN, TRAINING = "plan", "training"
 """Commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Value, in fairseq's parser and configurations, of an option with choices that the user does not give."""
+"""Value of an option with choices in fairseq's parser and configurations if the user does not give the option."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option of a command line: (flag, values)."""
@@ -30,13 +30,13 @@ SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-val
 """Aliases of fairseq options (alias -> flag)."""
 LARGEST_COUNT = 2**31 - 1
 LONGEST_TEXT = 2**26
-"""Maximum number of characters of a value in a file."""
+"""Maximum length of a text value in a record, in characters."""
 _WIDEST = 26  # characters of a flag and its choices that fit before the column of the help texts
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers without NaN. An instance can be a ``type`` of argparse, which converts a word to a number.
+    """A range of numbers that excludes NaN. As a ``type`` of argparse, an instance converts a word to a number.
 
     Attributes:
         least: lower limit.
@@ -105,14 +105,14 @@ class Option:
         range: range of the value, or of each value of a list.
         choices: permitted values; empty if all values are permitted.
         kinds: kinds of data that support the option.
-        parse: function that converts the word to the value; raises ValueError with the valid form.
-        free: whether a resumed run may have another value.
+        parse: function that converts a word to the value, or raises ValueError with a description of valid words.
+        free: whether a resumed run may change the value.
         recorded: whether run.json contains the option.
-        shape: whether the option shapes the network. An initial checkpoint must then have the same value.
+        shape: whether the option affects the shape of the network; an initial checkpoint must then have the same value.
         side: the only command that accepts the option, `PLAN` or `TRAINING`; None if both commands accept the option.
-        quiet: whether run.json has null if the value is the default.
+        quiet: whether run.json contains null instead of the default value.
         trait: name of a boolean attribute of learners; the option applies to learners whose attribute is true. In the
-            help, the names of the learners replace ``{learners}``.
+            help, the names of these learners replace ``{learners}``.
         metavar: name of the value in ``--help``.
         defaults: kind of data -> default, for each kind of data whose default differs from ``default``.
         name: name of the field.
@@ -144,7 +144,7 @@ class Option:
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Convert a text, or check any other value. Raises ValueError with a message that begins with the flag."""
+        """Convert a text, or check a value that is not a text. Raises ValueError; the message begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):
@@ -168,7 +168,8 @@ class Option:
 
         Args:
             group: parser, or group of a parser.
-            kind: kind of data of the group; None if the help must name the only kind of data that supports the option.
+            kind: kind of data of the group; None for all kinds. With None, the help names the kind of data if only one
+                kind supports the option.
         """
         words: dict[str, Any] = {"dest": self.name, "default": None, "required": self.default is MISSING}
         shown = f"{self.kinds[0]}: {self.help}" if len(self.kinds) == 1 and kind is None else self.help
@@ -211,7 +212,7 @@ def opt(default: Any, help: str, *, flag: Optional[str] = None, choices: Sequenc
     Args:
         default: default value; ``MISSING`` for a required option.
         help: help text with the unit; ``--help`` appends the default.
-        flag: flag, if it is not the field name.
+        flag: flag, if it differs from the field name.
         choices: permitted values; empty if all values are permitted.
         further: other attributes of `Option`; ``range`` is required for real numbers.
     """
@@ -220,11 +221,11 @@ def opt(default: Any, help: str, *, flag: Optional[str] = None, choices: Sequenc
 
 
 of_this_call = functools.partial(opt, recorded=False)
-"""Declare an option that run.json does not record, so that each call may have another value."""
+"""Declare an option that run.json does not record, so that the value may differ between calls."""
 
 
 def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
-    """Declare a positional argument as a dataclass field; the parameters are those of argparse's ``add_argument``."""
+    """Declare a positional argument as a dataclass field; for the parameters see ``add_argument`` of argparse."""
     return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
 
 
@@ -246,11 +247,11 @@ def _options_of(declaring: Any) -> Mapping[str, Option]:
 
 # mypy does not accept a class as the argument of a function with the decorator functools.cache.
 options_of: Callable[[Any], Mapping[str, Option]] = functools.cache(_options_of)
-"""Return the options that a dataclass declares, in order (field name -> option)."""
+"""Return the options that a dataclass declares, in the order of declaration (field name -> option)."""
 
 
 def flags_of(*declaring: type) -> tuple[str, ...]:
-    """Return the distinct flags of the options that dataclasses declare, in order."""
+    """Return the distinct flags of the options that dataclasses declare, in the order of declaration."""
     return tuple(dict.fromkeys(option.flag for each in declaring for option in options_of(each).values()))
 
 
@@ -309,7 +310,7 @@ class Options:
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
-        """Return an instance with parsed arguments or their defaults; ``further`` has fields that are not options."""
+        """Return an instance with the parsed arguments (or defaults); ``further`` has fields that are not options."""
         declaring: Any = cls
         names = [each.name for each in dataclasses.fields(declaring) if "operand" in each.metadata]
         names += [name for name, option in options_of(cls).items() if option.side != TRAINING]
@@ -356,7 +357,7 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
         elif options:
             options[-1] = (options[-1][0], (*options[-1][1], word))
         else:
-            raise ValueError(f"{word!r} after -- is not an option; give options of fairseq-train")
+            raise ValueError(f"{word!r} after --: expected an option of fairseq-train; put options before values")
     return options
 
 
@@ -365,7 +366,7 @@ def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list
 
     Args:
         words: words of the command line.
-        left_out: flag -> number of value words; None for all words up to the next flag.
+        left_out: options to leave out: flag -> number of its value words, or None for all words up to the next flag.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

@@ -1,4 +1,4 @@
-"""Print the output and progress of a command: on a terminal, in one live line, else in a line every 15 seconds."""
+"""Print the output and progress of a command. Progress is one live line on a terminal, else a line every 15 s."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ class LiveLine:
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text if an update is due. On a terminal, it replaces the previous text and is cut to the width."""
+        """Print a text if an update is due. On a terminal, replace the previous text and cut the text to the width."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every
@@ -66,7 +66,7 @@ def print_line(line: str, stream: Optional[TextIO]) -> None:
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write and flush a text; discard it if the reader has exited (``| head``) or standard error is not writable."""
+    """Write and flush a text. Discard it if the reader has exited (``| head``) or standard error is not writable."""
     if stream is None:
         return
     try:
@@ -86,7 +86,7 @@ def discard(stream: TextIO) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last non-blank line of a text, or an empty text."""
+    """Return the last non-blank line of a text, or an empty string."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 

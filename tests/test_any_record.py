@@ -137,7 +137,7 @@ def test_what_is_wrong_in_a_record_is_named_with_its_place_and_what_to_do(place,
     with pytest.raises(AlmaError) as raised:
         read_stage(tmp_path)
     assert f"stage-000/stage.json: damaged, {line}" in str(raised.value)
-    assert str(raised.value).endswith("; remove the file, and the same alma-stream command runs the stage again")
+    assert str(raised.value).endswith("; remove the file and repeat the command, which then runs the stage again")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_is_wrong_in_a_record_is_named_with_its_place_and_what_to_do(place,
     [
         (lambda manifest: manifest["images"].update(files=[]), "images: expected files images.npy, labels.npy,"),
         (lambda manifest: manifest["splits"].pop(-2), "no valid"),
-        (lambda manifest: manifest["splits"].reverse(), "splits in wrong order"),
+        (lambda manifest: manifest["splits"].reverse(), "splits out of order"),
         (lambda manifest: manifest["splits"][0]["files"][0].update(path="../t.npy"), "expected a path "),
         (lambda manifest: manifest["images"].update(num_classes=0), "$.images.num_classes: Expected int >= 1"),
     ],

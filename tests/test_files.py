@@ -83,7 +83,7 @@ def test_only_a_regular_file_is_replaced(make, tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"mine")
     make(tmp_path / "file")
     with pytest.raises(
-        AlmaError, match=r"file: expected a new or a regular file, found (a symbolic link|not a regular file|a folder);"
+        AlmaError, match=r"file: expected a new or a regular file, found (a symbolic link|a special file|a folder);"
     ):
         write(tmp_path / "file")
     assert (tmp_path / "precious").read_bytes() == b"mine"
@@ -145,12 +145,12 @@ def test_a_folder_is_complete_or_not_there_whenever_its_writer_is_killed(tmp_pat
 
 
 def test_a_second_process_is_refused_by_a_lock_file_and_by_a_work_folder(tmp_path: Path, no_patience) -> None:
-    line = rf"R: another alma-stream \(process {os.getpid()} on .*\) is using it; wait until that process exits"
+    line = rf"R: another alma-stream \(process {os.getpid()} on .*\) holds the lock; wait until that process exits"
     with locked(tmp_path / ".lock", "R"), pytest.raises(AlmaError, match=line), locked(tmp_path / ".lock", "R"):
         pass
     with locked(tmp_path / ".lock", "R", shared=True), locked(tmp_path / ".lock", "R", shared=True):
         pass
-    refused = pytest.raises(AlmaError, match=r"out: another alma-export is using it; wait until that process exits")
+    refused = pytest.raises(AlmaError, match=r"out: another alma-export holds the lock; wait until that process exits")
     with work_folder(tmp_path / "out", "alma-export"), refused:
         fill(tmp_path / "out")
     assert names(tmp_path) == [".lock"]

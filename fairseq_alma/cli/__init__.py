@@ -1,1 +1,1 @@
-"""The commands that the package installs."""
+"""The ``alma-*`` commands, and functions for notebooks."""

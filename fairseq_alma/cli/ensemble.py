@@ -1,4 +1,4 @@
-"""``alma-ensemble``: write several models as one checkpoint file."""
+"""``alma-ensemble``: combine several models in one checkpoint file."""
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ from fairseq_alma.options import Options, operand, opt, real
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.training.average import write_average
 
-DESCRIPTION = "Write several language models, or several image models, as one checkpoint."
+DESCRIPTION = "Combine several language models, or several image models, in one checkpoint."
 EPILOG = """\
-The ensemble's probability of a token, or of an image's class, is the weighted mean of its members' probabilities.
-Without --embed, FILE has the paths (relative to FILE) and checksums of the members' files, so the members' files must
-not be moved or changed.
+The ensemble predicts the weighted mean of the members' probabilities of tokens (text) or classes (images).
+Without --embed, FILE contains only the paths (relative to the folder of FILE) and checksums of the members'
+checkpoints. Do not move or change these checkpoints.
 
   alma-ensemble RUN/stage-003/member-*/checkpoint_last.pt --out E.pt
   fairseq-eval-lm STREAM --user-dir fairseq_alma --task alma_lm --path E.pt --gen-subset test --tokens-per-sample 128
@@ -28,7 +28,7 @@ not be moved or changed.
 class EnsembleOptions(Options):
     """Options of ``alma-ensemble``."""
 
-    members: Sequence[Path] = operand("checkpoint of a member, or the run that trained it", "CKPT", nargs="+")
+    members: Sequence[Path] = operand("checkpoint of a member, or the run that trained the member", "CKPT", nargs="+")
     out: Path = opt(MISSING, "checkpoint to write", metavar="FILE")
     weights: Optional[tuple[float, ...]] = opt(
         None,
@@ -36,8 +36,8 @@ class EnsembleOptions(Options):
         range=real(0),
         metavar="X",
     )
-    embed: bool = opt(False, "copy the members' weights into FILE (default: write only the paths of their files)")
-    average: bool = opt(False, "write the averaged weights (--ema-half-life) of one CKPT as a checkpoint")
+    embed: bool = opt(False, "copy the members' weights into FILE (default: write only the paths of the checkpoints)")
+    average: bool = opt(False, "write a checkpoint with the averaged weights (--ema-half-life) of one CKPT")
     force: bool = opt(False, "replace FILE if it exists")
 
 
@@ -50,12 +50,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     members = [find_model(member, given.arrival) for member in options.members]
     weights, out = options.weights or [1.0] * len(members), options.out
     if options.average and (len(members) > 1 or options.weights is not None or options.embed):
-        parser.error("--average requires exactly one CKPT, without --weights and --embed")
+        parser.error("--average requires exactly one CKPT; remove --weights, --embed and further CKPTs")
     shown = f"--weights {' '.join(f'{weight:g}' for weight in weights)}"
     if len(weights) != len(members):
-        parser.error(f"{shown}: {len(weights)} weights for {len(members)} members; give one weight for each member")
+        parser.error(f"{shown}: expected {len(members)} weights, found {len(weights)}; give one weight for each member")
     if sum(weights) == 0:
-        parser.error(f"{shown}: at least one weight must be greater than 0")
+        parser.error(f"{shown}: expected a weight above 0, found none; give a positive weight")
     for member in members:
         refuse_no_file(member, "CKPT", "give runs, or checkpoints of fairseq-train")
     refuse_existing(out, options.force)

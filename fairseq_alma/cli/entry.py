@@ -75,7 +75,7 @@ def command(main: Main) -> Main:
 def _quiet_libraries() -> None:
     """Log only warnings and errors of libraries.
 
-    The import of fairseq configures a log with debug lines of hydra, unless the root logger has a handler.
+    Unless the root logger has a handler, the import of fairseq configures logging, and hydra then logs debug lines.
     """
     root = logging.getLogger()
     if not root.handlers:
@@ -87,7 +87,7 @@ def _quiet_libraries() -> None:
 
 
 def _is_stdout_closed() -> bool:
-    """Return whether the reader of standard output has exited. A worker's pipe can also raise BrokenPipeError."""
+    """Return whether the reader of standard output has exited (BrokenPipeError can also come from another pipe)."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         declaring: dataclasses that declare the arguments.
-        how: arguments of ArgumentParser.
+        how: further arguments of ``ArgumentParser``.
     """
 
     def __init__(self, *declaring: type[Options], **how: Any) -> None:

@@ -14,7 +14,8 @@ from fairseq_alma.terminal import print_line
 
 DESCRIPTION = "Export a language model to Hugging Face transformers, with its tokenizer and a model card."
 EPILOG = """\
-DIR is a Qwen3ForCausalLM (with experts: a Qwen3MoeForCausalLM) for transformers 5 or newer, without custom code:
+DIR is a model folder for transformers 5 or newer: Qwen3ForCausalLM, or Qwen3MoeForCausalLM for a model with experts.
+transformers loads DIR without custom code:
 
   alma-export RUN --out DIR
   python -c "from transformers import pipeline; print(pipeline('text-generation', model='DIR')('The'))"
@@ -28,8 +29,8 @@ recipes/lm_eval/evaluate.py, or fairseq_alma.load_model in Python.
 class ExportOptions(ArrivalOptions):
     """Options of ``alma-export``."""
 
-    path: Path = operand("run directory, folder of alma-update, or checkpoint of alma_transformer_lm", "MODEL")
-    out: Path = opt(MISSING, "new directory for the exported model", parse=utf8_path, metavar="DIR")
+    path: Path = operand("run folder, folder of alma-update, or checkpoint of alma_transformer_lm", "MODEL")
+    out: Path = opt(MISSING, "folder of the exported model; must not exist yet", parse=utf8_path, metavar="DIR")
     stream: Optional[Path] = opt(
         None,
         "stream with the tokenizer of the model (default: training stream of the model)",
@@ -46,7 +47,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     path = find_model(args.path, args.arrival)
     refuse_no_file(path, "MODEL", "give a run, or a checkpoint of fairseq-train, alma-grow or alma-import")
     if args.out.exists() or args.out.is_symlink():
-        raise AlmaError(f"--out {args.out}: exists already; give the name of a new folder")
+        raise AlmaError(f"--out {args.out}: expected a new folder, found an existing path; give another name")
     refuse_unwritable(args.out, "--out")
     if importlib.util.find_spec("safetensors") is None:
         raise AlmaError("safetensors is not installed; run pip install 'fairseq-alma[export]'")

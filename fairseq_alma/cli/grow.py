@@ -26,17 +26,17 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     args = GrowOptions.read(given)
     args = replace(args, path=str(find_model(Path(args.path), given.arrival)))
     if args.experts is None and args.layers is None:
-        parser.error("give --experts K, --layers N, or both")
+        parser.error("--experts, --layers: both missing; give --experts K, --layers N, or both")
     if args.experts is None and args.method is not None:
         parser.error(f"--method {args.method} requires --experts; also give --experts K")
     if args.experts is not None and args.method is None:
         parser.error(f"--experts {args.experts}: also give --method, one of {', '.join(EXPERT_METHODS)}")
     if args.noise > 0 and args.method != "copy":
-        parser.error(f"--noise {args.noise} requires --method copy")
+        parser.error(f"--noise {args.noise} requires --method copy; give --method copy, or remove --noise")
     if args.optimizer == "share" and args.method != "split":
-        parser.error(f"--optimizer share requires --method split, found {args.method}")
+        parser.error(f"--optimizer share requires --method split, found {args.method}; remove --optimizer")
     if args.method == "scratch" and args.select != "loss":
-        parser.error(f"--select {args.select} has no effect with --method scratch, which copies no expert; remove it")
+        parser.error(f"--select {args.select} has no effect with --method scratch; remove --select")
     refuse_no_file(Path(args.path), "--path", "give a run, or a checkpoint of fairseq-train or alma-grow")
     refuse_existing(Path(args.out), args.force)
     from fairseq_alma.text.grow import grow  # This import loads fairseq, which takes seconds.

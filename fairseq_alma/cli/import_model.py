@@ -1,4 +1,4 @@
-"""``alma-import``: convert a model folder of transformers to a checkpoint of fairseq."""
+"""``alma-import``: convert a model folder of Hugging Face transformers to a checkpoint of fairseq."""
 
 import importlib.util
 import sys
@@ -31,9 +31,7 @@ windows, biases, or activations other than SiLU.
 class ImportOptions(Options):
     """Options of ``alma-import``."""
 
-    folder: Path = operand(
-        "directory with config.json, tokenizer.json, and model.safetensors (one file or shards)", "DIR"
-    )
+    folder: Path = operand("folder with config.json, tokenizer.json, and model.safetensors (one file or shards)", "DIR")
     out: Path = opt(MISSING, "checkpoint to write", metavar="CKPT")
     stream: Optional[Path] = opt(
         None,
@@ -64,5 +62,5 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     checkpoint = import_folder(args.folder, stream)
     write_checkpoint(checkpoint, args.out)
     layers, rows = checkpoint["cfg"]["model"]["decoder_layers"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
-    print_line(f"{args.out}: {layers} layers, vocabulary of {rows:,} tokens (with 4 symbols of fairseq)", sys.stdout)
+    print_line(f"{args.out}: {layers} layers, vocabulary of {rows:,} tokens (4 are symbols of fairseq)", sys.stdout)
     return 0

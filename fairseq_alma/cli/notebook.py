@@ -16,7 +16,7 @@ AnyPath = Union[str, Path]
 
 
 def open_stream(path: AnyPath) -> "Stream":
-    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``. Raises AlmaError if it is missing or damaged.
+    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``; raise AlmaError if the stream is missing or damaged.
 
     >>> import fairseq_alma
     >>> stream = fairseq_alma.open_stream("stream")
@@ -48,7 +48,7 @@ def read_run(path: AnyPath) -> "DataFrame":
 
 
 def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[AnyPath] = None) -> "LoadedModel":
-    """Load a language model. Raises AlmaError if its weights are missing.
+    """Load a language model. Raises AlmaError if the weights are missing.
 
     >>> import fairseq_alma
     >>> model = fairseq_alma.load_model("run", arrival=0)
@@ -58,7 +58,7 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
     True
 
     Args:
-        path: run directory, folder of ``alma-update``, or checkpoint file.
+        path: run folder, folder of ``alma-update``, or checkpoint file.
         arrival: index (from 0) of an arrival, for the model after this arrival; None for the newest model.
         stream: stream with the tokenizer of the model; None for the training stream.
     """
@@ -80,6 +80,9 @@ def score(model: "LoadedModel", texts: Union[str, Sequence[str]]) -> "DataFrame"
     Args:
         model: model returned by `load_model`.
         texts: one document or several documents.
+
+    Returns:
+        DataFrame with a row for each document.
     """
     from pandas import DataFrame
 

@@ -19,11 +19,11 @@ stream, cost and growth. Tables average runs that differ only in the seed. --out
 class ReportOptions(Options):
     """Options of ``alma-report``."""
 
-    runs: Sequence[Path] = operand("run directory of alma-stream (--run)", "RUN", nargs="+")
+    runs: Sequence[Path] = operand("run folder of alma-stream (--run)", "RUN", nargs="+")
     out: Optional[Path] = opt(
-        None, "directory for index.html, tables (.md, .csv, .tex) and figures (.png, .pdf)", metavar="DIR"
+        None, "folder for index.html, tables (.md, .csv, .tex) and figures (.png, .pdf)", metavar="DIR"
     )
-    mix: bool = opt(False, "allow runs on different streams in one table, which then compares only bits per byte")
+    mix: bool = opt(False, "allow runs on different streams in one table; the table then compares only bits per byte")
 
 
 @command

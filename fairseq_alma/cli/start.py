@@ -23,7 +23,7 @@ COMMANDS = {
     "import_model": "fairseq_alma.cli.import_model",
     "update": "fairseq_alma.cli.update",
 }
-"""Entry point name -> module with the ``main`` of the command."""
+"""Name of each entry point -> module with the ``main`` function of the command."""
 
 
 def __getattr__(name: str) -> Callable[..., Optional[int]]:

@@ -35,12 +35,12 @@ from fairseq_alma.watch.arrivals import ArrivalCurves
 from fairseq_alma.watch.run_display import RunDisplay
 
 Job = Union[TextJob, ImageJob]
-DESCRIPTION = "Train on mega-batches one after the other and test after each update (Algorithm 1 of the paper)."
+DESCRIPTION = "Train on mega-batches in their order of arrival, and test after each stage (Algorithm 1 of the paper)."
 EPILOG = """\
 Options after -- are passed to fairseq-train (text) or to the training of image models, and take precedence over the
 defaults. No options after -- are required: alma-stream --stream STREAM --run RUN
 
-COMMAND may have the placeholders {{checkpoint}}, {{stage}}, {{arrival}}, {{run}} and {{stream}}.
+COMMAND (--then-evaluate) may contain the placeholders {{checkpoint}}, {{stage}}, {{arrival}}, {{run}} and {{stream}}.
 Learners: {learners}
 A killed run resumes with the same command and gives the same results. Logs are in RUN/stage-NNN/*.log.
 """
@@ -64,7 +64,7 @@ def read_arguments(
     with contextlib.suppress(argparse.ArgumentError):  # The complete parser reports the error.
         for name, found in vars(reader.parse_known_args(own_words)[0]).items():
             if found is not None and not Path(found).exists():
-                reader.error(f"{flag(name)} {found}: no such file or directory")
+                reader.error(f"{flag(name)} {found}: no such file or folder; give a Python file or folder")
             if found is not None:
                 import_from(Path(found))
     parser = build_parser()
@@ -111,7 +111,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: Any, option: Option) -> None:
-    """Add an option to a group, with the names of the learners that have the option in its help."""
+    """Add an option to a group; in the help, replace ``{learners}`` by the learners that have the option."""
     names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
     replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
 
@@ -119,7 +119,7 @@ def _add(group: Any, option: Option) -> None:
 def learner_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, kind: str
 ) -> tuple[type[Learner], dict[str, Any]]:
-    """Return (learner class, given options of the learner). Exit with a usage error if an option does not apply."""
+    """Return (learner class, options of the learner that the user gives); exit with a usage error if one is invalid."""
     learners = LEARNERS[kind]
     if arguments.learner not in learners:
         parser.error(f"--learner {arguments.learner}: not available on {kind}; choose from {', '.join(learners)}")
@@ -134,7 +134,7 @@ def learner_options(
             if option and kind in option.kinds and (option.trait is None or getattr(other, option.trait)):
                 users.append(each)
         if not users:
-            parser.error(f"{flag(name)} has no effect on {kind}; remove it")
+            parser.error(f"{flag(name)} has no effect on {kind}; remove the option")
         if learner.name not in users:
             parser.error(f"{flag(name)} requires --learner {' or '.join(users)}, found {learner.name}")
     try:
@@ -153,8 +153,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         stream = Stream.open(arguments.stream)
         if stream.num_megabatches < (arguments.megabatches or 1):
             raise AlmaError(
-                f"--stream {stream.root}: found {stream.num_megabatches} mega-batches, expected at least "
-                f"{arguments.megabatches} (--megabatches); prepare more data, or give a smaller number"
+                f"--stream {stream.root}: expected at least {arguments.megabatches} mega-batches (--megabatches), "
+                f"found {stream.num_megabatches}; prepare more data, or give a smaller --megabatches"
             )
     kind = "text" if stream is None else stream.kind
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
@@ -221,9 +221,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def complete_options(
     request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
 ) -> Recipe:
-    """Choose the options of a run on text that the user did not give; set options of features in ``arguments``."""
+    """Choose the options that the user does not give for a run on text; set feature options in ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
-        raise ValueError(f"--preset {request.preset.name} requires images; on text, give --preset paper or no preset")
+        raise ValueError(f"--preset {request.preset.name}: expected images, found text; give --preset paper, or none")
     learner = request.build_learner("text", request.seeds[0])
     context = Context(
         owned=learner.owned,
@@ -247,7 +247,7 @@ def complete_options(
 
 
 def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) -> None:
-    """Write run.json, or check that the existing one describes the same run."""
+    """Write run.json, or check that the existing run.json describes the same run."""
     folder, overridden = request.folder(learner.seed), [*request.overridden, *job.overridden]
     options = request.record(stream.kind) | learner.recorded(stream.kind)
     record = describe_run(learner.name, learner.seed, options, job.train_options(), stream)

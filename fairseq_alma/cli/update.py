@@ -1,4 +1,4 @@
-"""``alma-update``: train a language model on monthly text. MODEL/ has stream, run, report and exported model.
+"""``alma-update``: train a language model on monthly text. MODEL/ has the stream, run, report and exported model.
 
 The command calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alma-export``. Each step of a month updates
 ``update.json`` (module ``update_record``), so that the next call resumes a killed call.
@@ -47,9 +47,9 @@ RUN, REPORT, EXPORT = "run", "report", "export"
 NEXT = "run.next"
 """Folder of a new run until it replaces the current run."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
-"""Held-out shares of the first month; --holdout-bytes applies to every month."""
+"""Shares of the first month that are held out. For later months, only --holdout-bytes applies."""
 LEAST_OF_USUAL = 0.7
-"""Minimum ratio of the bytes per token of a month to the bytes per token of the first month."""
+"""Minimum bytes per token of a month, relative to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
 EPILOG = """\
 The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on
@@ -70,14 +70,14 @@ class UpdateOptions(Options):
     inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "maximum passes through the new text; also of all trainings through all text",
+        "maximum number of passes: of a month through the new text, and of all trainings together through all text",
         range=real(0, 1000, above=True),
         metavar="R",
     )
     redo: bool = opt(False, "train on the newest month again, for example with another --budget; give no NEW_TEXT")
     size: Optional[int] = opt(
         None,
-        "number of parameters of a new model, such as 800k (default: by the amount of text)",
+        "number of parameters of a new model, such as 800k (default: chosen from the amount of text)",
         parse=read_size,
     )
     format: Optional[str] = opt(None, "format of the text, the same for all months (default: auto)", choices=FORMATS)
@@ -102,7 +102,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     options = UpdateOptions.read(parser.parse_intermixed_args(own_words))  # alma-update MODEL --size 1M NEW_TEXT
     if options.redo == bool(options.inputs):
-        parser.error("--redo uses the newest month; remove NEW_TEXT" if options.redo else "NEW_TEXT: missing")
+        need = "--redo uses the newest month; remove NEW_TEXT" if options.redo else "NEW_TEXT: missing; give files"
+        parser.error(need)
     try:
         given = dict(group_words(words))
     except ValueError as error:
@@ -124,14 +125,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
-    """Add a month and train on it; if a month has the same text, only complete the newest month."""
+    """Add a month and train on its text. If an existing month has the same text, only complete the newest month."""
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
         record.text, record.words = text, words
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, "--", *record.words])
         raise AlmaError(
-            f"{root / RECORD}: the first call had other options ({first}); give these options or none, or a new MODEL"
+            f"{root / RECORD}: expected the options of the first call ({first}) or none; give these, or a new MODEL"
         )
     how = dict(itertools.pairwise(record.text))
     form, field = how.get("--format", "auto"), how.get("--field", "text")
@@ -178,7 +179,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
 
 
 def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Optional[int] = None) -> bool:
-    """Train on the newest month, write report and export, print results; return False if the month was complete."""
+    """Train on the newest month, write report and export, print results. Return whether the month was incomplete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
     if len(months) == index:
@@ -213,7 +214,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the bits per byte of the current model on the held-out text of the newest month, or None without text."""
+    """Return the bits per byte of the current model on the held-out text of the newest month; None if that is empty."""
     split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
     if not split.num_tokens:
         return None
@@ -277,6 +278,6 @@ def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     usual = stream.megabatch(0).num_bytes / max(1, stream.megabatch(0).num_tokens)
     if texts and found < LEAST_OF_USUAL * usual:
         raise AlmaError(
-            f"{sources[0].label}: {found:.2f} bytes per token instead of {usual:.2f} in the first month, so language "
-            "or encoding differ; give other text, or --another-language to accept the text"
+            f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in the first month, found {found:.2f} "
+            "(another language or encoding); give other text, or --another-language to accept the text"
         )

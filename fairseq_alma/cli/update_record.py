@@ -25,10 +25,11 @@ AHEAD = 6
 LEAST_TOKENS = 2_600_000
 """Minimum number of tokens for choosing the size of a new model, so that its width is at least 128.
 
-Mean bits per byte after six months of novels: 1.960 (1.15M parameters, batch 2), 2.004 (522k, batch 4), 2.065 (320k,
-batch 8; the text of the first month alone determined the size)."""
+Bits per byte after six months of novels, mean over the months:
+1.960 with 1.15M parameters (batch 2), 2.004 with 522k parameters (batch 4), and
+2.065 with 320k parameters (batch 8), a size chosen from the text of the first month alone."""
 WORSE = 1.01
-"""Ratio of bits per byte on old text (after / before the month) above which the command prints a warning."""
+"""Maximum ratio of bits per byte on old text, after / before the month; above this ratio, print a warning."""
 
 
 class Month(Struct, omit_defaults=True):
@@ -61,7 +62,7 @@ class UpdateRecord(Struct):
 
 
 def read_record(root: Path) -> UpdateRecord:
-    """Return the content of ``update.json``; empty for a new model. Raises AlmaError for a folder of another kind."""
+    """Return the content of ``update.json``, empty for a new model. Raises AlmaError if ``root`` is no model folder."""
     path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
     if path.exists():
         content = read_json_object(path, remedy)
@@ -69,7 +70,7 @@ def read_record(root: Path) -> UpdateRecord:
         return as_record(content, UpdateRecord, path, remedy)
     others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
     if root.is_file() or others - {STREAM, LOG}:
-        raise AlmaError(f"{root}: not a folder of alma-update (no {RECORD} found); give a new folder as MODEL")
+        raise AlmaError(f"{root}: expected a folder of alma-update, found no {RECORD}; give a new folder as MODEL")
     return UpdateRecord(VERSION, [], [], [])
 
 
@@ -80,8 +81,8 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
         parameters: number of parameters of the current model; 0 if there is no model.
         tokens: number of tokens of each month so far, including the new month.
         spent: number of tokens of all earlier trainings, counting each pass.
-        budget: maximum number of training tokens of all months, in passes through all text so far; ``--size`` and
-            ``--redo`` may exceed the budget.
+        budget: maximum number of training tokens of all months, divided by the number of tokens of all text so far.
+            ``--size`` and ``--redo`` may exceed the budget.
 
     Returns:
         (``begin`` or ``restart``, passes of a new model through all text) or (``continue``, passes through the new
@@ -97,7 +98,7 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
 
 
 def new_size(tokens: float, vocab_size: int) -> int:
-    """Return the number of parameters for a new model whose first training reads ``tokens``, counting each pass."""
+    """Return the number of parameters for a new model whose first training reads ``tokens`` tokens (in all passes)."""
     row = row_of(max(LEAST_TOKENS, AHEAD * tokens))
     return num_params(row.width, row.layers, vocab_size)
 
@@ -117,7 +118,7 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
             change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
             yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
             if what == "old text" and after > WORSE * before:
-                yield f"warning: the loss on old text is {change} than before; for R passes, give --redo --budget R"
+                yield f"warning: the loss on old text is {change} than before; to use R passes, give --redo --budget R"
         elif after is not None:
             yield f"{what}: {after:.3f} bits per byte"
     action, passes = month.step

@@ -1,1 +1,1 @@
-"""Read and write streams: manifest, token files, tokenizers, images. Imports no fairseq."""
+"""Read and write streams: manifest, token files, tokenizers, images. The package does not import fairseq."""

@@ -37,7 +37,7 @@ def read_npy(path: Path) -> np.ndarray:
     """Return the memory-mapped array in a ``.npy`` file.
 
     Raises:
-        ValueError: the file is not a ``.npy`` file of numbers (for example, has pickled objects), or is truncated.
+        ValueError: the file is not a ``.npy`` file, is truncated, or contains Python objects instead of numbers.
     """
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:  # NumPy would advise unpickling the file.
@@ -72,7 +72,7 @@ class ImageStream:
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "ImageStream":
-        """Open a stream; check size, sha256, shape and range of its files against the manifest.
+        """Open a stream and check its files against the manifest: size, sha256, shape and range of values.
 
         Raises:
             AlmaError: the folder is not a stream of images, or a file is missing or damaged.
@@ -99,11 +99,11 @@ class ImageStream:
         return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     def indices(self, part: str, megabatches: Optional[Sequence[int]] = None) -> np.ndarray:
-        """Return the indices of the images of a split, int64. Raises AlmaError if a mega-batch does not exist.
+        """Return the image indices of a split (int64). Raises AlmaError if a mega-batch does not exist.
 
         Args:
-            part: ``train`` or ``valid`` of mega-batches, else ``valid`` or ``test`` of the stream.
-            megabatches: mega-batches whose images are concatenated in this order; None for a split of the stream.
+            part: ``train`` or ``valid`` if ``megabatches`` is given, else ``valid`` or ``test``.
+            megabatches: mega-batches whose images are concatenated in this order; None for a set of the whole stream.
         """
         names = [part] if megabatches is None else [split_name(t, part) for t in megabatches]
         splits = [self.stream.split(name) for name in names]
@@ -113,16 +113,16 @@ class ImageStream:
 def _load(
     root: Path, file: StreamFile, dtype: np.dtype, shape: tuple[Optional[int], ...], end: Optional[int] = None
 ) -> np.ndarray:
-    """Return the memory-mapped array in a file of the stream, or, with ``end``, an array in memory.
+    """Return the array in a file of the stream: memory-mapped, or in memory if ``end`` is given.
 
     Raises:
-        AlmaError: ``dtype`` or ``shape`` (None: any size) differ, or a value is not from 0 to ``end - 1``.
+        AlmaError: dtype or shape of the array is wrong (None: any size), or a value is not from 0 to ``end - 1``.
     """
     path = root / file.path
     try:
         array = read_npy(path)
     except ValueError as error:
-        raise AlmaError(f"{path}: damaged, not a .npy file ({error}); {_REMEDY}") from error
+        raise AlmaError(f"{path}: damaged .npy file ({error}); {_REMEDY}") from error
     fits = array.ndim == len(shape) and all(need in (None, size) for need, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits:
         needed = ", ".join("any" if size is None else str(size) for size in shape)
@@ -158,8 +158,8 @@ def write_image_stream(
         num_train: number of training images.
         dataset: name of the data set, such as ``mnist``.
         num_classes: number of classes.
-        num_megabatches: number of mega-batches B. Each has ``num_train // B`` images; the stream has no split with the
-            remaining images.
+        num_megabatches: number of mega-batches B, each with ``num_train // B`` images. No split contains the remaining
+            images.
         seed: random seed for assigning images to mega-batches, non-negative.
         valid_fraction: share of each mega-batch for validation, above 0 and below 1. Each mega-batch has at least one
             image for validation and one for training.
@@ -194,14 +194,14 @@ def assign_images(
     """Assign the training images to mega-batches of equal size.
 
     Returns:
-        For each mega-batch (indices of its training images, indices of its validation images), int64.
+        List of (training image indices, validation image indices) of each mega-batch, int64.
 
     Raises:
         AlmaError: a mega-batch would have fewer than two images.
     """
     size = num_train // num_megabatches
     if size < 2:
-        remedy = f"at most {num_train // 2}" if num_train > 1 else "more images"
+        remedy = f"at most {num_train // 2} mega-batches" if num_train > 1 else "more images"
         raise AlmaError(
             f"--megabatches {num_megabatches}: expected at least 2 images for each mega-batch (training and "
             f"validation), found {size} ({num_train} training images); give {remedy}"
@@ -213,9 +213,9 @@ def assign_images(
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (means, standard deviations) of the channels of ``(num_images, C, H, W)`` uint8 images, from 0 to 1.
+    """Return (means, standard deviations) of the channels of uint8 images ``(num_images, C, H, W)``, scaled to [0, 1].
 
-    The result is the same on all machines, because the sums are sums of integers.
+    The result is the same on all machines, because only integers are added.
     """
     num_channels = images.shape[1]
     counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel

@@ -2,7 +2,7 @@
 
 Hashes depend only on the letters and digits of a text (any script, Unicode NFKC, case folded), so that differences in
 case, punctuation, white space, invisible characters or accent encoding do not hide a repetition. A text with fewer than
-n words is one n-gram. Source: Brown et al. 2020, appendix C, with n = 13.
+n words is one n-gram. Method: Brown et al. 2020, appendix C (n = 13).
 """
 
 import functools
@@ -40,7 +40,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (code points of letters and digits, 0 after each word and document; end position of each document)."""
+    """Return (code points of letters and digits with zeros after words and documents, end of each document)."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -54,7 +54,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return the hash (uint64) of the letters of each document; of all characters for a document without letters."""
+    """Return the hash (uint64) of each document: of its letters and digits, or of all characters if it has none."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
@@ -102,14 +102,14 @@ class NgramHasher:
         return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
     def words(self, document: str, start: int) -> str:
-        """Return the words, joined by spaces, of the n-gram that begins with word ``start`` (from 0) of a document."""
+        """Return the n-gram that begins with word ``start`` (from 0) of a document, as words joined by spaces."""
         codes, _ = letters_of([document])
         text = "".join(map(chr, codes.tolist())).replace("\0", " ")
         return " ".join(text.split()[start : start + self.size])
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (hash of each word, position of its first letter) for code points in the format of `letters_of`."""
+    """Return (hash of each word, position of its first letter) for code points returned by `letters_of`."""
     codes, starts, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while start < len(letters):
         gaps = np.flatnonzero(letters[start + _LETTERS_AT_ONCE :][:_LETTERS_AT_ONCE] == 0)
@@ -127,7 +127,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class NgramSet:
-    """A set of n-grams; ``hashes`` is the result of `distinct`."""
+    """A set of n-gram hashes; ``hashes`` are ascending and distinct (see `distinct`)."""
 
     def __init__(self, hashes: np.ndarray) -> None:
         self._hashes = hashes
@@ -138,7 +138,7 @@ class NgramSet:
         self._table[hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the ascending positions in ``hashes`` of the hashes that are in the set."""
+        """Return the positions of the ``hashes`` that are in the set, in ascending order."""
         candidates = np.flatnonzero(self._table[hashes >> self._shift])
         if not len(candidates):
             return candidates
@@ -152,7 +152,7 @@ def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
-    """Return the distinct hashes of the n-grams in the validation, test and held-out text of a stream."""
+    """Return the distinct n-gram hashes of the validation, test and held-out text of a stream."""
     hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), []
     for split in stream.splits:
         if split.name.endswith("/train"):

@@ -55,7 +55,7 @@ def canonical_sha256(content: Any) -> str:
 
 @dataclass(frozen=True)
 class StreamFile:
-    """One file of a stream: path within the stream's folder, size in bytes, sha256 of the content."""
+    """One file of a stream: path relative to the folder of the stream, size in bytes, sha256 of the content."""
 
     path: Name
     size: Count
@@ -76,7 +76,7 @@ class StreamFile:
         path = root / self.path
         remedy = "prepare the stream again, or copy this file again"
         if not path.is_file():
-            raise AlmaError(f"{path}: no such file, expected {self.size} bytes ({MANIFEST}); {remedy}")
+            raise AlmaError(f"{path}: expected a file of {self.size} bytes ({MANIFEST}), found no file; {remedy}")
         if (size := path.stat().st_size) != self.size:
             raise AlmaError(f"{path}: expected {self.size} bytes ({MANIFEST}), found {size}; {remedy}")
         if (sha256 := file_sha256(path)) != self.sha256:
@@ -85,7 +85,7 @@ class StreamFile:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a stream: training, held-out or validation data of a mega-batch, or ``valid`` or ``test``."""
+    """Split of a stream: training, held-out or validation data of a mega-batch, or the set ``valid`` or ``test``."""
 
     name: Name  # `split_name` for the data of a mega-batch, or ``valid`` or ``test``
     files: tuple[StreamFile, ...]  # ``name`` plus ``.bin`` and ``.idx`` for text, ``.npy`` for images
@@ -129,13 +129,13 @@ class ImagesEntry:
 
     def __post_init__(self) -> None:
         if {len(self.mean), len(self.std)} != {self.shape[0]}:
-            raise ValueError(f"expected {self.shape[0]} means and std, found {len(self.mean)} and {len(self.std)}")
+            raise ValueError(f"expected {self.shape[0]} means and stds, found {len(self.mean)} and {len(self.std)}")
         if not all(-1e6 < each < 1e6 for each in self.mean) or min(self.std) <= 0:
-            raise ValueError("expected numbers for mean, and numbers above 0 for std")
+            raise ValueError("expected finite numbers for mean, and finite numbers above 0 for std")
 
 
 class CommandRecord(Struct, frozen=True):
-    """A command that made the stream or appended to the stream. The manifest also has counts for each command."""
+    """Record of a command that created or extended the stream. The manifest also has counts for each command."""
 
     command: Name
     options: dict[str, Any]
@@ -199,7 +199,7 @@ class Stream:
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
-        """Return what is wrong with splits and files, or None; ``announced`` is ``num_megabatches`` in the file."""
+        """Return the first error in splits and files, or None; ``announced`` is ``num_megabatches`` of the manifest."""
         if announced != self.num_megabatches:
             return f"expected {announced!r:.60} mega-batches (num_megabatches), found {self.num_megabatches}"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
@@ -207,13 +207,13 @@ class Stream:
         names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if (found := [each.name for each in self.splits]) != names:
             missing = [name for name in names if name not in {*found}]
-            return f"no {', '.join(missing[:3])}" if missing else "splits in wrong order, or too many splits"
+            return f"no split {', '.join(missing[:3])}" if missing else "splits out of order, or unexpected splits"
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
             lists += [("images", [IMAGES, LABELS], self.images.files if self.images else ())]
         elif self.tokenizer is None or not self.tokenizer.files:
-            return "a stream of text without a tokenizer"
+            return "expected a tokenizer in a stream of text, found none"
         else:
             lists += [("dictionary", [DICTIONARY], (self.dictionary,) if self.dictionary else ())]
         for what, needed, files in lists:
@@ -239,17 +239,17 @@ class Stream:
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Return the size in words of n-grams: training text has no n-gram of held-out text. None: not checked."""
+        """Return n if training text has no n-gram (of n words) of held-out text; None if this was not checked."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
     @property
     def fingerprint(self) -> str:
-        """Return the identifier of the stream, the same on any machine for the same input, options and seed."""
+        """Return an identifier of the stream that depends only on its input, options and seed, not on the machine."""
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
-        """Return the fingerprint of the stream with only the first ``num_megabatches``, as before ``--append``."""
+        """Return the fingerprint that the stream had with only its first ``num_megabatches`` mega-batches."""
         parts = ("train", "valid", "holdout")
         names = {"valid", "test", *(split_name(t, part) for t in range(num_megabatches) for part in parts)}
         content = self.to_json()
@@ -265,7 +265,7 @@ class Stream:
         return self.dictionary.sha256
 
     def megabatch(self, megabatch: int) -> Split:
-        """Return the training split of a mega-batch, 0 to B-1. Raises AlmaError if the mega-batch does not exist."""
+        """Return the training split of mega-batch 0 to B-1. Raises AlmaError if the mega-batch does not exist."""
         if not 0 <= megabatch < self.num_megabatches:
             last = self.num_megabatches - 1
             raise AlmaError(f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {last}")
@@ -279,7 +279,7 @@ class Stream:
         return splits[name]
 
     def verify(self, names: Iterable[str]) -> None:
-        """Raise AlmaError if the size or sha256 of a shared file, or of a file of the splits ``names``, is wrong."""
+        """Raise AlmaError if a shared file, or a file of the splits ``names``, has a wrong size or sha256."""
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()

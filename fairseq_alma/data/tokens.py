@@ -1,8 +1,8 @@
 """Read and write token files; convert text to tokens and to the symbols of ``dict.txt``.
 
 A tokenizer is a ``tokenizer.json`` of the package ``tokenizers`` or a ``.model`` of SentencePiece. Token files have the
-format of fairseq's ``MMapIndexedDataset``: ``NAME.bin`` has the ids, ``NAME.idx`` the start of each sequence. NumPy
-writes the files in small parts, so that the preparation of text needs little memory and no torch.
+format of fairseq's ``MMapIndexedDataset``: ``NAME.bin`` has the ids, and ``NAME.idx`` has the size and start of each
+sequence. NumPy writes the files in small parts, so that the preparation of text needs little memory and no torch.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ COMPANIONS = (
     "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"
 )  # fmt: skip
 MAX_TOKENS = 1 << 24
-"""Maximum vocabulary size. Without it, a small file with large token numbers would need much memory."""
+"""Maximum vocabulary size. Without this limit, a small file with large token numbers would need much memory."""
 _WHITE_SPACE = re.compile(r"\s")
 _BLOCK = "\u2581"
 
 Backend = tuple[list[str], Callable[[Sequence[str]], list[list[int]]], Callable[[Sequence[list[int]]], list[str]]]
-"""A loaded tokenizer: (piece of each token number, function that encodes, function that decodes)."""
+"""A loaded tokenizer: (piece of each token number, function that encodes texts, function that decodes tokens)."""
 
 
 def _load_tokenizers(path: Path) -> Backend:
@@ -109,10 +109,11 @@ class StreamTokenizer:
         try:
             backend = (_load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece)(self.file)
         except Exception as error:  # Both packages raise Exception or RuntimeError for a damaged file.
-            raise AlmaError(f"{self.file}: not a {self.kind} tokenizer ({error}); give another file") from error
+            fault = f"expected a tokenizer of the package {self.kind} ({error})"
+            raise AlmaError(f"{self.file}: {fault}; give another file") from error
         self.pieces, self._encode, self.decode_batch = backend
         if not self.pieces:
-            raise AlmaError(f"{self.file}: the tokenizer has no tokens; give a trained tokenizer")
+            raise AlmaError(f"{self.file}: expected a trained tokenizer, found no tokens; give another file")
         self.symbols: list[str] = []
         self._token_of: dict[str, int] = {}
         known, unused = {*self.pieces}, max(0, _num_rows(self.file.parent) - len(self.pieces))
@@ -130,7 +131,7 @@ class StreamTokenizer:
 
     @classmethod
     def open(cls, stream: Union[str, Path]) -> "StreamTokenizer":
-        """Load the tokenizer of the stream in a folder."""
+        """Load the tokenizer of the stream in the folder ``stream``."""
         return cls(Path(stream) / TOKENIZER_FOLDER)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -141,14 +142,14 @@ class StreamTokenizer:
             raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
-        """Return the symbols of a text. Joined by spaces, they are a line for ``Dictionary.encode_line`` of fairseq."""
+        """Return the symbols of a text. fairseq's ``Dictionary.encode_line`` accepts the symbols joined by spaces."""
         return [self.symbols[token] for token in self.encode_batch([text])[0]]
 
     def decode(self, symbols: Iterable[str]) -> str:
         """Return the text of symbols, without empty symbols and the four special symbols of fairseq.
 
         Raises:
-            AlmaError: a symbol is not a symbol of the tokenizer.
+            AlmaError: a symbol is unknown to the tokenizer.
         """
         kept = [symbol for symbol in symbols if symbol and symbol not in FAIRSEQ_SYMBOLS]
         try:
@@ -161,7 +162,7 @@ def find_tokenizer_file(path: Path) -> Path:
     """Return the tokenizer file at a path: the file itself, or the only tokenizer file in a folder.
 
     Raises:
-        AlmaError: the path is not a tokenizer file, or the folder has no tokenizer file or several.
+        AlmaError: the path is not a tokenizer file, or the number of tokenizer files in the folder is not one.
     """
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
@@ -176,12 +177,12 @@ def find_tokenizer_file(path: Path) -> Path:
     found = [file for file in sorted(path.iterdir()) if file.suffix == ".model"]
     if len(found) != 1:
         names = " and ".join(file.name for file in found) or "neither a tokenizer.json nor a .model"
-        raise AlmaError(f"{path}: expected one tokenizer in the folder, found {names}; give the path of a file")
+        raise AlmaError(f"{path}: expected one tokenizer in the folder, found {names}; give a tokenizer file")
     return found[0]
 
 
 def _num_rows(folder: Path) -> int:
-    """Return the vocabulary size in the ``config.json`` of transformers in a folder, or 0 without a valid file."""
+    """Return the vocabulary size in a folder's ``config.json`` (of transformers), or 0 if there is no valid file."""
     try:
         size = json.loads((folder / "config.json").read_text(encoding="utf-8-sig")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -190,11 +191,11 @@ def _num_rows(folder: Path) -> int:
 
 
 def absent_ids(symbol_ids: str) -> list[int]:
-    """Return the ids in the dictionary of an imported vocabulary that no text can contain.
+    """Return the dictionary ids of an imported vocabulary that no text can contain.
 
     Args:
-        symbol_ids: JSON list with the number (from 0) of the imported token that is equivalent to each of the four
-            symbols of fairseq, or null.
+        symbol_ids: JSON list with one entry for each of the four symbols of fairseq: the number (from 0) of the
+            equivalent imported token, or null.
     """
     try:
         imported = msgspec.json.decode(
@@ -218,7 +219,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenFileWriter:
-    """Writer of a token file in parts, which keeps no file open between two parts.
+    """Write a token file in parts. No file is open between two parts.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
@@ -249,7 +250,7 @@ class TokenFileWriter:
         self._pending = []
 
     def close(self) -> list[tuple[int, str]]:
-        """Write the buffered sequences and the index. Return (size in bytes, sha256) of both files."""
+        """Write the buffered sequences and the index. Return (size in bytes, sha256) of ``.bin`` and of ``.idx``."""
         self.flush()
         code = next(code for code, dtype in _DTYPES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
@@ -277,7 +278,7 @@ class TokenFile:
         sizes: ``(num_sequences,)``, int32: number of ids of each sequence.
 
     Raises:
-        AlmaError: the index has another format, or the size of the token file does not match the index.
+        AlmaError: the index is not in the mmap format, or the size of the token file does not match the index.
     """
 
     def __init__(self, prefix: Union[str, Path]) -> None:
@@ -286,7 +287,7 @@ class TokenFile:
             header = file.read(_HEADER.size)
         magic, version, code, num_sequences = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
         if (magic, version) != (_MAGIC, _VERSION) or code not in _DTYPES:
-            raise AlmaError(f"{idx}: not an index in the mmap format of fairseq; prepare the stream again")
+            raise AlmaError(f"{idx}: expected an index in the mmap format of fairseq; prepare the stream again")
         size = _HEADER.size + num_sequences * _ENTRY_SIZE
         if idx.stat().st_size != size:
             raise AlmaError(f"{idx}: expected {size} bytes, found {idx.stat().st_size}; prepare the stream again")
@@ -298,6 +299,6 @@ class TokenFile:
         needed = int(self.sizes.sum(dtype=np.int64)) * _DTYPES[code].itemsize
         found = bin_.stat().st_size
         if found != needed:
-            raise AlmaError(f"{bin_}: expected {needed} bytes (.idx), found {found}; prepare the stream again")
+            raise AlmaError(f"{bin_}: expected {needed} bytes ({idx.name}), found {found}; prepare the stream again")
         dtype: Any = _DTYPES[code]
         self.ids = np.memmap(bin_, dtype=dtype, mode="r") if needed else np.empty(0, dtype)

@@ -1,1 +1,1 @@
-"""Algorithm 1 of the paper for every learner and both kinds of data: loop, run folder and records."""
+"""Run Algorithm 1 of the paper for every learner, on text and on images: loop over stages, run folder, records."""

@@ -1,4 +1,4 @@
-"""``--then-evaluate``: run a shell command after each stage, and read numbers from its last line (a JSON object)."""
+"""``--then-evaluate``: run a shell command after each stage, and read numbers from the last line of output (JSON)."""
 
 import json
 import math
@@ -29,7 +29,7 @@ class StageEvaluation:
     Attributes:
         template: command of the user, with placeholders such as ``{checkpoint}``.
         stream: folder of the stream.
-        predictors: function that returns the checkpoints to evaluate in a stage (several for an image ensemble).
+        predictors: function that returns the checkpoints to evaluate after a stage; an image ensemble has several.
     """
 
     template: str
@@ -60,7 +60,8 @@ class StageEvaluation:
                 end_processes([child])
             file.write(output)
         if child.returncode:
-            raise AlmaError(f"{log}: --then-evaluate failed (exit status {child.returncode}); see the log")
+            status = child.returncode
+            raise AlmaError(f"{log}: --then-evaluate failed (exit status {status}); read the log and fix the command")
         try:
             figures = json.loads(last_line(output.decode(errors="replace")))
             record = msgspec.convert({"command": self.template, "figures": figures}, Evaluation)
@@ -68,7 +69,7 @@ class StageEvaluation:
                 raise ValueError("expected finite numbers")
         except (ValueError, RecursionError) as error:
             raise AlmaError(
-                f"{log}: the last line of --then-evaluate must be a JSON object of finite numbers, such as "
+                f"{log}: expected a JSON object of finite numbers in the last line of --then-evaluate, such as "
                 '{"bits_per_byte": 2.01}; fix the command and run alma-stream again (trained models are kept)'
             ) from error
         return {"evaluation": msgspec.to_builtins(record)}

@@ -12,7 +12,7 @@ from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import is_begun_on
 
 RUN_OF_MODEL = "run"
-"""Directory name of the run within a folder of ``alma-update``."""
+"""Name of the run folder in a folder of ``alma-update``."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ArrivalOptions(Options):
 
     arrival: Optional[int] = opt(
         None,
-        "with a run in place of a checkpoint: model after the arrival of this mega-batch, from 0 (default: newest)",
+        "if a run is given in place of a checkpoint: use the model after this arrival, from 0 (default: newest)",
         range=integer(0),
     )
 
@@ -30,7 +30,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     """Return the checkpoint of a run after an arrival, or ``path`` if it is not a run.
 
     Args:
-        path: checkpoint, run directory, or folder of ``alma-update``.
+        path: checkpoint, run folder, or folder of ``alma-update``.
         arrival: index of the arrival, from 0; None for the newest arrival.
 
     Raises:
@@ -39,14 +39,14 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
         if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
-            raise AlmaError(f"{path}: expected one run, found several seeds; give a run such as {seeds[0].parent}")
+            raise AlmaError(f"{path}: expected one run, found several seeds; give one, such as {seeds[0].parent}")
         if arrival is not None:
-            raise AlmaError(f"--arrival {arrival}: {path} is not a run; give a run directory")
+            raise AlmaError(f"--arrival {arrival}: expected a run, found {path}; give a run, or remove --arrival")
         return path
     run = RunFolder(root)
     records = [record for record in map(run.read_stage, run.stages()) if record is not None]
     if not records:
-        raise AlmaError(f"{root}: no stage is complete yet; run alma-stream")
+        raise AlmaError(f"{root}: expected a complete stage, found none; run alma-stream")
     last = [max(record["megabatches"]) for record in records]
     arrival = last[-1] if arrival is None else arrival
     if not last[0] <= arrival <= last[-1]:
@@ -57,8 +57,8 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
 def _stream_folders(recorded: str, near: Path) -> list[Path]:
     """Return the existing streams that a recorded path may refer to, most likely first.
 
-    The path is relative to the working directory of an earlier command. This is often a directory above the run or
-    checkpoint ``near``. The user may have moved run and stream together.
+    The path is relative to the working directory of an earlier command, often a folder above the run or checkpoint
+    ``near``. The user may have moved run and stream together.
     """
     places = [Path(recorded)]
     for parent in near.absolute().parents:
@@ -67,10 +67,10 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
 
 
 def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
-    """Return the stream of a model: ``given`` by the user, else its recorded training stream.
+    """Return the stream of a model: the stream ``given`` by the user, else the training stream of the checkpoint.
 
     Raises:
-        AlmaError: the stream is missing, its data is not of this kind, or the dictionaries of model and stream differ.
+        AlmaError: the stream is missing or of another kind, or the dictionaries of model and stream differ.
     """
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # imports torch, which takes seconds
 
@@ -78,7 +78,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
     if found is None:
         recorded = (checkpoint["cfg"].get("task") or {}).get("data")
         if not isinstance(recorded, str):
-            raise AlmaError(f"{path}: the training stream is not recorded; give --stream")
+            raise AlmaError(f"{path}: the training stream is not recorded; give --stream STREAM")
         found = next(iter(_stream_folders(recorded, path)), Path(recorded))
         roots = [parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()]
         if roots and (record := RunFolder(roots[0]).read_run()) is not None:
@@ -86,10 +86,10 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
                 with contextlib.suppress(AlmaError):  # the stream is damaged
                     found = each if is_begun_on(record, Stream.open(each)) else found
         if not found.is_dir():
-            raise AlmaError(f"{path}: the training stream {recorded} is missing; give --stream")
+            raise AlmaError(f"{path}: no training stream {recorded}; give --stream STREAM")
     stream = Stream.open(found)
     if stream.kind != kind:
-        raise AlmaError(f"--stream {stream.root}: expected a stream of {kind}, found {stream.kind}; give another")
+        raise AlmaError(f"--stream {stream.root}: expected {kind}, found {stream.kind}; give another stream")
     if kind == "text":
         check_dictionary(checkpoint, str(path), stream)
         stream.verify(["test"])

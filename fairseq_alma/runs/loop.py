@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper for every learner and both kinds of data; a stage is a list of steps.
+"""Run Algorithm 1 of the paper for every learner, on text and on images; a stage is a list of steps.
 
 The plan of a stage (package ``learners``) lists the models to train and to evaluate. The back end provides the steps:
 commands in forked processes for text, a training loop in this process for images.
@@ -28,11 +28,11 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class StageWork:
-    """A locked stage of a run, which this process runs.
+    """A stage of a run that this process has locked and runs.
 
     Attributes:
         locks: file descriptors of locks. A process that inherits the descriptors keeps the stage locked until it exits.
-        in_step: the same stage in the runs of all seeds, including this run, because one network may train all seeds.
+        in_step: the work on this stage for all seeds, including this run, because one network may train all seeds.
     """
 
     folder: RunFolder
@@ -59,11 +59,11 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work and return entries of ``stage.json``; `OF_ALL_TRAININGS` combines equal keys."""
+        """Do the remaining work and return entries of ``stage.json``; `OF_ALL_TRAININGS` combines duplicate keys."""
 
 
 class Backend(Protocol):
-    """Interface of training and evaluation on text or on images."""
+    """Interface for training and evaluation on one kind of data."""
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
         """Return the steps of a stage in order. All seeds have the same number of steps."""
@@ -89,12 +89,12 @@ class Run:
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a stage, or None if incomplete. Raises AlmaError if its mega-batches are not planned."""
+        """Return the record of a stage, or None if incomplete. Raises AlmaError for unplanned mega-batches."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
                 f"{self.folder.stage_folder(stage) / STAGE_RECORD}: expected mega-batches {planned}, found "
-                f"{record['megabatches']}; give another --run (streams that grow require --drop-rest)"
+                f"{record['megabatches']}; give another --run (a growing stream requires --drop-rest)"
             )
         return record
 
@@ -160,7 +160,7 @@ def run_stages(
         keep: arrivals (from 0) whose models are kept.
 
     Returns:
-        For each run, the number of stages that ran.
+        Number of stages that this call ran, for each run.
     """
     needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
     complete: list[set[int]] = [set() for _ in runs]
@@ -177,7 +177,7 @@ def run_stages(
 
 
 def train_members(run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None) -> None:
-    """Train some members in all incomplete stages (None for ``only``), while other processes may train other members.
+    """Train some members in stage ``only`` (None: all incomplete stages). Other processes may train other members.
 
     The stages remain incomplete; a later call of `run_stages` completes them with the trained members.
     """
@@ -192,8 +192,8 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
             start, member = training.start, training.model.member
             if start and run.folder.read_stage(start.stage) is None and not run.is_trained(start, backend):
                 raise AlmaError(
-                    f"{run.folder.model_folder(start)}: training is incomplete, but provides the initial weights of "
-                    f"member {member} in stage {stage}; run --stage {start.stage} --member {start.member} first"
+                    f"{run.folder.model_folder(start)}: incomplete, but member {member} of stage {stage} needs the "
+                    f"weights; run --stage {start.stage} --member {start.member} first"
                 )
             with run.folder.lock_member(training.model) as locks:
                 if run.folder.read_stage(stage) is not None:  # another process has completed the stage
@@ -209,7 +209,7 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
 def _finish_stage(
     runs: Sequence[Run], stage: int, backend: Backend, needed: Sequence[Optional[NeededModels]]
 ) -> list[bool]:
-    """Complete a stage of every run and remove unneeded files; for each run, return whether the stage ran now."""
+    """Complete a stage of every run and remove unneeded files; return for each run whether this call ran the stage."""
     records = [run.complete_record(stage) for run in runs]
     works: dict[int, StageWork] = {}
     with contextlib.ExitStack() as locks:
@@ -272,7 +272,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
-    """Raise AlmaError if a stage or model that a stage needs is incomplete; the message names the first."""
+    """Raise AlmaError if a stage or model that a stage needs is incomplete; the message names the first one."""
     plan = run.plans[stage]
     starts = {training.start.stage for training in plan.trainings if training.start is not None}
     predict = {model.stage for model in plan.predictors} - {stage}

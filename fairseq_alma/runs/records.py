@@ -15,7 +15,7 @@ Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run. The last four fields require images; ``vocab_size`` and ``decontaminated`` require text."""
+    """Stream of a run. Images only: the last four fields. Text only: ``vocab_size``, ``decontaminated``."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -41,7 +41,7 @@ RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wai
 
 
 class RecipeRecord(Struct, frozen=True):
-    """Options of a run on text that `text.defaults` chose, with the reasons."""
+    """Options that `text.defaults` chose for a run on text, with the reasons."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]
@@ -99,7 +99,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Weights that a stage with training features evaluates, and for text its first update; see `training.feature`."""
+    """Record of training features: evaluated weights, first update of the stage (text), number of branch updates."""
 
     predicts_with: Name
     first_update: Count = 0
@@ -114,7 +114,7 @@ class Evaluation(Struct, frozen=True):
 
 
 class Holdout(TextResult, frozen=True, kw_only=True):
-    """Result on the held-out documents of a mega-batch; ``before``: result before the stage that trains on it."""
+    """Result on the held-out part of a mega-batch; ``before`` is the result before training on the mega-batch."""
 
     megabatch: Megabatch
     before: Optional[TextResult] = None

@@ -1,4 +1,4 @@
-"""The run directory RUN/: records, clocks and locks of a run and its stages.
+"""The run folder RUN/: records, clocks and locks of a run and its stages.
 
 The first file of a run is ``run.json``, which describes the run. The last file of a stage is ``stage-NNN/stage.json``.
 A stage without this file is incomplete and runs again.
@@ -29,21 +29,21 @@ AVERAGE = "checkpoint_average.pt"
 BEST = "checkpoint_best.pt"
 """File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
 BRANCH = "branch"
-"""Directory name of a branch (copy of the model whose learning rate decays)."""
+"""Name of the folder of a branch (copy of the model whose learning rate decays)."""
 ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
-"""File name of the predictions of ensemble members together; see `text.split_losses`."""
+"""Name of the file with the joint predictions of all ensemble members; see `text.split_losses`."""
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 TRAIN_LOG = "train-member-{}.log"
-"""File name of the log of a training on text, by member; the log of a branch has ``MEMBER-branch``."""
-RUN_REMEDY = "give another --run folder, or remove this one"
-STAGE_REMEDY = "remove the file, and the same alma-stream command runs the stage again"
+"""File name of the training log of a member (text); for the log of a branch, replace ``{}`` by ``MEMBER-branch``."""
+RUN_REMEDY = "give another --run folder, or remove this folder"
+STAGE_REMEDY = "remove the file and repeat the command, which then runs the stage again"
 
 
 class StageClock:
     """Clock of a stage or of one member, which counts the seconds of all launches without the pauses in between.
 
-    The end of a killed launch is the time of the last file change in the directory.
+    The end of a killed launch is the time of the last file change in the folder.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -75,7 +75,7 @@ def read_clock(path: Path) -> ClockRecord:
 
 
 class RunFolder:
-    """Files of a run; ``root`` is the run directory, which may not exist yet."""
+    """Files of a run; ``root`` is the run folder, which need not exist."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.name = root, root.resolve().name
@@ -84,21 +84,21 @@ class RunFolder:
         return self.root / f"stage-{stage:03d}"
 
     def model_folder(self, model: ModelId) -> Path:
-        """Return the directory of the checkpoints of a model, RUN/stage-NNN/member-M."""
+        """Return the folder with the checkpoints of a model, RUN/stage-NNN/member-M."""
         return self.stage_folder(model.stage) / f"member-{model.member}"
 
     def checkpoint(self, model: ModelId) -> Path:
         return self.model_folder(model) / LAST_CHECKPOINT
 
     def stages(self) -> list[int]:
-        """Return the sorted numbers of the stages that have a directory; ignore names such as ``stage-001.bak``."""
+        """Return the sorted numbers of the stages that have a folder; ignore names such as ``stage-001.bak``."""
         return _numbers(self.root, "stage-")
 
     def members(self, stage: int) -> list[ModelId]:
         return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json (`RunRecord`), or None if missing. Raises AlmaError, ending with ``remedy``, if damaged."""
+        """Return run.json (`RunRecord`), None if missing. Raises AlmaError with ``remedy`` as next step if damaged."""
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
@@ -140,8 +140,8 @@ class RunFolder:
         """Lock a stage. Raises AlmaError if another alma-stream has locked the stage.
 
         Yields:
-            A file descriptor. A child process that inherits the descriptor keeps the lock until it exits. After
-            alma-stream is killed, its stage is therefore locked as long as a process can write checkpoints.
+            A file descriptor. A child process that inherits the descriptor keeps the lock until it exits. If
+            alma-stream is killed, the stage therefore remains locked until no process can write checkpoints.
         """
         folder = self.stage_folder(stage)
         with (
@@ -163,17 +163,17 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
-        """Lock run.json; wait for a process that has locked it. Raises AlmaError if RUN/ has files but is not a run."""
+        """Lock run.json; wait if another process holds the lock. Raises AlmaError if RUN/ has files but is no run."""
         holds_files = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
         if holds_files and not (self.root / RUN_RECORD).is_file():  # last, because another process may write run.json
-            raise AlmaError(f"{self.root}: not empty and not a run (no {RUN_RECORD}); give a new directory as --run")
+            raise AlmaError(f"{self.root}: expected a run, found other files (no {RUN_RECORD}); give a new --run")
         self.root.mkdir(parents=True, exist_ok=True)
         with locked(self.root / ".lock", f"{self.root}"):
             sweep(self.root)
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether the temporary files of a complete stage are removed; the last of them is the clock."""
+        """Return whether the temporary files of a complete stage are removed. The clock is removed last."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
@@ -190,7 +190,7 @@ class RunFolder:
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether a separately trained member is trained: its clock has stopped, or the stage is complete."""
+        """Return whether a member is trained in a separate process: its clock has stopped, or the stage is complete."""
         clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
         return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 
@@ -200,7 +200,7 @@ class RunFolder:
 
 
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
-    """Return the checkpoint for evaluating a model; ``predicts_with`` as in `Features.predicts_with`."""
+    """Return the checkpoint for evaluating a model; for ``predicts_with`` see `Features.predicts_with`."""
     own = folder.model_folder(model)
     files = {"average": own / AVERAGE, "best": own / BEST, "branch": own / BRANCH / LAST_CHECKPOINT}
     return files.get(predicts_with, folder.checkpoint(model))
@@ -215,14 +215,14 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
     model, members = ModelId(stage, 0), folder.members(stage)
     if members and members != [model]:
         raise AlmaError(
-            f"{ensemble}: missing, only members of the ensemble are kept; join the members with alma-ensemble, or run "
-            "alma-stream --keep-checkpoints"
+            f"{ensemble}: expected an ensemble, found only its members; join the members with alma-ensemble, or run "
+            "alma-stream with --keep-checkpoints"
         )
     found = predicting_checkpoint(folder, model, record.get("anytime", {}).get("predicts_with", "last"))
     if not found.is_file():
         raise AlmaError(
-            f"{found}: missing, weights of stage {stage} are not kept; give the newest arrival, or run alma-stream "
-            "with --keep ARRIVAL or --keep-checkpoints"
+            f"{found}: missing, because the run does not keep weights of stage {stage}; give the newest arrival, or "
+            "run alma-stream with --keep ARRIVAL or --keep-checkpoints"
         )
     return found
 
@@ -230,7 +230,7 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
 def _read(path: Path, remedy: str) -> dict[str, Any]:
     content = read_json_object(path, remedy)
     version = content.pop(VERSION_KEY, FORMAT_VERSION)
-    require_version(version, FORMAT_VERSION, path, "give another --run, or install the version that wrote it")
+    require_version(version, FORMAT_VERSION, path, "give another --run, or install the version that wrote the file")
     return content
 
 

@@ -68,45 +68,45 @@ def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
 class StudyOptions(ScheduleOptions):
     """Options of a run: data, schedule, and files to keep.
 
-    An option with ``free`` affects only files and logs, so that a resumed run may have another value.
+    An option with ``free`` affects only files and logs, so that a resumed run may change the value.
     """
 
     stream: Path = of_this_call(MISSING, "stream of alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR")
-    run: Path = of_this_call(MISSING, "directory of the run", parse=utf8_path, metavar="DIR")
+    run: Path = of_this_call(MISSING, "folder of the run", parse=utf8_path, metavar="DIR")
     finetune_from_model: Optional[Path] = opt(
-        None, "checkpoint to start from (default: random weights)", kinds=TEXT, parse=utf8_path, metavar="CKPT"
+        None, "checkpoint with initial weights (default: random weights)", kinds=TEXT, parse=utf8_path, metavar="CKPT"
     )
     then_evaluate: Optional[str] = opt(
-        None, "shell command after each stage; the last line of output is a JSON object", free=True, metavar="COMMAND"
+        None, "shell command after each stage; must print a JSON object as its last line", free=True, metavar="COMMAND"
     )
     seeds: tuple[int, ...] = of_this_call(
         (1,),
-        f"random seeds, 0 to {MAX_SEED:,}; several seeds make one run each, in RUN/seed-N (default: 1)",
+        f"random seeds, 0 to {MAX_SEED:,}; with several seeds, the run of seed N is RUN/seed-N (default: 1)",
         range=integer(0, MAX_SEED),
         flag="--seed",
     )
     preset: Optional[Preset] = of_this_call(
         None,
-        "default values of the paper, or of its released code (images)",
+        "use the default values of the paper, or of the released code of the paper (images only)",
         choices=tuple(PRESETS),
         parse=PRESETS.__getitem__,
     )
     size: Optional[int] = of_this_call(
         None,
-        "number of parameters, such as 25M (default: by the amount of text)",
+        "number of parameters, such as 25M (default: chosen from the amount of text)",
         kinds=TEXT,
         parse=read_size,
     )
     passes: Optional[float] = of_this_call(
         None,
-        "passes over the mega-batches of a stage; may differ for later stages (default: 1)",
+        "passes through the mega-batches of each stage; a later call may change it for later stages (default: 1)",
         range=real(0, 1000, above=True),
         kinds=TEXT,
         metavar="P",
     )
     save_every: Optional[Union[int, str]] = opt(
         None,
-        f"checkpoint interval, updates or a time such as 15m (default: {SAVE_EVERY_UPDATES} updates, images 20s)",
+        f"checkpoint interval: updates, or a time such as 15m (default: text {SAVE_EVERY_UPDATES}, images 20s)",
         parse=read_interval,
         free=True,
         metavar="N|TIME",
@@ -117,13 +117,11 @@ class StudyOptions(ScheduleOptions):
     keep_checkpoints: bool = opt(
         False, "keep all checkpoints (default: only checkpoints that a later stage or the report needs)", free=True
     )
-    validate: bool = opt(False, "validate at each checkpoint, for the log of fairseq-train", kinds=TEXT, free=True)
+    validate: bool = opt(False, "validate at each checkpoint (logged by fairseq-train)", kinds=TEXT, free=True)
     features_from: Optional[str] = of_this_call(
-        None, "Python file or directory that registers training features", metavar="PATH"
+        None, "Python file or folder that registers training features", metavar="PATH"
     )
-    learners_from: Optional[str] = of_this_call(
-        None, "Python file or directory that registers learners", metavar="PATH"
-    )
+    learners_from: Optional[str] = of_this_call(None, "Python file or folder that registers learners", metavar="PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +143,14 @@ class ProcessOptions(Options):
     """Options for training with several processes."""
 
     num_procs: int = of_this_call(
-        1, "data-parallel processes for each model; divides --update-freq (default: 1)", range=PROCESSES, kinds=TEXT
+        1,
+        "number of data-parallel processes for each model; --update-freq is divided by this number (default: 1)",
+        range=PROCESSES,
+        kinds=TEXT,
     )
     jobs: Optional[int] = of_this_call(
         None,
-        "{learners}: processes that train members, each on --num-procs GPUs",
+        "{learners}: number of processes that train members, each on --num-procs GPUs",
         range=PROCESSES,
         trait=MEMBERS_ALONE,
     )
@@ -252,10 +253,10 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
         if old != new
     ]
     if not changed and before.get("start") != now.get("start"):
-        changed = [f"the content of {now['options']['finetune_from_model']} differs"]
+        changed = [f"the content of {now['options']['finetune_from_model']} changed"]
     if changed:
         raise AlmaError(
-            f"{path}: the run has other options ({'; '.join(changed)}); give the same options, or another --run"
+            f"{path}: expected the same options ({'; '.join(changed)}); give the same options, or another --run"
         )
     if not is_begun_on(before, stream):
         raise AlmaError(
@@ -271,7 +272,7 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
-    """Return whether a run was begun on a stream, which may have new mega-batches since then."""
+    """Return whether a run was begun on a stream. The stream may have new mega-batches since then."""
     known = record["stream"]["num_megabatches"]
     return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
@@ -283,7 +284,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     Attributes:
         learner: class of the learner.
         learner_options: options of the learner that the user or the preset gives.
-        overridden: options of the preset for which the user gives another value.
+        overridden: options of the preset that the user overrides.
         features: training features.
     """
 
@@ -308,7 +309,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         given = [name for name in ("member", "jobs") if getattr(self, name) is not None]
         if len(self.seeds) > 1:
             if given:
-                raise ValueError(f"{flag(given[0])} requires a single --seed; run one command for each seed")
+                raise ValueError(f"{flag(given[0])} requires one --seed, found {len(self.seeds)}; give one seed")
             if kind == "images" and not self.learner.stacks_seeds:
                 possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
                 name = self.learner.name
@@ -325,8 +326,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"--save-every {self.save_every}: expected a time on images; give 30s or 15m, for example")
         if isinstance(self.save_every, str) and self.features[BestCheckpoint].best_checkpoint:
             raise ValueError(
-                f"--save-every {self.save_every}: a time would change results of --best-checkpoint; give a number of "
-                "updates"
+                f"--save-every {self.save_every}: expected a number of updates with --best-checkpoint, because a time "
+                "would change results; give a number such as 500"
             )
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
@@ -344,14 +345,14 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
-        """Return the run folder of a seed: ``--run``, or a subdirectory of ``--run`` if there are several seeds."""
+        """Return the run folder of a seed: ``--run``, or a folder in ``--run`` if there are several seeds."""
         return RunFolder(self.run if len(self.seeds) == 1 else self.run / f"seed-{seed}")
 
     def build_learner(self, kind: str, seed: int) -> Learner:
         return build_learner(self.learner, kind, seed, self.wait, self.learner_options)
 
     def plan(self, learner: Learner, num_megabatches: int) -> list[StagePlan]:
-        """Return the plans of all stages of a run. Raises ValueError, beginning with the option, if one is invalid."""
+        """Return the plans of all stages. If an option is invalid, raise ValueError; the message begins with it."""
         planned = self.stages(num_megabatches)
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: expected a stage of the run (0 to {len(planned) - 1})")
@@ -368,14 +369,15 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return [plan for plan in plans if self.stage in (None, plan.stage.index)]
 
     def stages(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages of a run. Raises ValueError, beginning with the option, if the run has no stage."""
+        """Return the stages of a run. Raises ValueError if the run has no stage; the message begins with the option."""
         if self.iid is not None and self.iid > num_megabatches:
             raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give a smaller number")
         planned = planned_stages({"options": vars(self)}, num_megabatches)
         if not planned:
+            wait = f"--wait {self.wait}" if self.first_wait is None else f"--first-wait {self.first_wait}"
             raise ValueError(
-                f"--wait {self.wait} --drop-rest: no stage, as the stream has {num_megabatches} mega-batches; give a "
-                "smaller --wait"
+                f"{wait} --drop-rest: expected as many mega-batches in the stream, found {num_megabatches}; give a "
+                "smaller number"
             )
         return planned
 

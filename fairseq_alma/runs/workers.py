@@ -1,4 +1,4 @@
-"""Start child processes that exit with this process, and the processes of ``--jobs N``.
+"""Start child processes that exit when this process exits, such as the processes of ``--jobs N``.
 
 ``--jobs N`` starts N calls of ``alma-stream --member``. Each call trains its members in all stages. The parent process
 tests and completes a stage as soon as all members are trained.
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
-    """Return a ``preexec_fn`` for a child process that must exit when its parent is killed; None except on Linux."""
+    """Return a ``preexec_fn`` for a child process that must exit when its parent is killed; None if not on Linux."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
@@ -42,13 +42,13 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[]
 
 
 def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process without stdin in a new process group, so that it exits with this process but ignores Ctrl-C."""
+    """Start a process without stdin in a new session. It exits when this process is killed, but not on Ctrl-C."""
     own = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": die_with_parent(), **options}
     return subprocess.Popen(words, **own)
 
 
 def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Send SIGTERM to processes, then SIGKILL to their process groups; wait up to 10 seconds for each signal."""
+    """Send SIGTERM to processes, then SIGKILL to their process groups; wait up to 10 seconds after each signal."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [child for child in children if number == signal.SIGKILL or child.poll() is None]
         for child in running:
@@ -110,7 +110,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return environment variables for each job that assign ``num_procs`` GPUs. Raises AlmaError for too few GPUs."""
+    """Return environment variables that assign ``num_procs`` GPUs to each job. Raises AlmaError for too few GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
     devices = devices if visible is None else [each for each in visible.split(",") if each]

@@ -1,6 +1,6 @@
 """Write the results of each arrival to TensorBoard and Weights & Biases, as requested by options of fairseq.
 
-- ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, the logs of fairseq-train in
+- ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, and the logs of fairseq-train are in
   ``DIR/RUN/stage-NNN/member-M``.
 - ``--wandb-project NAME``: the project has one W&B run for the arrivals and one for each training, in one group.
 """
@@ -24,9 +24,9 @@ COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_sec
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str, float]]:
-    """Return the results at each arrival from the first update to the last complete stage.
+    """Return the results at each arrival from the end of the first stage to the last complete stage.
 
-    An arrival without an update has the results of the previous update (paper, section 3.1) and zero cost.
+    An arrival within a later stage has the results of the previous stage (paper, section 3.1) and zero cost.
     """
     points: list[dict[str, float]] = []
     for plan in plans:
@@ -51,7 +51,7 @@ def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, floa
 
 
 def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[str, str]:
-    """Return environment variables with the name of the W&B run of a training, or of the arrivals (``model`` None)."""
+    """Return environment variables that name the W&B run of a training, or of the arrivals if ``model`` is None."""
     name = run.name if model is None else f"{run.name}/{run.model_folder(model).relative_to(run.root)}"
     identity = hashlib.sha256(f"{run.root.resolve()} {model}".encode()).hexdigest()[:16]
     return {"WANDB_NAME": name, "WANDB_RUN_GROUP": run.name, "WANDB_RUN_ID": identity, "WANDB_RESUME": "allow"}
@@ -61,7 +61,7 @@ class ArrivalCurves:
     """Writer of the results of a run at each arrival; each launch writes the results of all arrivals again.
 
     Raises:
-        AlmaError: a package for the options is missing.
+        AlmaError: a package that an option requires is not installed.
     """
 
     def __init__(self, run: RunFolder, plans: Sequence[StagePlan], options: Mapping[str, str]) -> None:
@@ -72,10 +72,11 @@ class ArrivalCurves:
         for option, value in self.wanted.items():
             found = importlib.util.find_spec(PACKAGES[option])
             if found is None or found.origin is None:  # a folder ``wandb`` has no origin
-                raise AlmaError(f"{option} {value}: {PACKAGES[option]} is missing; pip install {PACKAGES[option]}")
+                package = PACKAGES[option]
+                raise AlmaError(f"{option} {value}: requires the package {package}; run pip install {package}")
 
     def catch_up(self, at_end: bool = False) -> None:
-        """Write new stages to TensorBoard, and all stages to W&B if ``at_end``; if this fails, only print a note."""
+        """Write new stages to TensorBoard, and all stages to W&B if ``at_end``. On failure, print a note and return."""
         try:
             points = arrival_points(self.run, self.plans) if self.wanted else []
             if TENSORBOARD in self.wanted:

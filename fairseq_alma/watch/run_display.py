@@ -49,7 +49,7 @@ class TrainingProgress:
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
     ) -> None:
-        """Show the training after an update: loss in bits per token or nats per image, tokens or images per second."""
+        """Show the progress after an update; ``loss``: bits per token or nats per image, ``rate``: units per second."""
         now = time.monotonic()
         self.first = self.first or (num_updates, now)
         text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
@@ -80,7 +80,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show a training, or the joint training of all models (None), which begins after ``done`` updates."""
+        """Show a training that begins after ``done`` updates; None for the joint training of all models."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")
@@ -98,7 +98,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def trained(self, plan: StagePlan, training: Training) -> None:
-        """Print that the training of one member, but not the stage, is complete."""
+        """Print that the training of one member is complete; the stage is still incomplete."""
         print_line(f"{self._title(plan, training)}: trained; run without --member to complete the stage", sys.stdout)
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any], is_new: bool = True) -> None:

@@ -41,7 +41,7 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
 
 
 def test_average_needs_one_checkpoint_with_averaged_weights(members, tmp_path, capsys):
-    assert "--average requires exactly one CKPT," in usage_error(
+    assert "--average requires exactly one CKPT;" in usage_error(
         capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"]
     )
     assert "has no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
@@ -69,9 +69,9 @@ def test_joining_changes_no_member_and_force_replaces_the_destination(members, t
 @pytest.mark.parametrize(
     ("weights", "named"),
     [
-        (["1"], "1 weights for 2 members"),
+        (["1"], "expected 2 weights, found 1"),
         (["1", "-1"], "--weights -1: expected a number of at least 0"),
-        (["0", "0"], "at least one weight must be greater than 0"),
+        (["0", "0"], "expected a weight above 0, found none"),
         (["1", "x"], "--weights x: expected a number"),
     ],
 )

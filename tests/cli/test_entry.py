@@ -38,7 +38,7 @@ def start(body: str, **options) -> subprocess.Popen:
         (OSError(errno.ENOSPC, "No space left on device", "/runs/a"), "/runs/a: the disk is full; free some space"),
         (PermissionError(errno.EACCES, "Permission denied", "/runs/a"), "/runs/a: permission denied; change"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), "a.txt: No such file; check the path"),
-        (MemoryError("Unable to allocate 7 GiB"), "out of memory (Unable to allocate 7 GiB); give smaller sizes"),
+        (MemoryError("Unable to allocate 7 GiB"), "out of memory (Unable to allocate 7 GiB); give a smaller batch"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory (DefaultCPUAllocator: can't"),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of it.\nTried"), "out of memory (CUDA out of it.);"),
     ],
@@ -132,13 +132,13 @@ def test_a_usage_error_is_short_and_has_no_control_characters(capsys) -> None:
 
 def test_unreadable_and_unwritable_paths_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(AlmaError, match=r"--path .*: a folder, not a file; give a checkpoint"):
+    with pytest.raises(AlmaError, match=r"--path .*: expected a file, found a folder; give a checkpoint"):
         refuse_no_file(tmp_path, "--path", "give a checkpoint")
-    with pytest.raises(AlmaError, match=r"--path /dev/null: a pipe or a device, not a file"):
+    with pytest.raises(AlmaError, match=r"--path /dev/null: expected a file, found a pipe or a device"):
         refuse_no_file(Path("/dev/null"), "--path", "give a checkpoint")
     with pytest.raises(AlmaError, match=r"--out .*file: expected a folder, found a file"):
         refuse_no_folder(tmp_path / "file", "--out")
-    with pytest.raises(AlmaError, match=r"--out .*file/a/b: .*file is not a folder"):
+    with pytest.raises(AlmaError, match=r"--out .*file/a/b: expected a folder at .*file, found a file"):
         refuse_no_folder(tmp_path / "file/a/b", "--out")
     refuse_no_file(tmp_path / "file", "--path", "")
     refuse_no_file(tmp_path / "none", "--path", "")

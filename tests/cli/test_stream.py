@@ -53,10 +53,13 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
     "options,message",
     [
         (["--wait", "0"], "--wait 0: expected a number of at least 1"),
-        (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: no stage, as the stream has 4 mega-batches"),
+        (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: expected as many mega-batches in the stream, found 4"),
         (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
-        (["--save-every", "15m", "--best-checkpoint"], "--save-every 15m: a time would change results of --best"),
+        (
+            ["--save-every", "15m", "--best-checkpoint"],
+            "--save-every 15m: expected a number of updates with --best-checkpoint",
+        ),
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected positive integers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
@@ -99,7 +102,7 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
     ("name", "options", "message"),
     [
         ("nowhere", [], r"nowhere: not a stream "),
-        ("S", ["--megabatches", "5"], "found 4 mega-batches, expected at least 5 "),
+        ("S", ["--megabatches", "5"], r"expected at least 5 mega-batches \(--megabatches\), found 4"),
     ],
 )
 def test_a_missing_or_short_stream_is_named(stream, tmp_path, name, options, message):

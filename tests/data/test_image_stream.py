@@ -55,12 +55,12 @@ def test_stream_of_text_is_refused(tmp_path):
 def test_the_error_for_a_pickle_does_not_advise_to_unpickle_it(stream):
     (stream.stream.root / "images.npy").write_bytes(b"x" * 100)
     relist(stream, "images.npy")
-    with pytest.raises(AlmaError, match=r"damaged, not a \.npy file \(expected a .npy signature"):
+    with pytest.raises(AlmaError, match=r"damaged \.npy file \(expected a .npy signature"):
         ImageStream.open(stream.stream.root)
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "megabatch-002/valid.npy", "test.npy"])
-@pytest.mark.parametrize("damage", ["no such file", r"expected \d+ bytes \(", "expected sha256 .* found"])
+@pytest.mark.parametrize("damage", ["found no file", r"expected \d+ bytes \(", "expected sha256 .* found"])
 def test_a_damaged_file_is_reported(stream, name, damage):
     path = stream.stream.root / name
     content = path.read_bytes()

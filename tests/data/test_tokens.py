@@ -101,8 +101,8 @@ def test_a_published_tokenizer_does_not_truncate_pad_or_add_tokens(folder, tmp_p
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", "{}", "not a tokenizers tokenizer"),
-        ("broken.model", "x", "not a sentencepiece tokenizer"),
+        ("tokenizer.json", "{}", "expected a tokenizer of the package tokenizers"),
+        ("broken.model", "x", "expected a tokenizer of the package sentencepiece"),
         ("notes.txt", "x", "expected a tokenizer.json or a SentencePiece .model"),
     ],
 )
@@ -157,10 +157,10 @@ def test_our_reader_returns_sizes_and_ids_and_refuses_a_truncated_file_or_anothe
     assert file.sizes.tolist() == [3, 1, 5]
     assert file.ids.tolist() == [id_ for sequence in SEQUENCES for id_ in sequence]
     (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-2])
-    with pytest.raises(AlmaError, match=r"a\.bin: expected 18 bytes \(\.idx\), found 16"):
+    with pytest.raises(AlmaError, match=r"a\.bin: expected 18 bytes \(a\.idx\), found 16"):
         TokenFile(tmp_path / "a")
     (tmp_path / "a.idx").write_bytes(b"TNTIDX\x00\x00")
-    with pytest.raises(AlmaError, match="not an index"):
+    with pytest.raises(AlmaError, match="expected an index"):
         TokenFile(tmp_path / "a")
 
 

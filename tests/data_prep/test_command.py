@@ -344,7 +344,7 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
     command += ["--megabatches", "3", "--vocab-size", "300"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert wait_until(lambda: [*tmp_path.glob(".stream.building/*/input-0")])
-    with pytest.raises(AlmaError, match="another alma-prep-text is using it"):
+    with pytest.raises(AlmaError, match="another alma-prep-text holds the lock"):
         create(text, tmp_path / "stream")
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -162,7 +162,7 @@ def test_a_model_without_a_stock_architecture_is_refused_in_one_line(kind, said,
 
 
 def test_an_existing_folder_is_not_replaced(checkpoints, tmp_path):
-    assert f"--out {tmp_path}: exists already" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path)
+    assert f"--out {tmp_path}: expected a new folder" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path)
 
 
 def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, sentencepiece_stream, tmp_path):

@@ -58,7 +58,7 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
     with pytest.raises(AlmaError, match="found another tokenizer"):
         export([str(moved), "--out", "other"])
     shutil.rmtree("M")
-    with pytest.raises(AlmaError, match=r"the training stream M/stream is missing; give --stream"):
+    with pytest.raises(AlmaError, match=r"no training stream M/stream; give --stream STREAM"):
         export([str(moved), "--out", "other"])
 
 
@@ -70,10 +70,10 @@ def test_a_path_without_a_model_is_one_line(model, tmp_path):
             ["--arrival", "0"],
             "checkpoint_last.pt is not a run",
         ),
-        (model / "stream", [], "a folder, not a file; give a run, or a checkpoint"),
+        (model / "stream", [], "expected a file, found a folder; give a run, or a checkpoint"),
     ):
         with pytest.raises(AlmaError, match=message):
             export([str(path), "--out", "out", *options])
     model.joinpath("run").rename(tmp_path / "seed-1")
-    with pytest.raises(AlmaError, match=r"expected one run, found several seeds; give a run such as .*seed-1"):
+    with pytest.raises(AlmaError, match=r"expected one run, found several seeds; give one, such as .*seed-1"):
         export([str(tmp_path), "--out", "out"])

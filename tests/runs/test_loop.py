@@ -123,7 +123,7 @@ def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
     backend = FakeBackend()
     backend.lost = [ModelId(0, 0), ModelId(0, 1)]
     train_alone(tmp_path, 0, backend, only=0)
-    with pytest.raises(AlmaError, match=r"stage-000/member-1: training is incomplete.*run --stage 0 --mem"):
+    with pytest.raises(AlmaError, match=r"stage-000/member-1: incomplete.*run --stage 0 --mem"):
         train_alone(tmp_path, 1, backend, only=1)
     assert train_alone(tmp_path, 0, backend, only=1) == [("trained member 0", 1)]
 

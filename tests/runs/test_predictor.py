@@ -32,7 +32,7 @@ def test_the_tested_checkpoint_is_the_model_of_the_run(predicts_with, tmp_path):
 def test_a_member_is_not_the_ensemble(members, tmp_path):
     root = write_run(tmp_path / "R", [30.0, 20.0], "gens", text_stream(num_megabatches=2), num_members=(1, 2))
     touch(root, *(f"{member}/checkpoint_last.pt" for member in members))
-    with pytest.raises(AlmaError, match=r"ensemble.pt: missing, only members of the ensemble are kept"):
+    with pytest.raises(AlmaError, match=r"ensemble.pt: expected an ensemble, found only its members"):
         lookup.find_model(root, None)
     touch(root, "ensemble.pt")
     assert lookup.find_model(root, None) == root / "stage-001/ensemble.pt"
@@ -48,10 +48,12 @@ def test_an_arrival_has_the_model_of_the_last_update_before_it(tmp_path):
         with pytest.raises(AlmaError, match=f"no model at arrival {arrival}; give an arrival from 2 to 5"):
             lookup.find_model(root, arrival)
     begun = write_run(tmp_path / "begun", num_stages=0)
-    with pytest.raises(AlmaError, match="no stage is complete yet"):
+    with pytest.raises(AlmaError, match="expected a complete stage, found none"):
         lookup.find_model(begun, 0)
 
 
 def test_missing_weights_are_named(tmp_path):
-    with pytest.raises(AlmaError, match=r"member-0/checkpoint_last.pt: missing, weights of stage 3 are not kept"):
+    with pytest.raises(
+        AlmaError, match=r"checkpoint_last.pt: missing, because the run does not keep weights of stage 3"
+    ):
         stage_predictor(RunFolder(tmp_path), {"stage": 3})

@@ -47,7 +47,7 @@ def test_the_help_lists_the_option_of_the_feature():
 
 def test_a_missing_file_is_a_usage_error():
     done = run_script(["alma-stream", "--features-from", "nowhere.py", "--help"])
-    assert done.returncode == 2 and "--features-from nowhere.py: no such file or directory" in done.stderr
+    assert done.returncode == 2 and "--features-from nowhere.py: no such file or folder" in done.stderr
 
 
 def test_a_killed_training_with_the_feature_resumes_bit_for_bit(trained, tmp_path):

@@ -45,7 +45,7 @@ def test_tensorboard_has_each_arrival_once_after_a_second_launch(run, tmp_path):
 def test_a_missing_package_is_reported_before_the_run(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AlmaError, match="--wandb-project p: wandb is missing; pip install wandb"):
+    with pytest.raises(AlmaError, match="--wandb-project p: requires the package wandb; run pip install wandb"):
         ArrivalCurves(run, make_plans(1), {"--wandb-project": "p"})
 
 
