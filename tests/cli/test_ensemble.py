@@ -85,16 +85,12 @@ def test_members_that_do_not_match_are_reported_in_one_line(members, tmp_path):
     other = str(save_member(tmp_path / "other.pt", switch_config(**SIZES), 2, dictionary="e" * 64))
     assert "of the previous members, found eeee" in refused(tmp_path, members[0], other, *out)
     larger = str(save_member(tmp_path / "larger.pt", switch_config(**SIZES), 2, dictionary=None, num_tokens=50))
-    assert "larger.pt: expected vocab_size 50 as in the previous members, found vocab_size 54" in refused(
-        tmp_path, members[0], larger, *out
-    )
+    assert "members, found vocab_size 54;" in refused(tmp_path, members[0], larger, *out)
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: not a checkpoint" in refused(tmp_path, members[0], f"{tmp_path}/text.pt", *out)
     assert "none.pt: no such checkpoint file" in refused(tmp_path, members[0], f"{tmp_path}/none.pt", *out)
     torch.save({"cfg": {"model": {"_name": "mlp"}}, "model": {}}, tmp_path / "mlp.pt")
-    assert "mlp.pt: expected architecture alma_… or transformer_lm…, found mlp" in refused(
-        tmp_path, members[0], f"{tmp_path}/mlp.pt", *out
-    )
+    assert "mlp.pt: expected architecture alma_…" in refused(tmp_path, members[0], f"{tmp_path}/mlp.pt", *out)
 
 
 def test_a_member_without_a_known_dictionary_may_join(members, tmp_path):

@@ -115,7 +115,7 @@ def test_moments_of_copies_are_copied_and_moments_of_new_gates_are_zero():
 
 def test_an_optimizer_state_of_another_model_is_rejected():
     state = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"params": [0, 1]}]}
-    with pytest.raises(AlmaError, match="2 parameters, but its model has 3"):
+    with pytest.raises(AlmaError, match="the 3 parameters of the model, found 2"):
         grow_optimizer_state(state, "abc", "abc", lambda name, entry: dict(entry))
 
 

@@ -68,12 +68,8 @@ def test_member_zero_has_the_seed_of_the_run_and_no_two_updates_share_one():
     assert max(member_seed(9_999_999, member) for member in range(2000)) + updates < 2**32
 
 
-def ensemble_plans(**options):
-    return plan_learner("ens", stages(3, 1), seed=5, num_members=2, **options)
-
-
 def test_each_member_of_an_ensemble_starts_from_its_own_weights():
-    plans = ensemble_plans()
+    plans = plan_learner("ens", stages(3, 1), seed=5, num_members=2)
     assert plans[2].trainings == (
         Training(ModelId(2, 0), 5, ModelId(1, 0)),
         Training(ModelId(2, 1), member_seed(5, 1), ModelId(1, 1)),

@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from fairseq_alma.moe.dispatch import ExpertLosses, dispatch_tokens
 from fairseq_alma.moe.gate import Routing
@@ -72,17 +71,6 @@ def test_the_losses_of_an_expert_are_those_of_its_tokens_without_padding():
     for layer in range(2):
         torch.testing.assert_close(found.losses[layer], wanted[layer])
         assert torch.equal(found.counts[layer], counts[layer])
-
-
-def test_an_image_of_one_expert_counts_as_a_token():
-    routed, shared = ExpertLosses(), ExpertLosses()
-    for seed in range(3):
-        losses, routings = batch(20, seed)
-        routed.add_routed(losses, routings, torch.ones(20, dtype=torch.bool))
-        shared.add_shared(losses, [F.one_hot(each.expert, each.probs.size(1)).double() for each in routings])
-    for layer in range(2):
-        torch.testing.assert_close(shared.losses[layer], routed.losses[layer])
-        torch.testing.assert_close(shared.counts[layer], routed.counts[layer].double())
 
 
 def test_shares_of_a_loss_sum_to_the_loss():

@@ -76,14 +76,6 @@ def test_padding_changes_neither_capacity_nor_balance_loss():
     assert statistics_padded.routed == statistics.routed
 
 
-def test_balance_loss_is_that_of_fedus_et_al():
-    layer = switch_layer(3)
-    x = torch.randn(50, 8)
-    _, routing, statistics = layer(x)
-    shares = torch.bincount(routing.expert, minlength=3) / 50
-    torch.testing.assert_close(statistics.balance_loss, 3 * (shares * routing.probs.mean(0)).sum())
-
-
 def test_no_token_is_dropped_at_test_and_outputs_do_not_depend_on_other_tokens():
     layer = switch_layer().eval()
     x = torch.randn(30, 8)
@@ -102,9 +94,8 @@ def test_first_choices_overflow_and_balance_loss_equal_those_of_fairscale():
     dispatch = dispatch_tokens(routing, 2.0)
     assert sorted(dispatch.tokens.tolist()) == theirs.nonzero().flatten().tolist()
     assert statistics.num_dropped == 40 - int(theirs.sum()) > 0
-    torch.testing.assert_close(
-        statistics.balance_loss, 4**2 * balance_loss
-    )  # theirs is a mean over experts, ours a sum
+    # The loss of fairscale is a mean over experts; Fedus et al. 2021 sum over experts.
+    torch.testing.assert_close(statistics.balance_loss, 4**2 * balance_loss)
 
 
 def routing_of(*experts, num_experts=3):

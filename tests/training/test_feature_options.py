@@ -38,18 +38,10 @@ def test_an_optimizer_without_a_successor_and_the_replay_of_a_single_stage_are_r
     [
         ({"branch_share": 0.2, "best_checkpoint": True}, [], "--branch-share 0.2: --best-checkpoint also selects"),
         (CARRY, [*DECAY, "399"], "at least 400 for 4 stages, found 399"),
-        (
-            CARRY,
-            ["--lr-scheduler", "cosine"],
-            "cosine is not supported; give fixed or inverse_sqrt, or poly",
-        ),
-        (
-            CARRY,
-            ["--max-epoch", "2"],
-            "--carry-optimizer: needs a fixed number of updates per stage; give",
-        ),
+        (CARRY, ["--lr-scheduler", "cosine"], "cosine is not supported; give fixed or inverse_sqrt, or poly"),
+        (CARRY, ["--max-epoch", "2"], "--carry-optimizer: needs a fixed number of updates per stage; give"),
         (CARRY, ["--lr", "0.1,0.2"], "--lr 0.1,0.2 depends on the epoch"),
-        (CARRY, ["--lr", "0.1", "--force-anneal", "2"], "--force-anneal depends on the epoch"),
+        (CARRY, ["--lr", "0.1", "--force-anneal", "2"], "--force-anneal depends on the epoch.*; omit --force"),
         ({"branch_share": 0.2}, ["--max-epoch", "2"], "--branch-share: needs a fixed number of updates"),
         ({"branch_share": 0.1, **CARRY}, [*DECAY, "400"], "--branch-share 0.1: --lr-scheduler polynomial_decay"),
         ({"replay_share": 0.2}, ["--max-epoch", "2"], r"--replay-share 0.2: needs a fixed number of updates"),
