@@ -89,7 +89,7 @@ def describe_fault(error: BaseException) -> Optional[str]:
 
 
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if an input exists but is not a readable file. The later reader reports a missing file.
+    """Raise AlmaError if an input exists but is not a readable file. Code that reads the input reports a missing file.
 
     Args:
         path: path of the input.
@@ -111,7 +111,7 @@ def refuse_no_folder(out: Path, flag: str) -> None:
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:
-    """Raise AlmaError if an output cannot be written, because the nearest existing folder above is not writable."""
+    """Raise AlmaError if an output cannot be written: its nearest existing folder is not writable."""
     folder = out if out.is_dir() else out.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -77,7 +77,7 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
 
     Raises:
         AlmaError: `path` exists and is not a regular file.
-        OSError: the file cannot be written. Its ``filename`` is `path`, even if torch raised an error of another type.
+        OSError: the file cannot be written. The error names `path`, even if torch raised an error of another type.
     """
     refuse_irregular(path)
     temporary = path.with_name(f".{path.name}.tmp"[:255])

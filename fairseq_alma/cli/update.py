@@ -47,7 +47,7 @@ RUN, REPORT, EXPORT = "run", "report", "export"
 NEXT = "run.next"
 """Folder of a new run until it replaces the current run."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
-"""Shares of the first month that are held out. For later months, only --holdout-bytes applies."""
+"""Held-out shares of the first month. For later months, only --holdout-bytes applies."""
 LEAST_OF_USUAL = 0.7
 """Minimum bytes per token of a month, relative to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
@@ -102,8 +102,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     options = UpdateOptions.read(parser.parse_intermixed_args(own_words))  # alma-update MODEL --size 1M NEW_TEXT
     if options.redo == bool(options.inputs):
-        need = "--redo uses the newest month; remove NEW_TEXT" if options.redo else "NEW_TEXT: missing; give files"
-        parser.error(need)
+        missing = "NEW_TEXT: missing; give the text of a month"
+        parser.error("--redo uses the newest month; remove NEW_TEXT" if options.redo else missing)
     try:
         given = dict(group_words(words))
     except ValueError as error:
@@ -132,7 +132,8 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, "--", *record.words])
         raise AlmaError(
-            f"{root / RECORD}: expected the options of the first call ({first}) or none; give these, or a new MODEL"
+            f"{root / RECORD}: expected the options of the first call ({first}); give these options or none, or a "
+            "new MODEL"
         )
     how = dict(itertools.pairwise(record.text))
     form, field = how.get("--format", "auto"), how.get("--field", "text")
@@ -214,7 +215,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the bits per byte of the current model on the held-out text of the newest month; None if that is empty."""
+    """Return the bits per byte of the current model on the held-out text of the newest month; None for empty text."""
     split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
     if not split.num_tokens:
         return None

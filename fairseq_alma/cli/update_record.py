@@ -25,9 +25,11 @@ AHEAD = 6
 LEAST_TOKENS = 2_600_000
 """Minimum number of tokens for choosing the size of a new model, so that its width is at least 128.
 
-Bits per byte after six months of novels, mean over the months:
-1.960 with 1.15M parameters (batch 2), 2.004 with 522k parameters (batch 4), and
-2.065 with 320k parameters (batch 8), a size chosen from the text of the first month alone."""
+Bits per byte after six months of novels (mean over the months), by number of parameters:
+
+- 1.15M (batch 2): 1.960
+- 522k (batch 4): 2.004
+- 320k (batch 8; size chosen from the text of the first month alone): 2.065"""
 WORSE = 1.01
 """Maximum ratio of bits per byte on old text, after / before the month; above this ratio, print a warning."""
 

@@ -68,7 +68,7 @@ def test_a_path_without_a_model_is_one_line(model, tmp_path):
         (
             model / "run/stage-001/member-0/checkpoint_last.pt",
             ["--arrival", "0"],
-            "checkpoint_last.pt is not a run",
+            "expected a run, found .*checkpoint_last.pt",
         ),
         (model / "stream", [], "expected a file, found a folder; give a run, or a checkpoint"),
     ):
