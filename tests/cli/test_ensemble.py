@@ -123,9 +123,8 @@ def joined(trained, tmp_path_factory):
 def test_fairseq_interactive_writes_text(joined, checkout):
     words = ["fairseq-interactive", str(joined.stream), "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
     words += ["--path", str(joined.path), "--beam", "1", "--sampling", "--nbest", "1", "--max-len-b", "8"]
-    done = run_script(
-        [*words, "--buffer-size", "2", "--batch-size", "2"], cwd=checkout, typed="the wind\nthe old river\n"
-    )
+    words += ["--buffer-size", "2", "--batch-size", "2"]
+    done = run_script(words, cwd=checkout, typed="the wind\nthe old river\n")
     texts = re.findall(r"^D-\d\t\S+\t(.*)$", done.stdout, re.MULTILINE)
     assert len(texts) == 2, done.stderr
     assert texts[0].startswith("the wind") and texts[1].startswith("the old river")

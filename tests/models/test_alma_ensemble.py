@@ -74,9 +74,8 @@ def test_perplexity_equals_that_of_the_members_mean_probabilities(folder, paths,
     tokens = tokens_of(4, 15)
     sample = {"net_input": {"src_tokens": tokens[:, :-1]}, "target": tokens[:, 1:]}
     scorer = SequenceScorer(task_of().source_dictionary, softmax_batch)
-    scores = torch.cat(
-        [hypothesis[0]["positional_scores"] for hypothesis in scorer.generate([load(folder / "referring.pt")], sample)]
-    )
+    hypotheses = scorer.generate([load(folder / "referring.pt")], sample)
+    scores = torch.cat([each[0]["positional_scores"] for each in hypotheses])
     probabilities = mean_probabilities(paths, tokens[:, :-1], [0.25] * 4).gather(2, tokens[:, 1:, None])
     want = math.exp(-probabilities.log().mean().item())
     assert math.exp(-scores.double().mean().item()) == pytest.approx(want, rel=1e-5)
@@ -137,11 +136,9 @@ def test_decoding_step_by_step_equals_the_full_sequence_also_when_reordered(fold
 
 def test_scores_of_beam_search_are_those_of_the_ensemble(folder):
     model = load(folder / "referring.pt")
-    generator = SequenceGenerator(
-        [model], task_of().source_dictionary, beam_size=3, max_len_b=8, normalize_scores=False
-    )
+    beam = SequenceGenerator([model], task_of().source_dictionary, beam_size=3, max_len_b=8, normalize_scores=False)
     sample = {"net_input": {"src_tokens": tokens_of(1, 3), "src_lengths": torch.tensor([3])}}
-    best = generator.generate([model], sample, prefix_tokens=tokens_of(1, 3))[0][0]
+    best = beam.generate([model], sample, prefix_tokens=tokens_of(1, 3))[0][0]
     inputs = torch.cat([torch.tensor([EOS]), best["tokens"][:-1]]).unsqueeze(0)
     log_probs = model.get_normalized_probs(model(inputs), log_probs=True)[0]
     want = log_probs.gather(1, best["tokens"].unsqueeze(1)).squeeze(1)
@@ -193,9 +190,8 @@ def test_an_ensemble_can_be_neither_trained_nor_read_with_another_vocabulary(fol
 
 
 def test_a_task_without_the_file_name_finds_members_by_absolute_paths(paths, tmp_path):
-    config = OmegaConf.create(
-        torch.load(save_ensemble(tmp_path / "E.pt", paths[:1]), weights_only=True)["cfg"]["model"]
-    )
+    checkpoint = torch.load(save_ensemble(tmp_path / "E.pt", paths[:1]), weights_only=True)
+    config = OmegaConf.create(checkpoint["cfg"]["model"])
     stock_task = SimpleNamespace(source_dictionary=task_of().source_dictionary)
     models.build_model(config, stock_task, from_checkpoint=True)
 

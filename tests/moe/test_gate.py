@@ -35,10 +35,8 @@ def walk(nested, position, path, gate, image):
     The dictionary of the tree gives the row of each path: the test shares no row arithmetic with the layer.
     """
     rows = gate.tree.paths()
-    logits = [
-        float(gate.weight[rows[(*path, child)]] @ image + gate.bias[rows[(*path, child)]])
-        for child in range(len(nested))
-    ]
+    own = [rows[(*path, child)] for child in range(len(nested))]
+    logits = [float(gate.weight[row] @ image + gate.bias[row]) for row in own]
     total = sum(math.exp(logit) for logit in logits)
     best = logits.index(max(logits))
     for child, (below, logit) in enumerate(zip(nested, logits, strict=True)):
@@ -100,19 +98,16 @@ def test_a_split_shares_the_probability_of_the_expert_and_changes_no_other(neste
         assert torch.equal(merged, before.expert)
 
 
-def test_new_rows_depend_on_the_generator_and_old_rows_stay():
+def test_new_rows_depend_on_the_generator_old_rows_stay_and_the_state_is_weight_and_bias():
     first, same, other = gate_of([0, 1, 2]), gate_of([0, 1, 2]), gate_of([0, 1, 2])
     old = first.weight.detach().clone()
     for gate, seed in ((first, 1), (same, 1), (other, 2)):
         gate.grow(1, torch.Generator().manual_seed(seed))
     assert torch.equal(first.weight, same.weight) and not torch.equal(first.weight, other.weight)
+    assert first.state_dict().keys() == {"weight", "bias"}
     rows = first.tree.paths()
     assert torch.equal(first.weight[[rows[(child,)] for child in range(3)]], old)
     assert first.weight[[rows[(1, 0)], rows[(1, 1)]]].abs().min() > 0
-
-
-def test_the_state_of_a_gate_is_weight_and_bias():
-    assert gate_of(TREES[3]).state_dict().keys() == {"weight", "bias"}
 
 
 @pytest.mark.parametrize("nested", TREES, ids=str)

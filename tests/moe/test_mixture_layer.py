@@ -160,17 +160,6 @@ def test_after_a_split_every_row_of_the_gate_and_both_halves_learn(kind, gate):
     assert (layer.gate.weight.grad.abs().sum(dim=1) > 0).all()
 
 
-@pytest.mark.parametrize("gate", ["soft", "hard"])
-def test_shares_are_probabilities_or_the_best_path(gate):
-    layer, x = layer_of(MixtureLinear, gate).eval(), inputs_of(MixtureLinear)
-    layer(x)
-    shares = layer.shares()
-    torch.testing.assert_close(shares.sum(dim=1), torch.ones(BATCH))
-    routing = layer.gate(x)
-    expected = routing.probs if gate == "soft" else F.one_hot(routing.expert, NUM_EXPERTS).float()
-    torch.testing.assert_close(shares, expected.detach())
-
-
 def test_experts_are_drawn_with_their_probabilities():
     probs = torch.tensor([0.5, 0.0, 0.2, 0.3]).expand(20_000, -1)
     shares = torch.bincount(sample_experts(probs, seeded(1)), minlength=4) / 20_000

@@ -99,10 +99,8 @@ def test_first_choices_overflow_and_balance_loss_equal_those_of_fairscale():
 
 
 def routing_of(*experts, num_experts=3):
-    num_tokens = len(experts)
-    return Routing(
-        torch.tensor(experts), torch.full((num_tokens, num_experts), 1 / num_experts), torch.ones(num_tokens)
-    )
+    probs = torch.full((len(experts), num_experts), 1 / num_experts)
+    return Routing(torch.tensor(experts), probs, torch.ones(len(experts)))
 
 
 def test_an_expert_without_tokens_has_zero_gradients():

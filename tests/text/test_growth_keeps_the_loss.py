@@ -23,10 +23,7 @@ MODELS = {
     "transformer": lambda: transformer_config(num_experts=4, decoder_layers=4),
     "transformer trees": lambda: transformer_config(num_experts=3, decoder_layers=4, gate_trees="[[0,[1,2]],[0,1,2]]"),
 }
-DENSE = {
-    "switch": lambda: switch_config(moe_freq=0),
-    "transformer": lambda: transformer_config(decoder_layers=4),
-}
+DENSE = {"switch": lambda: switch_config(moe_freq=0), "transformer": lambda: transformer_config(decoder_layers=4)}
 
 
 def checkpoint_of(path, config, moments=("exp_avg", "exp_avg_sq")):
@@ -90,10 +87,7 @@ def test_old_parameters_keep_their_moments_and_new_ones_have_none(tmp_path, name
     state = torch.load(tmp_path / "old.pt")["last_optimizer_state"]["state"]
     printed, checkpoint, new = grown_of(tmp_path, layers=6, **SPLIT, optimizer="copy")
     assert ("--decoder-layers 6" in printed) == (name == "switch")
-    assert checkpoint[RECORD_KEY][0]["depth"] == {
-        "old": 4,
-        "new": 6,
-    }
+    assert checkpoint[RECORD_KEY][0]["depth"] == {"old": 4, "new": 6}
     known = {name: state[number] for number, (name, _) in enumerate(old.named_parameters())}
     shapes = {name: parameter.shape for name, parameter in new.named_parameters()}
     grown = checkpoint["last_optimizer_state"]
