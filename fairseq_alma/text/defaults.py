@@ -76,7 +76,7 @@ PAPER = {
 OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Option with a default for architectures other than the default -> options that get a default with this option."""
+"""Option with a default for an ``--arch`` other than ``alma_transformer_lm`` -> options that also get a default."""
 LENGTH_OPTIONS = ("--max-update", "--max-epoch")
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""

@@ -185,7 +185,7 @@ def call(
 
 
 def group_sizes(num_procs: int) -> dict[str, str]:
-    """Return the variables of ``torchrun`` that are equal for all ranks, except the address of rank 0."""
+    """Return the environment variables of ``torchrun`` that are equal for all ranks, except the address of rank 0."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 

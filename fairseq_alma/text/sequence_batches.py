@@ -28,7 +28,7 @@ class StageDataset(ConcatDataset):
 
     Args:
         datasets: sequences of each mega-batch.
-        indices: (N,) indices of the sequences to train on, in the concatenated mega-batches; an index may occur twice.
+        indices: (N,) indices of the sequences to train on, in the concatenated mega-batches; duplicates are allowed.
     """
 
     def __init__(self, datasets: Sequence[FairseqDataset], indices: np.ndarray) -> None:

@@ -48,7 +48,7 @@ def joint_losses(
         members: sha256 of the members' checkpoints, in order.
         splits: names of the splits.
         log_probs: function that returns the log-probabilities of a member.
-        known: file with the sums over the first members, ignored if its text or members differ; None: no file.
+        known: file with the sums over the first members; ignored if the text or the members differ; None: no file.
         out: file for the sums over all members; read like ``known`` if it exists; None: no file.
     """
     num_known, stored = next(filter(None, (_read_sums(path, text, members) for path in (out, known) if path)), (0, {}))

@@ -56,7 +56,7 @@ def is_complete(path: Path) -> bool:
 
 
 def is_sound(path: Path) -> bool:
-    """Return whether all checksums of a checkpoint are correct; reads the complete file."""
+    """Read a complete checkpoint; return whether all checksums are correct."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None

@@ -1,7 +1,7 @@
 """``alma_transformer_lm``, the default model: RMS norms, rotary positions, SwiGLU; dense, or with Switch layers.
 
-Modules compute the same functions as Qwen3 (dense) and Qwen3-MoE in transformers and have the same names, so that an
-export only renames weights. Initial weights:
+Modules have the same names and compute the same functions as in Qwen3 (dense) and Qwen3-MoE of transformers. Therefore
+an export copies the weights of the layers. Initial weights:
 
 - matrices: uniform with variance 1 / inputs; zero if the matrix writes to the residual stream
 - embeddings: standard normal
