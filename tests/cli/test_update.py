@@ -189,7 +189,7 @@ def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file or folder"),
+        (None, "expected a file or folder, found nothing"),
         (b"", "no document|empty|too little text"),
         (b"a\n", "too little text"),
         (bytes(range(256)) * 40, "UTF-8|binary|NUL|text"),

@@ -169,7 +169,7 @@ def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, 
     out = ["--out", tmp_path / "out"]
     line = refused(tmp_path, checkpoints["dense"], *out, "--stream", sentencepiece_stream)
     assert "found another tokenizer" in line
-    assert "this is not a stream" in refused(tmp_path, checkpoints["dense"], *out, "--stream", tmp_path)
+    assert "not a stream (no stream.json found)" in refused(tmp_path, checkpoints["dense"], *out, "--stream", tmp_path)
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: not a checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
     assert "no such checkpoint file" in refused(tmp_path, tmp_path / "none.pt", *out)
