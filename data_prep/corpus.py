@@ -175,7 +175,7 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each article in the output of wikiextractor: title and paragraphs without tags, each on one line."""
+    """Yield each article in the output of wikiextractor: the title and each paragraph on one line, without tags."""
     article: list[str] = []
     for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):

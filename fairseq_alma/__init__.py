@@ -80,7 +80,7 @@ class _RegisterAfterFairseq:
 
 
 def __getattr__(name: str) -> object:
-    """Return a function for notebooks; import it on the first access."""
+    """Return the function ``name`` of `fairseq_alma.cli.notebook`; the first access imports the module."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fairseq_alma.cli import notebook

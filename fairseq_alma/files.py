@@ -40,8 +40,9 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_EX) -> Iterator[int]:
-    """Open and lock a file or folder; yield the file descriptor. Try again if another process renames or removes it.
+    """Open and lock a file or folder, and yield the file descriptor.
 
+    Open the path again if another process renames or removes the file or folder before this process has the lock.
     Raises AlmaError if another process holds the lock after `LOCK_PATIENCE_SECONDS`; the message begins with `refusal`.
     """
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
@@ -137,7 +138,7 @@ def work_folder(out: Path, program: str) -> Iterator[Path]:
     """Yield an empty, locked folder next to `out`; remove the folder at the end.
 
     Args:
-        out: folder that the command creates, see `publish`.
+        out: folder that the command creates; see `publish`.
         program: name of the command, for messages.
 
     Raises:
@@ -209,9 +210,9 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
     try:
         parsed = json.loads(path.read_bytes())
     except (RecursionError, ValueError) as error:
-        raise AlmaError(f"{path}: damaged, not JSON ({error}); {remedy}") from error
+        raise AlmaError(f"{path}: damaged: not JSON ({error}); {remedy}") from error
     if not isinstance(parsed, dict):
-        raise AlmaError(f"{path}: damaged, expected a JSON object, found {type(parsed).__name__}; {remedy}")
+        raise AlmaError(f"{path}: damaged: expected a JSON object, found {type(parsed).__name__}; {remedy}")
     return parsed
 
 

@@ -22,7 +22,7 @@ KINDS = ("text", "images")
 PLAN, TRAINING = "plan", "training"
 """Commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Value of an option with choices in fairseq's parser and configurations if the user does not give the option."""
+"""In fairseq's parser and configurations: default of an option with choices; the user has not given the option."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option of a command line: (flag, values)."""
@@ -362,11 +362,11 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
 
 
 def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list[str]:
-    """Return a command line without some options.
+    """Return a command line without the options in ``left_out``.
 
     Args:
         words: words of the command line.
-        left_out: options to leave out: flag -> number of its value words, or None for all words up to the next flag.
+        left_out: option to remove -> number of its values, or None to remove all words up to the next option.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

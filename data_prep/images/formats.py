@@ -159,7 +159,7 @@ def join_parts(
 
 
 def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
-    """Return the array in an idx file of unsigned bytes, plain or ``.gz``. Raises AlmaError if the file is damaged."""
+    """Return the array of unsigned bytes in an idx file, plain or ``.gz``. Raises AlmaError if the file is damaged."""
     content = read_file(path)
     header = struct.Struct(f">{1 + num_dimensions}I")
     magic = struct.pack(">HBB", 0, 8, num_dimensions)

@@ -56,7 +56,7 @@ class Shares:
 
 
 def bytes_of(size: Optional[Size], total: int) -> Optional[int]:
-    """Return a size in bytes. A share refers to a text of ``total`` bytes. Return None for None."""
+    """Convert a size to bytes. A float is a share of ``total`` bytes. Return None if ``size`` is None."""
     return size if size is None or isinstance(size, int) else max(1, round(size * total))
 
 

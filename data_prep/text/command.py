@@ -68,7 +68,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
 
 
 def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
-    """Yield the results of a step for all pieces, and show progress: share of bytes, MB/s and remaining time."""
+    """Yield the result of a step for each piece, and show progress: share of bytes, MB/s and remaining time."""
     line, start, done = LiveLine(), time.monotonic(), 0
     total = sum(size for size, _ in plan.stamps)
     try:

@@ -178,7 +178,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:
-        refuse_no_file(start, "--finetune-from-model", "give a checkpoint of alma-import or fairseq-train")
+        refuse_no_file(start, "--finetune-from-model", "give a checkpoint written by alma-import or fairseq-train")
         if not start.is_file():
             raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give the path of a checkpoint")
     for line in () if recipe is None else recipe.lines:

@@ -180,7 +180,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
 
 
 def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Optional[int] = None) -> bool:
-    """Train on the newest month, write report and export, print results. Return whether the month was incomplete."""
+    """Train on the newest month, write the report and the export, and return whether the month was incomplete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
     if len(months) == index:

@@ -129,7 +129,9 @@ class ImagesEntry:
 
     def __post_init__(self) -> None:
         if {len(self.mean), len(self.std)} != {self.shape[0]}:
-            raise ValueError(f"expected {self.shape[0]} means and stds, found {len(self.mean)} and {len(self.std)}")
+            raise ValueError(
+                f"expected {self.shape[0]} means and stds, found {len(self.mean)} means and {len(self.std)} stds"
+            )
         if not all(-1e6 < each < 1e6 for each in self.mean) or min(self.std) <= 0:
             raise ValueError("expected finite numbers for mean, and finite numbers above 0 for std")
 

@@ -191,11 +191,11 @@ def _num_rows(folder: Path) -> int:
 
 
 def absent_ids(symbol_ids: str) -> list[int]:
-    """Return the dictionary ids of an imported vocabulary that no text can contain.
+    """Return the dictionary ids that never occur in a text, for a model with an imported vocabulary.
 
     Args:
-        symbol_ids: JSON list with one entry for each of the four symbols of fairseq: the number (from 0) of the
-            equivalent imported token, or null.
+        symbol_ids: JSON list with one entry for each of the four symbols of fairseq: id of the equivalent token in
+            the imported vocabulary, or null.
     """
     try:
         imported = msgspec.json.decode(

@@ -38,8 +38,8 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     Args:
         tokenizer: tokenizer of the stream.
         context: maximum sequence length of the model, in tokens.
-        symbol_ids: JSON list of the token ids that fairseq's symbols have in the folder of an imported model, see
-            `data.tokens`; empty for other models.
+        symbol_ids: for an imported model, JSON list with the imported token id, or null, of each fairseq symbol (see
+            `data.tokens.absent_ids`); None or empty for other models.
         has_bos: whether sequences begin with ``<s>`` instead of ``</s>``.
 
     Raises:

@@ -2,8 +2,8 @@
 
 The module `firefly` explains the method and selects the candidates.
 
-Letters in shapes: B images, I input and O output channels of a layer, P and Q new channels of the previous and of this
-layer, T channels of the previous layer that are split, H and W height and width, K classes.
+Letters in shapes: B images, I input channels and O output channels of a layer, P new channels of the previous layer, Q
+new channels of this layer, T channels of the previous layer that are split, H height, W width, K classes.
 """
 
 from typing import Any, NamedTuple, Sequence

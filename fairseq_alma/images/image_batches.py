@@ -26,8 +26,8 @@ class ImageInput:
     Args:
         mean: mean of each channel over the training images of the data set, from 0 to 1.
         std: standard deviation of each channel, in the unit of ``mean``.
-        augment: whether training images are padded by 4 black pixels, cropped at random and flipped horizontally with
-            probability 0.5.
+        augment: whether training images are padded with 4 black pixels on each side, cropped at random and flipped
+            horizontally with probability 0.5.
         device: device of the images; None: CPU.
     """
 

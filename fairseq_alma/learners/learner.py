@@ -96,7 +96,7 @@ MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Maximum number of members that one stage trains."""
 MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Distance between the seeds of two members, and the number of such distances below 2**32, NumPy's limit for seeds."""
+"""Step between the seeds of consecutive members, and number of steps that fit below 2**32, NumPy's limit for seeds."""
 
 
 def member_seed(seed: int, member: int) -> int:

@@ -66,7 +66,7 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
     def forward(
         self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **unused: Any
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return ((B, T, V) fp32 log-probabilities as logits, empty dictionary).
+        """Return ((B, T, V) fp32 log-probabilities as logits, ``{"attn": [None]}``).
 
         Args:
             prev_output_tokens: token ids (B, T), int64, padded on the right.

@@ -24,9 +24,9 @@ class Experts(nn.Module):
         model_dim: M, model dimension.
         ffn_dim: F, hidden size of each expert.
         gated: True: experts are SwiGLU networks without biases (``gate_proj``, ``up_proj``, ``down_proj``), in which
-            ``down_proj`` is initially zero. False: experts are two linear layers with biases (``fc1``, ``fc2``).
+            ``down_proj`` is initially zero. False: each expert has two linear layers with biases (``fc1``, ``fc2``).
         activation: activation function if ``gated`` is False.
-        activation_dropout: dropout probability of hidden values.
+        activation_dropout: dropout probability of hidden activations.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Draw the figures of a report: metric by arrival (Figure 3 of the paper), by cost (Figures 2, 5 and 7), and growth.
+"""Draw the figures of a report: metric by arrival, metric by cost, and metric before and after growth.
+
+The first two correspond to Figure 3, and to Figures 2, 5 and 7, of the paper.
 
 The colour of a line shows the learner. In the first figure, each panel shows one size of the backbone.
 """

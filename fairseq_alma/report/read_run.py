@@ -41,7 +41,7 @@ class RecordedRun:
     """The records of a complete or incomplete run.
 
     Attributes:
-        path: run directory.
+        path: run folder.
         record: content of run.json.
         stream: value of ``stream`` in run.json.
         options: value of ``options`` in run.json.
@@ -109,7 +109,7 @@ class RecordedRun:
 
     @property
     def experts(self) -> str:
-        """Return the numbers of experts per layer and of models after each update, as in Table 2 of the paper.
+        """Return the number of experts per layer and the number of models after each update (Table 2 of the paper).
 
         Examples: ``4``; ``4, 6, 8`` for a growing model; ``4@2`` for two models with 4 experts; ``5 models``.
         """
@@ -145,18 +145,18 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     """Read the records of a run.
 
     Args:
-        path: run directory.
+        path: run folder.
         on_fault: function that receives the error of each damaged stage.json; the stage counts as incomplete. None:
             raise the error.
 
     Raises:
-        AlmaError: the folder is not a run directory, or a record is damaged.
+        AlmaError: the folder is not a run folder, or a record is damaged.
     """
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None
     if record is None:
         found = f"a folder without {RUN_RECORD}" if path.is_dir() else "a file" if path.exists() else "nothing"
-        raise AlmaError(f"{path}: expected a run directory, found {found}; give the --run directory of alma-stream")
+        raise AlmaError(f"{path}: expected a run folder, found {found}; give the --run folder of alma-stream")
     kind = record["stream"]["kind"]
     if kind not in RESULT:
         raise AlmaError(f"{path / RUN_RECORD}: expected a run on {' or '.join(RESULT)}, found {kind!r}; {REMEDY}")

@@ -26,7 +26,7 @@ TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluatio
 TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
 SAMPLE = "sample.txt"
-"""Optional file in a run directory with text that the newest model generated."""
+"""Optional file in a run folder with text that the newest model generated."""
 
 
 class Report:
@@ -113,7 +113,7 @@ def command_of(run: RecordedRun) -> str:
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return the runs that are comparable to the first run, and an error for each other run.
+    """Return the runs that are comparable to the first run, and an error for each of the remaining runs.
 
     Args:
         runs: runs to report.

@@ -256,9 +256,10 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
 
 
 def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, Any]]:
-    """Return the record of a stage, or None if incomplete. Delete the record if a power failure damaged the weights.
+    """Return the record of a stage, or None if the stage is incomplete.
 
-    The stage can then run again, because its initial weights exist until temporary files are removed.
+    If a power failure damaged the weights, delete the record and return None. The stage can then run again, because the
+    initial weights of the stage exist until the temporary files are removed.
     """
     record = run.complete_record(stage)
     if record is not None and not run.folder.is_tidy(stage):

@@ -177,7 +177,7 @@ class RunFolder:
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Remove the clocks of a stage, which marks its temporary files as removed; see `is_tidy`."""
+        """Mark the temporary files of a stage as removed: delete the clocks of the stage (see `is_tidy`)."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)

@@ -341,7 +341,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     @property
     def trains_members_separately(self) -> bool:
-        """Return whether each member has its own training (``--jobs`` or ``--member``)."""
+        """Return whether each member is trained separately (``--jobs`` or ``--member``)."""
         return self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:

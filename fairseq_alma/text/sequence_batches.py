@@ -90,7 +90,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def first_batch(self) -> Any:
-        """Return a batch of one sequence for the dummy update of fairseq."""
+        """Return a batch with one sequence, for use as fairseq's dummy batch."""
         return self.collate([self.dataset[self.indices[0]]])
 
     @property

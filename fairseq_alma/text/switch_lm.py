@@ -110,7 +110,7 @@ class SwitchDecoder(Decoder):
 
 @register_model("alma_switch_lm", dataclass=AlmaSwitchLMConfig)
 class AlmaSwitchLM(LanguageModel):
-    """The language model ``alma_switch_lm``."""
+    """Language model ``alma_switch_lm``: a Transformer decoder with Switch layers."""
 
     decoder_class, sizes, inherited = SwitchDecoder, SWITCH_SIZES, ("num_experts", "gate_trees")
     residual_outputs = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias", "fc2_weight", "fc2_bias")

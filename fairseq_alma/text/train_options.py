@@ -84,7 +84,7 @@ class TrainOptions:
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
-            raise ValueError("--max-update: not given after the --; give --max-update or --max-epoch to end a stage")
+            raise ValueError("--max-update: not given after the --; give --max-update or --max-epoch there")
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
             raise ValueError(f"--balance-loss-weight after the --: requires --criterion {BALANCING} after the --")
 

@@ -58,9 +58,9 @@ def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
     assert captured.out.count("| SM_w1") == 2  # in the table of results and in that of costs
     errors = captured.err.splitlines()
     for error, said in zip(errors, (
-        "damaged/stage-001/stage.json: damaged, not JSON", "S1: expected a run directory, found a folder without",
-        "nowhere: expected a run directory, found nothing",
-        "run.json: expected a run directory, found", "record/run.json: damaged, Object missing required field seed",
+        "damaged/stage-001/stage.json: damaged: not JSON", "S1: expected a run folder, found a folder without",
+        "nowhere: expected a run folder, found nothing",
+        "run.json: expected a run folder, found", "record/run.json: damaged, Object missing required field seed",
     ), strict=True):  # fmt: skip
         assert said in error
 

@@ -65,7 +65,7 @@ def test_a_damaged_stage_is_named_and_the_others_are_read(tmp_path):
     faults = []
     run = load_run(root, faults.append)
     assert list(run.done.value) == [40.0, 25.0, 22.0] and not run.is_complete
-    assert "stage-001/stage.json: damaged, not JSON" in str(faults[0])
+    assert "stage-001/stage.json: damaged: not JSON" in str(faults[0])
     with pytest.raises(AlmaError, match="stage-001"):
         read_run(root)
 
