@@ -51,8 +51,7 @@ class StreamStage(PipelineStep):
         if data is not None:
             raise AlmaError(
                 f"{self.name}: expected a pipeline with only this step, found an earlier step; run the earlier "
-                "steps in another pipeline that ends with a writer (JsonlWriter), and give the writer's output folder as "
-                "INPUT"
+                "steps in another pipeline that ends with a writer (JsonlWriter), and give the output folder as INPUT"
             )
         work = Work(self.folder)
         if self.name == "plan":
