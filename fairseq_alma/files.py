@@ -1,8 +1,8 @@
 """Write files and folders atomically, lock runs, and read JSON records with type checks.
 
-The writer of a file ``NAME`` creates and locks ``.NAME.tmp`` (for a folder ``.NAME.building``) in the same folder, and
-renames this file to ``NAME`` at the end. The next writer replaces the files of a killed writer. This module does not
-import torch.
+The writer of a file ``NAME`` creates and locks ``.NAME.tmp`` in the same folder, and renames ``.NAME.tmp`` to ``NAME``
+at the end. For a folder, the temporary name is ``.NAME.building``. The next writer replaces the temporary files of a
+killed writer. This module does not import torch.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
 
 @contextlib.contextmanager
 def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
-    """Open a new file for writing, which replaces `path` at the end of the block. Remove the file if the block raises.
+    """Open a temporary file for writing. Rename it to `path` at the end of the block; remove it if the block raises.
 
     Args:
         path: the file; its folder is created if it does not exist.
@@ -104,7 +104,7 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
 
 
 def sweep(*folders: Path) -> None:
-    """Remove temporary files of killed writers, including fairseq; the caller must hold the locks of the folders."""
+    """Remove temporary files of this module and of fairseq after a kill; the caller must hold the locks of the folders."""
     for folder in folders:
         for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoint*.pt.tmp")):
             path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Entry points of the installed commands. Each entry point handles Ctrl-C while it imports its command.
+"""Entry points of the installed commands. Each entry point handles Ctrl-C during the import of the command.
 
-The import takes a quarter of a second. Only afterwards can `entry.command` handle signals.
+The import takes a quarter of a second. `entry.command` handles signals only after the import.
 """
 
 from __future__ import annotations

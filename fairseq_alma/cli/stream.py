@@ -52,7 +52,7 @@ def read_arguments(
     """Parse the command line.
 
     Returns:
-        (parser for later usage errors, parsed options before ``--``, words before ``--``, words after ``--``).
+        (parser for later usage errors, parsed options, arguments before ``--``, arguments after ``--``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
@@ -111,7 +111,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: Any, option: Option) -> None:
-    """Add an option to a group; in the help, replace ``{learners}`` by the learners that have the option."""
+    """Add an option to a group; replace ``{learners}`` in the help by the image learners with the trait of the option."""
     names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
     replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
 
@@ -119,7 +119,7 @@ def _add(group: Any, option: Option) -> None:
 def learner_options(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, kind: str
 ) -> tuple[type[Learner], dict[str, Any]]:
-    """Return (learner class, options of the learner that the user gives); exit with a usage error if one is invalid."""
+    """Return (learner class, given options of the learner); exit with a usage error if an option is invalid."""
     learners = LEARNERS[kind]
     if arguments.learner not in learners:
         parser.error(f"--learner {arguments.learner}: not available on {kind}; choose from {', '.join(learners)}")
@@ -221,7 +221,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def complete_options(
     request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
 ) -> Recipe:
-    """Choose the options that the user does not give for a run on text; set feature options in ``arguments``."""
+    """Return the options of a run on text, including the defaults; set feature options in ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name}: expected images, found text; give --preset paper, or none")
     learner = request.build_learner("text", request.seeds[0])
@@ -247,7 +247,7 @@ def complete_options(
 
 
 def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) -> None:
-    """Write run.json, or check that the existing run.json describes the same run."""
+    """Write run.json. If the run has begun, check instead that the existing run.json describes the same run."""
     folder, overridden = request.folder(learner.seed), [*request.overridden, *job.overridden]
     options = request.record(stream.kind) | learner.recorded(stream.kind)
     record = describe_run(learner.name, learner.seed, options, job.train_options(), stream)

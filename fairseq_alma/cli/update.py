@@ -180,7 +180,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
 
 
 def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Optional[int] = None) -> bool:
-    """Train on the newest month, write the report and the export, and return whether the month was incomplete."""
+    """Complete the newest month (training, report, export), and return whether the month was incomplete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
     if len(months) == index:
@@ -215,7 +215,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the bits per byte of the current model on the held-out text of the newest month; None for empty text."""
+    """Return the bits per byte of the current model on the held-out text of the newest month; None without text."""
     split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
     if not split.num_tokens:
         return None
@@ -254,7 +254,7 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
 
 
 def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
-    """Write report and export, and print the test results of the newest month."""
+    """Write the report and the export, and print the test results of the newest month."""
     run, new = RunFolder(root / RUN), root / f".{EXPORT}.new"
     checkpoint = stage_predictor(run, run.read_stage(len(months) - 1 - months[-1].first) or {})
     shutil.rmtree(new, ignore_errors=True)

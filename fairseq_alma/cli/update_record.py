@@ -19,7 +19,7 @@ LEAST_PASSES = 1.0
 LEAST_RESTART = 1.5
 """Minimum number of passes through all text that a larger model needs to reach the loss of the current model."""
 TOKENS_PER_PARAMETER = 8
-"""Maximum number of training tokens per parameter; above this number, a model is too small for its text."""
+"""Maximum number of tokens (of all text so far) per parameter; above this number, a model is too small."""
 AHEAD = 6
 """Factor by which text is expected to grow, for choosing the size of a new model (see how-to/monthly.md)."""
 LEAST_TOKENS = 2_600_000
@@ -31,7 +31,7 @@ Bits per byte after six months of novels (mean over the months), by number of pa
 - 522k (batch 4): 2.004
 - 320k (batch 8; size chosen from the text of the first month alone): 2.065"""
 WORSE = 1.01
-"""Maximum ratio of bits per byte on old text, after / before the month; above this ratio, print a warning."""
+"""Maximum ratio (after / before a month) of bits per byte on old text; a higher ratio causes a warning."""
 
 
 class Month(Struct, omit_defaults=True):
@@ -64,7 +64,7 @@ class UpdateRecord(Struct):
 
 
 def read_record(root: Path) -> UpdateRecord:
-    """Return the content of ``update.json``, empty for a new model. Raises AlmaError if ``root`` is no model folder."""
+    """Return the record of a model, empty for a new model. Raises AlmaError if ``root`` is not a model folder."""
     path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
     if path.exists():
         content = read_json_object(path, remedy)
@@ -82,7 +82,7 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
     Args:
         parameters: number of parameters of the current model; 0 if there is no model.
         tokens: number of tokens of each month so far, including the new month.
-        spent: number of tokens of all earlier trainings, counting each pass.
+        spent: number of training tokens so far; each pass counts.
         budget: maximum number of training tokens of all months, divided by the number of tokens of all text so far.
             ``--size`` and ``--redo`` may exceed the budget.
 

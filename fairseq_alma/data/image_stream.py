@@ -1,7 +1,7 @@
 """Read and write a stream of images: arrays of images and labels, and the image indices of each split.
 
-One memory-mapped array has all images in the order of publication. Each split is an array of indices, so that an image
-has the same index in all streams of a data set. This module requires only NumPy.
+One memory-mapped array contains all images in the order of publication. Each split is an array of image indices. An
+image has the same index in all streams of a data set. This module requires only NumPy.
 """
 
 import math
@@ -95,15 +95,15 @@ class ImageStream:
 
     @property
     def has_photographs(self) -> bool:
-        """Return whether the images are photographs, such as CIFAR: three channels, at least 16 x 16 pixels."""
+        """Return whether the images count as photographs, such as CIFAR: three channels, at least 16 x 16 pixels."""
         return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     def indices(self, part: str, megabatches: Optional[Sequence[int]] = None) -> np.ndarray:
-        """Return the image indices of a split (int64). Raises AlmaError if a mega-batch does not exist.
+        """Return the concatenated image indices (int64) of splits. Raises AlmaError if a mega-batch does not exist.
 
         Args:
             part: ``train`` or ``valid`` if ``megabatches`` is given, else ``valid`` or ``test``.
-            megabatches: mega-batches whose images are concatenated in this order; None for a set of the whole stream.
+            megabatches: mega-batches whose splits are concatenated in this order; None for a set of the whole stream.
         """
         names = [part] if megabatches is None else [split_name(t, part) for t in megabatches]
         splits = [self.stream.split(name) for name in names]
@@ -116,7 +116,8 @@ def _load(
     """Return the array in a file of the stream: memory-mapped, or in memory if ``end`` is given.
 
     Raises:
-        AlmaError: dtype or shape of the array is wrong (None: any size), or a value is not from 0 to ``end - 1``.
+        AlmaError: the file is damaged, the array has another dtype, the array does not fit ``shape`` (None: any size),
+            or a value is not from 0 to ``end - 1``.
     """
     path = root / file.path
     try:
@@ -194,7 +195,7 @@ def assign_images(
     """Assign the training images to mega-batches of equal size.
 
     Returns:
-        List of (training image indices, validation image indices) of each mega-batch, int64.
+        List with (training image indices, validation image indices) for each mega-batch, int64.
 
     Raises:
         AlmaError: a mega-batch would have fewer than two images.
@@ -213,9 +214,9 @@ def assign_images(
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (means, standard deviations) of the channels of uint8 images ``(num_images, C, H, W)``, scaled to [0, 1].
+    """Return (means, standard deviations) of the channels of uint8 images ``(num_images, C, H, W)``.
 
-    The result is the same on all machines, because only integers are added.
+    The statistics refer to pixels scaled to [0, 1]. All machines give the same result, because only integers are added.
     """
     num_channels = images.shape[1]
     counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel

@@ -18,7 +18,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 
 DEFAULT_NGRAM = 13
-_LETTER, _IGNORED = 1, 2  # kinds of characters; 0 is a separator of words
+_LETTER, _IGNORED = 1, 2  # kinds of characters; 0 is a word separator
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
 _ASSIGNED = 0x32400  # Unicode has only tags and variation selectors from this code point on.
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
@@ -31,7 +31,7 @@ _MAX_TABLE_BITS = 27
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Return the kind of each code point, uint8: 0 (separator of words), ``_LETTER`` or ``_IGNORED``."""
+    """Return the kind of each code point, uint8: 0 (word separator), ``_LETTER`` or ``_IGNORED``."""
     kinds = np.zeros(0x110000, np.uint8)
     categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
     kinds[:_ASSIGNED] = [_LETTER * (each[0] in "LNM") + _IGNORED * (each == "Cf") for each in categories]
@@ -40,7 +40,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (code points of letters and digits with zeros after words and documents, end of each document)."""
+    """Return (code points of letters and digits, with 0 for separators and after each document; ends of documents)."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -54,7 +54,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return the hash (uint64) of each document: of its letters and digits, or of all characters if it has none."""
+    """Return a hash (uint64) of each document: of the letters and digits if there are any, else of all characters."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
@@ -109,7 +109,7 @@ class NgramHasher:
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (hash of each word, position of its first letter) for code points returned by `letters_of`."""
+    """Return (hashes of words, positions of the first letters of words) for code points returned by `letters_of`."""
     codes, starts, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while start < len(letters):
         gaps = np.flatnonzero(letters[start + _LETTERS_AT_ONCE :][:_LETTERS_AT_ONCE] == 0)
@@ -138,7 +138,7 @@ class NgramSet:
         self._table[hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the positions of the ``hashes`` that are in the set, in ascending order."""
+        """Return the ascending positions in ``hashes`` of the elements that are in the set."""
         candidates = np.flatnonzero(self._table[hashes >> self._shift])
         if not len(candidates):
             return candidates

@@ -35,7 +35,7 @@ IMAGES = "images.npy"
 LABELS = "labels.npy"
 TOKEN_SUFFIXES = (".bin", ".idx")
 DECONTAMINATE = "--decontaminate-ngram"
-"""Option of alma-prep-text in the history of a stream: n-gram size in words, or null."""
+"""Option of alma-prep-text; the history of a stream records the value: n-gram size in words, or null."""
 _REMEDY = "prepare the stream again"
 
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -72,7 +72,7 @@ class StreamFile:
         return cls(path, (root / path).stat().st_size, file_sha256(root / path))
 
     def verify(self, root: Path) -> None:
-        """Raise AlmaError unless the file in the folder ``root`` has this size and sha256."""
+        """Raise AlmaError unless the file in the folder ``root`` has the size and sha256 of the entry."""
         path = root / self.path
         remedy = "prepare the stream again, or copy this file again"
         if not path.is_file():
@@ -98,7 +98,7 @@ class Split:
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """The tokenizer of a stream of text."""
+    """Manifest entry of the tokenizer of a stream of text."""
 
     # ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``)
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
@@ -114,7 +114,7 @@ class TokenizerEntry:
 
 @dataclass(frozen=True)
 class ImagesEntry:
-    """The images of a stream; each split is a file of image indices."""
+    """Manifest entry of the images of a stream; each split is a file of image indices."""
 
     dataset: Name  # name of the data set, such as ``mnist``
     shape: tuple[Side, Side, Side]  # ``(C, H, W)`` of one image
@@ -267,7 +267,7 @@ class Stream:
         return self.dictionary.sha256
 
     def megabatch(self, megabatch: int) -> Split:
-        """Return the training split of mega-batch 0 to B-1. Raises AlmaError if the mega-batch does not exist."""
+        """Return the training split of a mega-batch (0 to B-1). Raises AlmaError if the mega-batch does not exist."""
         if not 0 <= megabatch < self.num_megabatches:
             last = self.num_megabatches - 1
             raise AlmaError(f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {last}")

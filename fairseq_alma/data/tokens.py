@@ -2,7 +2,7 @@
 
 A tokenizer is a ``tokenizer.json`` of the package ``tokenizers`` or a ``.model`` of SentencePiece. Token files have the
 format of fairseq's ``MMapIndexedDataset``: ``NAME.bin`` has the ids, and ``NAME.idx`` has the size and start of each
-sequence. NumPy writes the files in small parts, so that the preparation of text needs little memory and no torch.
+sequence. `TokenFileWriter` writes small parts, so that the preparation of text needs little memory and no torch.
 """
 
 import hashlib
@@ -61,8 +61,8 @@ def _load_tokenizers(path: Path) -> Backend:
 def _load_sentencepiece(path: Path) -> Backend:
     """Load a SentencePiece ``.model``.
 
-    SentencePiece represents a space by U+2581, so it decodes a literal U+2581 as a space. Therefore a model with byte
-    pieces encodes a literal U+2581 as bytes, unless the model adds a space before every text.
+    SentencePiece represents a space by U+2581, so it decodes a literal U+2581 as a space. Therefore, the returned
+    function encodes a literal U+2581 as bytes if the model has byte pieces and adds no space before a text.
     """
     from sentencepiece import SentencePieceProcessor
 
@@ -82,7 +82,7 @@ def _load_sentencepiece(path: Path) -> Backend:
 
 
 class StreamTokenizer:
-    """Convert text to the symbols of ``dict.txt``, and back.
+    """Converter between text and the symbols of ``dict.txt``.
 
     Args:
         path: a ``tokenizer.json``, a SentencePiece ``.model``, or a folder with one of them.
@@ -92,9 +92,9 @@ class StreamTokenizer:
         kind: ``tokenizers`` or ``sentencepiece``.
         pieces: piece of each token, such as ``Ġthe``.
         symbols: symbol of each token: the piece, or ``<unit:17>`` if ``dict.txt`` cannot contain the piece of token 17
-            (white space, a symbol of fairseq). ``<<unit:17>>`` replaces ``<unit:17>`` if that is the piece of another
-            token. Symbols of unused tokens follow if the vocabulary size in the ``config.json`` of transformers in the
-            same folder is larger.
+            (white space, a symbol of fairseq). If ``<unit:17>`` is the piece of another token, the symbol is
+            ``<<unit:17>>``. If the ``config.json`` of transformers in the same folder has a larger vocabulary size,
+            symbols of unused tokens follow.
         vocab_size: number of symbols.
         companions: files of a transformers model in the same folder; a stream has copies of these files for exports.
         decode_batch: function that returns the text of each list of token numbers.
@@ -146,7 +146,7 @@ class StreamTokenizer:
         return [self.symbols[token] for token in self.encode_batch([text])[0]]
 
     def decode(self, symbols: Iterable[str]) -> str:
-        """Return the text of symbols, without empty symbols and the four special symbols of fairseq.
+        """Decode symbols to text; ignore empty symbols and the four special symbols of fairseq.
 
         Raises:
             AlmaError: a symbol is unknown to the tokenizer.
@@ -159,10 +159,10 @@ class StreamTokenizer:
 
 
 def find_tokenizer_file(path: Path) -> Path:
-    """Return the tokenizer file at a path: the file itself, or the only tokenizer file in a folder.
+    """Return the tokenizer file at a path: the file itself; in a folder, tokenizer.json or else the only ``.model``.
 
     Raises:
-        AlmaError: the path is not a tokenizer file, or the number of tokenizer files in the folder is not one.
+        AlmaError: the path is not a tokenizer file, or the folder has no tokenizer.json and not exactly one ``.model``.
     """
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):
@@ -219,7 +219,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenFileWriter:
-    """Write a token file in parts. No file is open between two parts.
+    """Writer of a token file in parts. No file is open between two parts.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
@@ -234,12 +234,12 @@ class TokenFileWriter:
         self._sizes = array("i")
 
     def write(self, ids: bytes, sizes: np.ndarray) -> None:
-        """Add sequences to the buffer that `flush` writes: their ids as bytes of ``dtype``, and their sizes."""
+        """Add sequences to the buffer: ids as bytes of ``dtype``, and number of ids of each sequence."""
         self._pending.append(ids)
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
     def flush(self) -> None:
-        """Append the buffered sequences to the file."""
+        """Append the buffered sequences to ``.bin``, and empty the buffer."""
         path = Path(f"{self._prefix}.bin")
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "ab") as file:

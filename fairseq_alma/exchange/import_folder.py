@@ -2,7 +2,7 @@
 
 Token u has row u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. The special symbols of fairseq
 replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, so the old row of the EOS token is
-unused. Unused rows and symbols without a token have probability zero (see ``symbol_ids`` in `data.tokens`).
+unused. Unused rows and symbols without a token have probability zero (see `data.tokens.absent_ids`).
 """
 
 import json
@@ -152,11 +152,11 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
 
 
 def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[list[Optional[int]], list[int]]:
-    """Return the tokens of the folder that correspond to the special symbols of fairseq, as two lists.
+    """Return the tokens of the folder that correspond to the special symbols of fairseq.
 
     Returns:
-        For each symbol, the id of its token (distinct, or None for a symbol without a token), and the id of the token
-        whose row initializes the row of the symbol.
+        (id of each symbol's token, distinct, or None for a symbol without a token; for each symbol, id of the token
+        whose row initializes the row of the symbol).
 
     Raises:
         AlmaError: the folder has no valid EOS token.
@@ -199,7 +199,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _renamed(tensors: Mapping[str, Tensor], sources: list[int], is_tied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the checkpoint. Stack experts, and add rows of fairseq's symbols to embeddings."""
+    """Yield (name, tensor) of the checkpoint: experts are stacked, and embeddings have rows for fairseq's symbols."""
     table = torch.cat([tensors[EMBEDDINGS][sources], tensors[EMBEDDINGS]])
     yield "decoder.embed_tokens.weight", table
     outputs = table if is_tied else torch.cat([tensors[OUTPUTS][sources], tensors[OUTPUTS]])

@@ -47,7 +47,7 @@ def model_card(
         stream: stream that the model was trained on.
         facts: sizes of the model.
         architecture: name of the model class in transformers.
-        context: sequence length in training, in tokens.
+        context: maximum sequence length in tokens; the sequence length in training unless the model is imported.
         first: special token at the beginning of each sequence.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
@@ -72,7 +72,7 @@ def _amount(splits: Sequence[Split]) -> str:
 
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     """Return table rows from run.json and stage.json, or one row that explains why there are no results."""
-    parents = list(path.absolute().parents)[:3]  # the checkpoint of a branch is in a folder of its own
+    parents = list(path.absolute().parents)[:3]  # the checkpoint of a branch is in a separate folder
     root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
     run = None if root is None else RunFolder(root.parent).read_run()
     if root is None or run is None:

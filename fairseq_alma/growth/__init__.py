@@ -1,4 +1,4 @@
-"""Model growth: gate trees, growth plans and operations on plain tensors. No fairseq imports."""
+"""Model growth: gate trees, growth plans and operations on plain tensors. The package does not import fairseq."""
 
 EXPERT_METHODS = ("copy", "split", "scratch")
 SELECTIONS = ("loss", "usage", "random")

@@ -94,7 +94,7 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
 def gather_slices(
     old: Tensor, source: Sequence[Optional[int]], new_slice: Optional[Callable[[int], Tensor]] = None
 ) -> Tensor:
-    """Stack slices of a tensor in a new order.
+    """Stack copied slices of a tensor and new slices.
 
     Args:
         old: tensor with E slices, (E, …).
@@ -121,7 +121,7 @@ def grow_tensor(
         old: value of the parameter.
         growth: growth plan.
         generator: random generator for noise and new weights, which are initialized as in a new layer.
-        noise: standard deviation of normal noise on copied gate rows.
+        noise: standard deviation of the normal noise on the second copy of a gate row.
     """
 
     def new_slice(position: int) -> Tensor:
@@ -163,7 +163,7 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
         name: name of the parameter within the layer.
         entry: optimizer state of the parameter.
         growth: growth plan.
-        is_shared: share the moments between the halves of an expert; moments of gates are always copied.
+        is_shared: whether the halves of an expert share the moments; moments of gates are always copied.
     """
     source, grown = growth.row_source if name == GATE_TENSOR else growth.expert_source, dict(entry)
     if is_shared and name != GATE_TENSOR:
