@@ -68,7 +68,7 @@ class AlmaBPE:
         return " ".join(self.tokenizer.encode(x))
 
     def decode(self, x: str) -> str:
-        """Return the text of a string of tokens separated by spaces."""
+        """Decode a string of tokens separated by spaces, and return the text."""
         return self.tokenizer.decode(x.split(" "))
 
 
@@ -105,7 +105,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a fairseq command; change the defaults of some options of the command."""
+        """Add the options of the task to a fairseq command, and change the defaults of other options."""
         is_command = isinstance(parser, argparse.ArgumentParser)  # false when fairseq lists the options of all tasks
         if is_command:
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
@@ -143,10 +143,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` has the mega-batches of the stage and the sequences that features sample.
+        """Load a split; ``train`` contains the mega-batches of the stage and earlier sequences sampled by features.
 
         Raises:
-            AlmaError: the mega-batch does not exist, or a file differs from the manifest.
+            AlmaError: ``--megabatch`` is missing or does not exist, or a file differs from the manifest.
         """
         if split != "train":
             self.stream.verify([self.stream.split(split).name])
@@ -173,12 +173,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices)
 
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
-        """Return the batches of a split for this process; in training, a `SequenceBatches`.
+        """Return the batches of a split for this process; the batches of ``train`` are a `SequenceBatches`.
 
         ``--required-batch-size-multiple`` has no effect, because this option would make fairseq drop batches.
 
         Raises:
-            AlmaError: an option would exclude sequences from training.
+            AlmaError: no batch size is given, or an option would exclude sequences.
         """
         max_tokens, max_positions = given.get("max_tokens"), given.get("max_positions")
         max_sentences, length = given.get("max_sentences"), self.args.tokens_per_sample
@@ -221,7 +221,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
     ) -> np.ndarray:
-        """Exclude sequences that are too long for the model, and print a line for each excluded prompt.
+        """Return the indices of sequences with a supported length, and print a line for each excluded prompt.
 
         Raises:
             AlmaError: all sequences of a split are too long.
@@ -238,7 +238,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return kept
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
-        """Build the model; raise AlmaError if the checkpoint to start from has another architecture."""
+        """Build the model.
+
+        Raises:
+            AlmaError: the checkpoint to start from has another dictionary, architecture, mega-batch or tensor shape.
+        """
         with in_one_line():  # not a decorator, as fairseq inspects the signature
             if from_checkpoint:
                 model = super().build_model(cfg, from_checkpoint)
@@ -368,7 +372,7 @@ def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
 
 
 def ensure_printed(logger: logging.Logger) -> None:
-    """Let a logger print INFO messages to the terminal, even if a library has already configured logging."""
+    """Make a logger print INFO messages to the terminal, even if a library has already configured logging."""
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     handlers = [*logger.handlers, *(logging.root.handlers if logger.propagate else ())]

@@ -61,7 +61,7 @@ class TextJob:
         branch: training feature of the branch (copy of the model whose learning rate decays).
         carries_optimizer: whether a stage starts with the optimizer state of the previous stage.
         keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
-        stripped: last checkpoint -> identity of the model's files after `strip`.
+        stripped: last checkpoint of a model -> identities of the last and the evaluated checkpoint after `strip`.
         train_options: function that returns the options after ``--`` for run.json.
         options: options after ``--`` for each process.
         last: method `TrainOptions.last` of ``options``.
@@ -102,11 +102,11 @@ class TextJob:
         return [name for name in names if self.stream.split(name).num_tokens]
 
     def part(self, training: Training, part: str) -> Part:
-        """Return the `Part` for training features: first update, number of updates, and whether it is the branch."""
+        """Return the `Part` for training features: the updates of the stage, and whether ``part`` is the branch."""
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the checkpoint to start from, and return a function that creates the back end for given runs."""
+        """Check the checkpoint to start from, and return a function that returns this back end for all runs."""
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
@@ -128,7 +128,7 @@ class TextJob:
                 print(StageEvaluation(template, self.request.stream, self.predictors).command(folder, plan))
 
     def of(self, folder: RunFolder) -> "TextJob":
-        """Return the back end for the run in a folder; runs differ in their seed."""
+        """Return a copy of the back end for the run in ``folder``."""
         own = copy(self)
         own.folder = folder
         return own

@@ -44,7 +44,7 @@ COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
 """Values of `Train.part`; the third value is `BRANCH`, the branch (copy of the model whose learning rate decays)."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
-"""Name of the file with the test results before training. alma-stream may remove the tested weights later."""
+"""Name of the file that keeps the test results before training, because alma-stream may remove the tested weights."""
 read_progress: Callable[[Path], Progress] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
 )
@@ -52,7 +52,7 @@ read_progress: Callable[[Path], Progress] = once_per_file(
 describe_checkpoint: "Callable[[Path], ModelFacts]" = once_per_file(
     partial(call, "fairseq_alma.checkpoints.model_facts:describe_checkpoint")
 )
-"""Read the size of a model from a checkpoint, in a child of the helper process."""
+"""Read the size and the FLOPs of a model from a checkpoint, in a child of the helper process."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Grow(TrainingStep):
 
 @dataclass(frozen=True)
 class Train(TrainingStep):
-    """Training of one model.
+    """Training step: train one model with fairseq-train.
 
     Attributes:
         part: ``COMPLETE``: all updates; ``UP_TO_BRANCH``: the updates before the branch (copy of the model whose
@@ -185,7 +185,11 @@ class Train(TrainingStep):
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the last checkpoint has reached a limit; raise AlmaError if the checkpoint is damaged."""
+        """Return whether the last checkpoint has reached a limit, and the best checkpoint (if required) exists.
+
+        Raises:
+            AlmaError: the last checkpoint is damaged.
+        """
         last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST
         return (
             stage_checkpoints.is_complete(last)
@@ -249,7 +253,7 @@ class Train(TrainingStep):
         return [*found, *((name, str(size)) for name, size in sizes.items() if size is not None)]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train the remaining updates; return the costs of the training (updates, tokens, FLOPs)."""
+        """Train the remaining updates; return entries of stage.json, such as updates, tokens and FLOPs."""
         self._reset_after_crash()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
@@ -272,7 +276,7 @@ class Train(TrainingStep):
         return {"num_updates": done.num_updates, **found}
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:
-        """Run fairseq-train from update ``num_updates`` on; return the progress of the last checkpoint."""
+        """Run fairseq-train after ``num_updates`` completed updates; return the progress of the last checkpoint."""
         self.require_start()
         member = self.training.model.member
         log = self.here / TRAIN_LOG.format(f"{member}-branch" if self.part == BRANCH else member)
@@ -305,8 +309,8 @@ class Train(TrainingStep):
     def _reset_after_crash(self) -> None:
         """Remove all checkpoints if a power failure damaged a checkpoint that cannot be created again.
 
-        Such a checkpoint is the best checkpoint, or a checkpoint of the branch if the training has continued beyond the
-        first update of the branch.
+        Such a checkpoint is the best checkpoint, or a checkpoint of the branch if the main training has continued
+        beyond the checkpoint from which the branch starts.
         """
         best = self.folder / BEST
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
@@ -357,7 +361,8 @@ class Before(TextStep):
     """Test step before training.
 
     Test the grown model on ``valid``, and the model of the previous stage on the held-out splits of new arrivals. If
-    the previous stage tested weights that do not grow, such as an average, test the weights that grow on ``valid`` too.
+    growth does not start from the evaluated checkpoint (such as an average), also test the starting checkpoint on
+    ``valid``.
     """
 
     @property
@@ -379,7 +384,7 @@ class Before(TextStep):
         return [self.evaluation(path, *splits) for _, path, splits in self.tests]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Return the results of all tests; read `BEFORE_RECORD` if this file exists."""
+        """Return the results in `BEFORE_RECORD`; if this file is missing or damaged, run the tests and write it."""
         found = self.read()
         if found is None:
             found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
@@ -403,7 +408,7 @@ class Join(TextStep):
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Strip the member files, then write the ensemble, which stores the checksums of these files."""
+        """Write the ensemble. Strip the member files first, because the ensemble stores checksums of these files."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
@@ -412,7 +417,7 @@ class Join(TextStep):
 
 
 class Test(TextStep):
-    """Test step after training: test on ``valid``, ``test``, and the held-out split of each arrival up to the stage."""
+    """Test step after training: test on ``valid``, ``test``, and the held-out split of each arrival so far."""
 
     @property
     def splits(self) -> list[str]:

@@ -106,7 +106,7 @@ class TrainOptions:
         return found
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return the options; the options in `LENGTHS` have values multiplied by ``times``."""
+        """Return the options with the values of the options in `LENGTHS` multiplied by ``times``."""
         longer = copy(self)
         longer.options = [
             (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
@@ -143,5 +143,5 @@ class TrainOptions:
 
 
 def replace_option(options: Sequence[GivenOption], name: str, value: str) -> list[GivenOption]:
-    """Return the options with each occurrence of one option set to a value."""
+    """Return the options, with ``value`` as the value of each occurrence of the option ``name``."""
     return [(each, (value,)) if each == name else (each, values) for each, values in options]

@@ -1,10 +1,10 @@
-"""``alma_transformer_lm``, the default model: RMS norms, rotary positions, SwiGLU; dense, or with Switch layers.
+"""``alma_transformer_lm``, the default model: RMSNorm, rotary position embeddings, SwiGLU, optional Switch layers.
 
 Modules have the same names and compute the same functions as in Qwen3 (dense) and Qwen3-MoE of transformers. Therefore
 an export copies the weights of the layers. Initial weights:
 
 - matrices: uniform with variance 1 / inputs; zero if the matrix writes to the residual stream
-- embeddings: standard normal
+- embeddings: standard normal; if shared with the output projection, normal with std min(0.02, 1 / M)
 - output projection: almost zero, so that the initial loss is log V
 
 Letters: B sequences, T positions, M model dim, H query heads, K key-value heads, D head dim, V vocabulary size.
@@ -50,13 +50,13 @@ def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Lin
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to heads (B, T, H, D); the dimensions i and i + D/2 form a pair, as in Qwen3."""
+    """Apply rotary position embeddings to heads (B, T, H, D); dimensions i and i + D/2 form a pair, as in Qwen3."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 class GroupedQueryAttention(CachedAttention):
-    """Grouped-query attention with RMS norms and rotary positions for queries and keys."""
+    """Grouped-query attention with RMSNorm and rotary position embeddings for queries and keys."""
 
     def __init__(self, cfg: Any) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class GatedFeedForward(nn.Module):
 
 
 class TransformerDecoderLayer(DecoderLayer):
-    """Transformer layer with RMS norms; the FFN is a Switch layer if a gate tree is given, otherwise dense."""
+    """Transformer layer with RMSNorm; the FFN is a Switch layer if a gate tree is given, otherwise dense."""
 
     def __init__(self, cfg: Any, tree: Optional[GateTree]) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class TransformerDecoderLayer(DecoderLayer):
 
 
 class TransformerDecoder(Decoder):
-    """Decoder with rotary positions; ``--share-decoder-input-output-embed`` shares input and output embeddings."""
+    """Decoder with rotary position embeddings, and with ``--share-decoder-input-output-embed`` shared embeddings."""
 
     norm_name = "norm"
 

@@ -1,6 +1,7 @@
 """Training features (one module for each feature), and the integration with fairseq's commands.
 
-This module registers the features for both text and images, in the order in which their hooks are called.
+This module registers all features except `TimedSaves`, in the order in which their hooks are called. `text.task`
+registers `TimedSaves`, because this feature imports fairseq.
 """
 
 from fairseq_alma.training.autocast import Autocast

@@ -70,7 +70,7 @@ def write_average(path: Path, out: Path) -> None:
     """Write a checkpoint ``out`` with the averaged weights of the checkpoint ``path``, without optimizer state.
 
     Raises:
-        AlmaError: the checkpoint has no averaged weights, or their shapes differ from the shapes of the model.
+        AlmaError: the averaged weights are missing, or differ in names or shapes from the weights of the model.
     """
     from fairseq_alma.checkpoints.checkpoint_file import (
         find_average,

@@ -1,7 +1,7 @@
 """``--branch-share``: evaluate a branch (copy of the model whose learning rate decays to zero).
 
 The learning rate of the main training does not decay. The schedule is warmup-stable-decay (Hu et al. 2024, MiniCPM),
-with a decay of the shape 1 - sqrt (Hägele et al. 2024).
+with the 1 - sqrt decay (Hägele et al. 2024).
 """
 
 from dataclasses import dataclass, field

@@ -19,7 +19,7 @@ RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key of the task state for the list of batch sizes: from_update, batch_size, max_tokens, update_freq, num_procs."""
+"""Key of the batch sizes in the task state: dicts of from_update, batch_size, max_tokens, update_freq, num_procs."""
 
 
 @dataclass
@@ -105,7 +105,11 @@ class CarriedOptimizer(Feature):
             raise AlmaError(f"--continue-as {self.continue_as}: needs a starting checkpoint; give --continue-once")
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Reset the token count of the stage. For a new stage, also reset the position in the data."""
+        """Reset the token count and the best loss in the checkpoint; for a new stage, also reset the data position.
+
+        Raises:
+            AlmaError: the checkpoint has another optimizer, or no optimizer state.
+        """
         found = checkpoint["optimizer_history"][-1]["optimizer_name"]
         if setting.optimizer not in (None, found):
             raise AlmaError(

@@ -45,7 +45,7 @@ ENDLESS = ("fixed", "inverse_sqrt")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Plan of a run of alma-stream. The checks raise ValueError with a message that begins with an option."""
+    """Plan of a run of alma-stream. The methods ``require_…`` raise ValueError; the message begins with ``flag``."""
 
     kind: str  # ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
@@ -67,7 +67,7 @@ class PlannedRun:
     def require_endless(self, flag: str, alternative: str = "") -> None:
         """Check that the learning rate depends neither on the last update nor on the epoch.
 
-        ``alternative`` is a text about further supported schedules, appended to the choices in the message.
+        The message about an unsupported schedule ends with ``alternative``, a text about further supported schedules.
         """
         if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
             choices = " or ".join(ENDLESS)
@@ -127,7 +127,7 @@ class Feature(Options):
         return {}
 
     def prepare(self, setting: Setting) -> None:
-        """Raise AlmaError if the feature does not fit the command; called before the model is built."""
+        """Prepare the feature before the model is built; raise AlmaError if the feature does not fit the command."""
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
         """Modify the loaded checkpoint ``setting.start`` in place."""
@@ -137,7 +137,7 @@ class Feature(Options):
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Run before each step of an optimizer of fairseq or torch, which has ``param_groups``."""
+        """Run before each optimizer step. ``optimizer`` is an optimizer of fairseq or torch with ``param_groups``."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
         """Run after each step of the optimizer."""
@@ -173,7 +173,7 @@ Own = TypeVar("Own", bound=Feature)
 
 
 def register_feature(kind: Kind) -> Kind:
-    """Register a feature. Raises ValueError if another feature has an option of the same name."""
+    """Register and return a feature class. Raises ValueError if another feature has an option of the same name."""
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
             raise ValueError(f"feature {kind.__name__}: {other.__name__} has option {min(shared)}; rename the option")
@@ -190,7 +190,7 @@ class Features:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
-        """Return the features for which a configuration of fairseq has an option with a non-default value."""
+        """Return the features that are active (`Feature.is_on`) in a configuration of fairseq."""
         each = []
         for kind in FEATURES:
             given = {}
@@ -203,15 +203,15 @@ class Features:
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
-        """Return the features for which the parsed arguments of alma-stream have an option with a non-default value."""
+        """Return the features that are active (`Feature.is_on`) in the parsed arguments of alma-stream."""
         return cls([each for kind in FEATURES if (each := kind.read(arguments)).is_on])
 
     def __getitem__(self, kind: type[Own]) -> Own:
-        """Return the feature of a class, or a new feature with default options if the class is not active."""
+        """Return the active feature of a class; if none is active, return a new feature with default options."""
         return next((each for each in self.each if isinstance(each, kind)), None) or kind()
 
     def with_options(self, values: Mapping[str, Any]) -> "Features":
-        """Return the features with additional options; ``values`` has the value of each option, by field name."""
+        """Return the active features after setting options; ``values`` maps field names to option values."""
         given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
         changed = [replace(self[kind], **own) for kind, own in given.items()]
         return Features([feature for feature in changed if feature.is_on], self.setting)
@@ -251,7 +251,7 @@ class Features:
 
     @contextlib.contextmanager
     def around_forward(self, model: "nn.Module") -> Iterator[None]:
-        """Return the context manager for a forward pass, which is also a decorator for a function.
+        """Return the context manager for a forward pass. The context manager is also a function decorator.
 
         fairseq's training step disables autocast around the criterion. The task therefore decorates the criterion.
         """

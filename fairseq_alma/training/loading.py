@@ -1,10 +1,10 @@
-"""Load checkpoints in fairseq's commands with `read_checkpoint`, and check their tensor shapes.
+"""Load checkpoints in fairseq's commands with `read_checkpoint`, and check tensor shapes.
 
 This module replaces two functions of fairseq for tasks of this package:
 
 - ``checkpoint_utils.load_checkpoint_to_cpu`` unpickles files. The replacement runs no code from a file.
 - ``Trainer.load_checkpoint`` raises many types of errors if a training state does not match the command. The
-  replacement raises AlmaError with a message of one line.
+  replacement raises AlmaError with a one-line message.
 """
 
 import os
@@ -43,7 +43,7 @@ _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Tra
 def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
     """Make fairseq load checkpoints with `load_state`.
 
-    After `load_state` loads the checkpoint at ``path``, it calls ``change``, which modifies the checkpoint in place.
+    `load_state` then calls ``change`` on the checkpoint from ``path``; ``change`` modifies the checkpoint in place.
     """
     _changes.clear()
     _changes[path] = change
@@ -125,7 +125,7 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
 
 
 def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return the shape options with different values, as command-line words with the values of ``found``."""
+    """Return the shape options that differ, as command-line arguments with the values in ``found``."""
     ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
     shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
     words = []

@@ -54,7 +54,7 @@ def keep_freed_memory() -> None:
 
 
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
-    """Set the defaults of the distributed options of a fairseq command from environment variables."""
+    """Set the defaults of a fairseq command for the device and for distributed training with ``torchrun``."""
     keep_freed_memory()
     if "--cpu" in sys.argv:
         hide_gpus()

@@ -1,4 +1,4 @@
-"""``--save-interval-minutes``: save checkpoints at intervals in minutes; fairseq only supports intervals in updates.
+"""``--save-interval-minutes``: set the checkpoint interval in minutes; fairseq has intervals in updates and epochs.
 
 fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due, the
 feature sets this interval to the number of the current update. In distributed training, the clock of rank 0 decides.
@@ -45,7 +45,7 @@ class TimedSaves(Feature):
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Restart the clock. fairseq calls this method during a save, after it has selected the file name."""
+        """Restart the clock; return no state. fairseq calls this method in a save, after selecting the file name."""
         self._saved = time.monotonic()
         self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}

@@ -1,4 +1,4 @@
-"""Base class of the fairseq tasks for text and images: call training features, and evaluate complete splits."""
+"""Base class of the fairseq tasks for text and images: calls of training features, evaluation of complete splits."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ GATHERED_BYTES = 2**20
 
 @dataclass
 class CommandConfig(StartOptions, FairseqDataclass):
-    """Options of the tasks for text and images, including the options of fairseq's commands that the tasks use."""
+    """Options of the tasks for text and images, including command options that the tasks read."""
 
     features_from: Optional[str] = field(
         default=None, metadata={"help": "Python file or package folder that registers additional training features"}
@@ -57,7 +57,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a fairseq command, and change defaults of the command's own options."""
+        """Add the options of the task to a fairseq command, and change the defaults of other options."""
         if isinstance(parser, argparse.ArgumentParser):  # fairseq passes another type to list the options of all tasks
             set_process_defaults(parser)
             cls._add_user_features()
@@ -66,7 +66,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def _add_user_features(cls) -> None:
-        """Register the task configuration again, including the features of ``--features-from``."""
+        """Import ``--features-from``, and register the task configuration again, including the imported features."""
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--features-from", type=Path)
         if (path := command.parse_known_args()[0].features_from) is None:
@@ -102,11 +102,11 @@ class StageTask(FairseqTask):
     def valid_step(
         self, sample: Any, model: nn.Module, criterion: Any, **kwargs: Any
     ) -> tuple[Any, int, dict[str, Any]]:
-        """Compute the loss of a batch.
+        """Return the loss, sample size and log output of a batch.
 
-        With several processes, ``fairseq-validate`` gathers the log outputs of all batches, and fairseq limits their
-        total size. Therefore each log output contains the sums over all batches so far, and the log output of the
-        previous batch is cleared.
+        With several processes, ``fairseq-validate`` gathers the log outputs of all batches, and fairseq limits the
+        total size of these log outputs. Therefore each log output contains the sums over all batches so far, and this
+        method clears the log output of the previous batch.
         """
         is_shared = self.checkpoint_path is not None and distributed_utils.get_global_world_size() > 1
         if is_shared and not sample:  # this process has fewer batches than other processes
@@ -132,7 +132,7 @@ class StageTask(FairseqTask):
         self.features.after_step(model, update_num)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Aggregate the log outputs of all processes, for each training update and each evaluated split."""
+        """Aggregate the log outputs of all processes for one training update or one evaluated split."""
         self._sums = None
         logs = [log for log in logging_outputs if log]
         if criterion.training:
@@ -148,7 +148,7 @@ class StageTask(FairseqTask):
 
 
 def features_of(cfg: DictConfig) -> Features:
-    """Return the active features of a task configuration; raises the errors of `Feature.prepare`."""
+    """Return the active features of a task configuration; raise AlmaError if a feature does not fit the command."""
     root: Any = cfg._get_root()
     name = getattr(root.get("optimizer"), "_name", None)
     batches = None

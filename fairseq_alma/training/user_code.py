@@ -11,9 +11,10 @@ from fairseq_alma.errors import USER_CODE, AlmaError, in_one_line
 
 
 def import_from(path: Path) -> ModuleType:
-    """Import a Python file or package folder, and return the module; a second call returns the same module.
+    """Import a Python file or package folder, and return the module.
 
-    The file name need not be a valid module name. The code may import other modules from the folder of the file.
+    A second call with the same file returns the same module. The file name need not be a valid module name. The code
+    may import other modules from the folder of the file.
     """
     root = path.resolve()
     file = root / "__init__.py" if root.is_dir() else root

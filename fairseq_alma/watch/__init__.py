@@ -1,1 +1,1 @@
-"""Show the progress of a run on the terminal, and write its results to TensorBoard and W&B."""
+"""Show the progress of a run on the terminal, and write the results to TensorBoard and W&B."""

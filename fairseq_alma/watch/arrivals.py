@@ -2,7 +2,8 @@
 
 - ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, and the logs of fairseq-train are in
   ``DIR/RUN/stage-NNN/member-M``.
-- ``--wandb-project NAME``: the project has one W&B run for the arrivals and one for each training, in one group.
+- ``--wandb-project NAME``: the project has one W&B run for the arrivals and one W&B run for each training, in one
+  group.
 """
 
 import hashlib
@@ -58,7 +59,7 @@ def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[s
 
 
 class ArrivalCurves:
-    """Writer of the results of a run at each arrival; each launch writes the results of all arrivals again.
+    """Writer of the results of a run at each arrival; each launch rewrites all results in TensorBoard.
 
     Raises:
         AlmaError: a package that an option requires is not installed.
@@ -76,7 +77,7 @@ class ArrivalCurves:
                 raise AlmaError(f"{option} {value}: requires the package {package}; run pip install {package}")
 
     def catch_up(self, at_end: bool = False) -> None:
-        """Write new stages to TensorBoard, and all stages to W&B if ``at_end``. On failure, print a note and return."""
+        """Write new arrivals to TensorBoard and, if ``at_end``, to W&B. On failure, print a note and return."""
         try:
             points = arrival_points(self.run, self.plans) if self.wanted else []
             if TENSORBOARD in self.wanted:

@@ -35,9 +35,9 @@ class TrainingProgress:
     """Progress of the current training.
 
     Attributes:
-        show: function of (number of updates, final number of updates or None, text) that shows the progress.
+        show: function with arguments (number of updates, final number of updates or None, text).
         unit: ``token`` or ``image``.
-        max_update: final number of updates; None if it is not known yet.
+        max_update: final number of updates; None: not known yet.
         first: (number of updates, time in seconds) at the first call of `update`.
     """
 
@@ -49,7 +49,13 @@ class TrainingProgress:
     def update(
         self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
     ) -> None:
-        """Show the progress after an update; ``loss``: bits per token or nats per image, ``rate``: units per second."""
+        """Show the progress after an update.
+
+        Args:
+            num_updates: number of updates so far.
+            loss: bits per token, or nats per image.
+            rate: tokens or images per second.
+        """
         now = time.monotonic()
         self.first = self.first or (num_updates, now)
         text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
@@ -62,7 +68,14 @@ class TrainingProgress:
 
 
 class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
-    """Display of a run; ``unit`` is ``token`` or ``image``, ``name`` is a prefix of every line."""
+    """Display of the progress of a run.
+
+    Args:
+        plans: plans of all stages.
+        unit: ``token`` or ``image``.
+        curves: writer of the results; None: no curves.
+        name: prefix of each line.
+    """
 
     def __init__(
         self, plans: Sequence[StagePlan], unit: str, curves: Optional[ArrivalCurves] = None, name: str = ""
@@ -80,7 +93,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show a training that begins after ``done`` updates; None for the joint training of all models."""
+        """Show the progress of a training after ``done`` updates; ``training`` is None if all models train jointly."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")
@@ -98,11 +111,11 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def trained(self, plan: StagePlan, training: Training) -> None:
-        """Print that the training of one member is complete; the stage is still incomplete."""
+        """Print that one member is trained, but the stage is not complete."""
         print_line(f"{self._title(plan, training)}: trained; run without --member to complete the stage", sys.stdout)
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any], is_new: bool = True) -> None:
-        """Print the results of a complete stage; with ``is_new`` also print its cost and write the curves."""
+        """Print the results of a complete stage; if ``is_new``, also print the stage's cost and write the curves."""
         test, valid = record["test"], record["valid"]
         if "ppl" in test:
             per_byte = f", {test['bits_per_byte']:.3f} bits per byte" if test.get("bits_per_byte") else ""
