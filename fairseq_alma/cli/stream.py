@@ -111,7 +111,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: Any, option: Option) -> None:
-    """Add an option to a group; replace ``{learners}`` in the help by the image learners with the trait of the option."""
+    """Add an option to a group; replace ``{learners}`` in the help by the image learners that have `option.trait`."""
     names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
     replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
 
