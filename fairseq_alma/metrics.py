@@ -12,7 +12,7 @@ def transformer_params(
     Args:
         model_dim: embedding dimension.
         ffn_dim: hidden dimension of the feed-forward layers.
-        num_layers: number of layers, dense layers and Switch layers together.
+        num_layers: total number of dense layers and Switch layers.
         heads: (number of query heads, number of key-value heads, dimension of a head).
         vocab_size: vocabulary size, including the four special symbols of fairseq.
         num_experts: number of experts of each Switch layer; the gates are flat.

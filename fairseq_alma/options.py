@@ -22,7 +22,7 @@ KINDS = ("text", "images")
 PLAN, TRAINING = "plan", "training"
 """Commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""In fairseq's parser and configurations: default of an option with choices; the user has not given the option."""
+"""Default of an option with choices in fairseq's parser and configurations. The value means: not given."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option of a command line: (flag, values)."""
@@ -53,7 +53,7 @@ class Range:
     below: bool = False
 
     def read(self, text: str) -> Number:
-        """Convert a text to a number. Raises ValueError with the valid range if the number is not in the range."""
+        """Convert a text to a number. Raises ValueError if the text is not a number in the range."""
         try:
             value = int(text) if self.is_integer else float(text)
         except ValueError as error:
@@ -62,7 +62,7 @@ class Range:
         return value
 
     def check(self, value: Number) -> None:
-        """Raise ValueError with the valid range if a number is not in the range."""
+        """Raise ValueError with the violated limit if a number is not in the range."""
         if math.isnan(value):
             raise ValueError("expected a number")
         if value < self.least or (self.above and value == self.least):
@@ -105,11 +105,11 @@ class Option:
         range: range of the value, or of each value of a list.
         choices: permitted values; empty if all values are permitted.
         kinds: kinds of data that support the option.
-        parse: function that converts a word to the value, or raises ValueError with a description of valid words.
+        parse: function that converts an argument to the value, or raises ValueError with a description of valid words.
         free: whether a resumed run may change the value.
         recorded: whether run.json contains the option.
         shape: whether the option affects the shape of the network; an initial checkpoint must then have the same value.
-        side: the only command that accepts the option, `PLAN` or `TRAINING`; None if both commands accept the option.
+        side: the only command that accepts the option, `PLAN` or `TRAINING`. None: both commands accept the option.
         quiet: whether run.json contains null instead of the default value.
         trait: name of a boolean attribute of learners; the option applies to learners whose attribute is true. In the
             help, the names of these learners replace ``{learners}``.
@@ -144,7 +144,7 @@ class Option:
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Convert a text, or check a value that is not a text. Raises ValueError; the message begins with the flag."""
+        """Convert a text, or check the range of another value. Raises ValueError; the message begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):
@@ -168,8 +168,8 @@ class Option:
 
         Args:
             group: parser, or group of a parser.
-            kind: kind of data of the group; None for all kinds. With None, the help names the kind of data if only one
-                kind supports the option.
+            kind: kind of data of the group. None: all kinds; the help names the kind of data if only one kind supports
+                the option.
         """
         words: dict[str, Any] = {"dest": self.name, "default": None, "required": self.default is MISSING}
         shown = f"{self.kinds[0]}: {self.help}" if len(self.kinds) == 1 and kind is None else self.help
@@ -225,7 +225,7 @@ of_this_call = functools.partial(opt, recorded=False)
 
 
 def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
-    """Declare a positional argument as a dataclass field; for the parameters see ``add_argument`` of argparse."""
+    """Declare a positional argument as a dataclass field. For the parameters, see ``add_argument`` of argparse."""
     return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
 
 
@@ -310,7 +310,7 @@ class Options:
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
-        """Return an instance with the parsed arguments (or defaults); ``further`` has fields that are not options."""
+        """Return an instance with the parsed arguments (or defaults). ``further`` sets fields that are not options."""
         declaring: Any = cls
         names = [each.name for each in dataclasses.fields(declaring) if "operand" in each.metadata]
         names += [name for name, option in options_of(cls).items() if option.side != TRAINING]
@@ -318,7 +318,7 @@ class Options:
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options in run.json for a kind of data (None: all kinds), including options that are None."""
+        """Return the options to record in run.json for a kind of data (None: all kinds), including None values."""
         found = {}
         for name, option in options_of(type(self)).items():
             if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):
@@ -329,11 +329,11 @@ class Options:
         return found
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options in run.json for a kind of data (None: all kinds), without options that are None."""
+        """Return the options to record in run.json for a kind of data (None: all kinds), without None values."""
         return {name: value for name, value in self.recorded(kind).items() if value is not None}
 
     def words(self) -> list[str]:
-        """Return the options that differ from their defaults, as command-line words for fairseq-train."""
+        """Return the options with values other than the defaults as command-line arguments for fairseq-train."""
         words: list[str] = []
         for name, option in options_of(type(self)).items():
             value = getattr(self, name)
@@ -343,12 +343,12 @@ class Options:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word is a flag; a negative number is not a flag."""
+    """Return whether a word is a flag. A negative number or ``-`` is not a flag."""
     return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
 
 
 def group_words(words: Sequence[str]) -> list[GivenOption]:
-    """Group the words of a command line into options with their values; split ``--name=value``."""
+    """Parse command-line arguments into (flag, values) pairs. Split ``--name=value``; replace aliases (`SHORT`)."""
     options: list[GivenOption] = []
     for word in words:
         if _is_option(word):
@@ -362,11 +362,11 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
 
 
 def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list[str]:
-    """Return a command line without the options in ``left_out``.
+    """Return command-line arguments without the options in ``left_out``.
 
     Args:
-        words: words of the command line.
-        left_out: option to remove -> number of its values, or None to remove all words up to the next option.
+        words: command-line arguments.
+        left_out: flag to remove -> number of values to remove. None: remove all words up to the next flag.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

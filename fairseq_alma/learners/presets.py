@@ -15,10 +15,10 @@ BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 @dataclass(frozen=True)
 class Preset:
-    """Values of options that a preset sets; the value None means that the option is not given.
+    """Option values that a preset sets. With the value None, the preset does not give the option.
 
     Attributes:
-        learners: learner -> values of the learner's options, by field name.
+        learners: learner -> (field name -> value) for the options of the learner.
         training: options after ``--`` for all learners and networks.
         own_training: learner -> options after ``--`` for this learner.
         vgg: options after ``--`` for VGG networks.
@@ -63,7 +63,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Values that `with_preset` omits, so that run.json is the same with the ``paper`` preset as without a preset."""
+"""Values that `with_preset` omits, so that the ``paper`` preset does not change the options in run.json."""
 
 
 def canonical(value: Any) -> Any:
@@ -76,7 +76,7 @@ def canonical(value: Any) -> Any:
 def with_preset(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return (options of the user and a preset, names of preset options that the user set to other values).
 
-    Options of the user take precedence. The result omits values of the preset that are defaults of the package.
+    Options of the user take precedence. The result omits values of the preset that equal the package's defaults.
     """
     overridden = [name for name in preset if name in given and canonical(given[name]) != canonical(preset[name])]
     needed = {name: value for name, value in preset.items() if value != _DEFAULTS.get(name)}

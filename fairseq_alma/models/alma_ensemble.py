@@ -75,7 +75,7 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
             unused: further arguments of fairseq's generator (``src_lengths``).
         """
 
-        def log_probs(member: Any) -> Tensor:  # a function, so that the logits of a member are freed at its end
+        def log_probs(member: Any) -> Tensor:  # frees the logits of a member on return
             output = member(prev_output_tokens, incremental_state=incremental_state)
             return member.get_normalized_probs(output, log_probs=True)
 
@@ -102,7 +102,7 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: AlmaEnsembleConfig, task: Any) -> BaseFairseqModel:
-        """Build an ensemble of language models or of image models, and load the members that are in separate files.
+        """Build an ensemble of language models or image models, and load the members stored in separate files.
 
         Raises:
             AlmaError: a member file is missing or changed; the vocabulary size, number of classes or image size differs

@@ -35,7 +35,7 @@ class AlmaUMix(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
-        """Build the members with different initial weights; raises the errors of `member_config`."""
+        """Build a model whose members have different initial weights. Raises AlmaError as `member_config` does."""
         check_options(cfg)
         model, config = cls.member_config(cfg.member_arch, cfg.member_options)
         return model.build_model(config, task, cfg.num_members, str(cfg.joint_logits))

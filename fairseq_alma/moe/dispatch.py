@@ -18,7 +18,7 @@ class Dispatch(NamedTuple):
 
     Attributes:
         tokens: (K,) int64, token indices, grouped by expert and ascending within each expert.
-        counts: number of tokens of each expert; the sum is K.
+        counts: number of tokens assigned to each expert; the sum is K.
         routed: number of non-padding tokens that the gate routes to each expert, including tokens over capacity.
     """
 
@@ -30,10 +30,10 @@ class Dispatch(NamedTuple):
 def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
     """Assign tokens to the experts that the gate selected. An expert at its capacity gets no further tokens.
 
-    The capacity is ceil(capacity factor x tokens / experts) (Fedus et al. 2021, equation 3), at least 1.
+    The capacity is ceil(capacity factor x non-padding tokens / experts) (Fedus et al. 2021, equation 3), at least 1.
 
     Args:
-        routing: routing of S tokens; earlier tokens have priority.
+        routing: routing of S tokens. If an expert is full, earlier tokens have priority.
         capacity_factor: capacity of an expert, as a multiple of non-padding tokens / experts; 0: no limit.
         padding: (S,) bool, True for padding tokens, which get no expert.
     """
@@ -49,10 +49,10 @@ def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[
 
 @dataclass
 class ExpertLosses:
-    """Losses on held-out data by layer and expert, used to select the experts to grow (paper v5, Appendix A).
+    """Loss of each expert of each layer on held-out data, to select the experts to grow (paper v5, Appendix A).
 
     Attributes:
-        losses: for each layer, sum of the losses of the tokens or images of each expert in nats, (E,).
+        losses: for each layer, loss in nats, summed over the tokens or images of each expert, (E,).
         counts: for each layer, number of tokens or images of each expert, (E,).
     """
 
@@ -75,7 +75,7 @@ class ExpertLosses:
         self._add(sums, counts)
 
     def add_shared(self, losses: Tensor, shares: Sequence[Tensor]) -> None:
-        """Add a batch in which the experts of a layer share the loss of each image.
+        """Add a batch in which the loss of each image is divided among the experts of a layer.
 
         Args:
             losses: loss of each image, (S,).

@@ -1,10 +1,10 @@
-"""Gates (routers) of a mixture of experts: select the expert of each token or image, and weight the expert's output.
+"""Gates (routers) of a mixture of experts: select and weight experts for each token or image.
 
 A gate is a tree of choices (`GateTree`). Each choice is a softmax over its children; a plain gate has one choice. Two
 classes compute the same routing:
 
-- `DescendingGate`, for the Switch layers of language models, computes one choice after the other in fp32, without bias.
-- `ParallelGate`, for images, computes all choices at once, because trees have one more choice after each growth step.
+- `DescendingGate`, for the Switch layers of language models, computes the choices one by one in fp32, without bias.
+- `ParallelGate`, for images, computes all choices at once, because each split adds a choice to the tree.
 
 Letters: S tokens or images, I features, R rows of the gate weight (one for each child of each choice), Q choices,
 P maximum number of children of a choice, E experts.
@@ -25,8 +25,8 @@ class Routing(NamedTuple):
     """Output of a gate.
 
     Attributes:
-        expert: (S,) int64, expert at the end of the path of best children. In a tree, another expert may have a larger
-            probability, because a split divides the probability of an expert.
+        expert: (S,) int64, expert at the end of the path of best children. If the tree is not flat, another expert may
+            have a larger probability, because a split divides the probability of an expert.
         probs: (S, E) probability of each expert, the product of the probabilities on the path (paper v5, Appendix A,
             equation 3); rows sum to 1.
         combine_weights: factor for the output of ``expert``, (S,), or for the outputs of all experts, (S, E); the
@@ -41,10 +41,10 @@ class Routing(NamedTuple):
 class DescendingGate(nn.Module):
     """Gate that descends from the root to the best child of each choice.
 
-    A flat tree gives the routing of Fedus et al. 2021, section 2.1: the best expert of a softmax in fp32; the combine
-    weight is the probability of this expert. In a deeper tree, the combine weight is the probability at the root,
-    multiplied by p / stop_gradient(p) for each choice below the root. This factor is 1, so a split does not change
-    outputs; the gradient of the factor is the gradient of log p.
+    A flat tree gives the routing of Fedus et al. 2021, section 2.1: the expert with the largest softmax probability in
+    fp32. The combine weight is this probability. In a deeper tree, the combine weight is the probability at the root,
+    multiplied by p / stop_gradient(p) for each choice below the root. The value of this factor is 1, so a split does
+    not change outputs. The gradient of the factor is the gradient of log p.
 
     Args:
         in_features: I, number of input features.
@@ -122,16 +122,16 @@ class ParallelGate(nn.Module):
         return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
-        """Add an expert, with number E, as a copy of ``expert``.
+        """Add expert number E as a copy of ``expert``.
 
         Args:
             expert: number of the expert to copy.
             generator: random generator for new rows, on the CPU.
-            method: ``split`` replaces the leaf of the expert by a choice between both experts, with new random rows;
-                ``copy`` adds a copy of the expert's row to the same choice.
+            method: ``split`` replaces the leaf of ``expert`` with a choice between both experts, with new random rows.
+                ``copy`` adds a copy of the row of ``expert`` to the same choice.
 
         Returns:
-            The growth plan, which has the source of each expert and each row.
+            Growth plan, with the source of each expert and each row.
         """
         growth = grow_mixture(self.tree, method, [expert])
         weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)

@@ -3,7 +3,7 @@
 With a ``soft`` gate, a layer returns the mean of the expert outputs, weighted by the gate's probabilities. With a
 ``hard`` gate, a layer returns the output of one expert for each image: in training, an expert sampled from the
 probabilities, with the straight-through gradient (Bengio et al. 2013); in evaluation, the expert on the best path.
-Training computes all experts in one operation; evaluation with a hard gate computes only the selected experts.
+Training computes all experts in one operation. Evaluation with a hard gate computes only the selected experts.
 
 Letters: S images, I input features of the gate, E experts.
 """
@@ -25,7 +25,7 @@ GATES = ("soft", "hard")
 class MixtureLayer(nn.Module):
     """Mixture of experts with a gate tree; a subclass defines the experts.
 
-    The input of the gate is the input of the layer, (S, I), or the mean of each channel of images (S, I, H, W).
+    The gate's input is the layer input (S, I), or the channel means of a layer input (S, I, H, W).
 
     Args:
         in_features: I, number of input features of the gate.
@@ -51,7 +51,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Apply the layer to a batch. In training, a hard gate samples with the generator in ``generators``."""
+        """Apply the layer to a batch. In training, a hard gate samples with the only generator in ``generators``."""
         features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -70,7 +70,7 @@ class MixtureLayer(nn.Module):
         return torch.cat(outputs)[dispatch.tokens.argsort()]
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Initialize gate and experts; ``generators`` has one generator."""
+        """Initialize the gate and the experts with the only generator in ``generators``."""
         init_as_linear(self.gate.weight, self.gate.bias, *generators)
         for module in self.expert_modules():
             if hasattr(module, "reset_parameters"):  # batch norm does not have the method
@@ -85,9 +85,9 @@ class MixtureLayer(nn.Module):
         return self.routing.probs
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
-        """Add an expert, with number E, as a copy of ``expert``; for the arguments see `ParallelGate.grow`.
+        """Add expert number E as a copy of ``expert``. For the arguments, see `ParallelGate.grow`.
 
-        ``split`` does not change the output of the layer; ``copy`` increases the total probability of both experts.
+        ``split`` does not change the output of the layer. ``copy`` increases the sum of both experts' probabilities.
         """
         growth = self.gate.grow(expert, generator, method)
         for module in self.expert_modules():
@@ -114,9 +114,9 @@ class MixtureLayer(nn.Module):
 
 @torch.no_grad()
 def sample_experts(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
-    """Sample one expert for each image from (S, E) probabilities; return (S,) int64.
+    """Return an expert for each image, (S,) int64, sampled from (S, E) probabilities.
 
-    The generator must be on the CPU, so that samples do not depend on the device; None: torch's global generator.
+    The generator must be on the CPU, so that samples do not depend on the device. None: torch's global generator.
     """
     noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
     return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)

@@ -107,7 +107,7 @@ class SwitchLayer(nn.Module):
         model_dim: M, model dimension.
         ffn_dim: F, hidden size of each expert.
         tree: gate tree; `GateTree.flat(E)` for a plain Switch layer.
-        capacity_factor: capacity of an expert in training, as a multiple of tokens / experts; 0: no limit.
+        capacity_factor: capacity of an expert in training, as a multiple of non-padding tokens / experts; 0: no limit.
         eval_capacity_factor: capacity factor in evaluation; with 0, results do not depend on the batch.
         activation, activation_dropout, gated: see `Experts`.
     """
@@ -130,10 +130,10 @@ class SwitchLayer(nn.Module):
 
     @torch.compiler.disable  # a compiled graph cannot read token counts on the host
     def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Routing, SwitchStatistics]:
-        """Apply the layer, without residual connection.
+        """Apply the layer without a residual connection.
 
         Args:
-            x: token features, (S, M); earlier tokens have priority if an expert is full.
+            x: token features, (S, M). If an expert is full, earlier tokens have priority.
             padding: (S,) bool, True for padding tokens.
 
         Returns:

@@ -29,7 +29,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """Return U V^T for each matrix U S V^T (SVD), approximated by Newton-Schulz iterations.
 
     Args:
-        matrices: (N, O, I); their dtype is the precision of the computation.
+        matrices: (N, O, I); the dtype sets the precision of the computation.
 
     Returns:
         Matrices (N, O, I) with singular values between 0.7 and 1.2.
@@ -45,7 +45,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(FactorAdamW):
-    """Muon for the parameters that ``factor`` excludes from AdamW, and AdamW for all other parameters.
+    """Optimizer with Muon for parameters whose ``factor`` is None, and AdamW for all other parameters.
 
     Args:
         params: parameters in the order of the model.
@@ -77,7 +77,7 @@ class Muon(FactorAdamW):
                 torch._foreach_add_(batch, [*updates], alpha=-lr * max(1.0, outputs / inputs) ** 0.5)
 
     def _momentum(self, matrix: Tensor, grad: Any) -> Tensor:
-        """Update the momentum of a matrix with its gradient; return the Nesterov momentum."""
+        """Update the momentum of a matrix with ``grad``; return the Nesterov momentum."""
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)

@@ -1,4 +1,4 @@
-"""Group runs that differ only in their seeds into experiments, with means over seeds and distinct names."""
+"""Group runs that differ only in seeds into experiments, compute means over seeds, and give each experiment a name."""
 
 import json
 import math
@@ -15,9 +15,9 @@ LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",
 }  # fmt: skip
-"""Colour of each learner (palette of Okabe and Ito, 2008). Tables list learners in the same order."""
+"""Colour of each learner (palette of Okabe and Ito, 2008), in the order of learners in tables."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
-"""Options that the label or the number of experts already shows."""
+"""Options that an experiment name omits, because the label or the number of experts shows the value."""
 # 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
 T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -32,7 +32,7 @@ class Spread:
 
     @staticmethod
     def of(by_seed: Mapping[Any, float]) -> Optional["Spread"]:
-        """Return the `Spread` over the seeds whose value is not NaN, or None if there is no such seed."""
+        """Return the `Spread` over the seeds with a value other than NaN, or None without such seeds."""
         found = {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
         values = list(found.values())
         deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
@@ -47,7 +47,7 @@ class Spread:
         return point * self.deviation / math.sqrt(freedom + 1)
 
     def minus(self, other: "Spread") -> Optional["Spread"]:
-        """Return the spread of the difference over the common seeds, or None if there are no common seeds."""
+        """Return the spread of ``self`` minus ``other`` over the common seeds, or None without common seeds."""
         return Spread.of(
             {seed: value - other.by_seed[seed] for seed, value in self.by_seed.items() if seed in other.by_seed}
         )
@@ -62,8 +62,8 @@ class Experiment:
     """One learner with one set of options, over any number of seeds.
 
     Attributes:
-        runs: runs with distinct seeds, sorted by number of updates, largest first.
-        times: updates per stage, divided by the smallest number of updates among experiments of the same size.
+        runs: runs with distinct seeds, in descending order of the number of completed updates.
+        times: ``--max-update``, divided by the smallest ``--max-update`` of runs with the same backbone size.
         name: name of the experiment in the report.
     """
 
@@ -91,13 +91,13 @@ class Experiment:
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return the spread over seeds of a column at an arrival, multiplied by ``scale``; None without an update."""
+        """Return the spread of ``scale`` x column over seeds with an update at an arrival; None without such seeds."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 
     @cached_property
     def course(self) -> DataFrame:
-        """Return means over the runs with the most updates, one row for each arrival.
+        """Return the means over the runs with the most completed updates, one row for each arrival.
 
         Column ``deviation`` contains the sample standard deviation of ``curve`` over these runs, or 0 for one run.
         """
@@ -111,7 +111,7 @@ class Experiment:
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """Group runs into experiments, sorted by size of the backbone, learner and waiting time.
 
-    Of two runs with the same options and seeds, keep the run with more updates.
+    Of several runs with the same options and seeds, keep the run with the most completed updates.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):
@@ -157,7 +157,7 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
 
 
 def _named(groups: Sequence[Experiment]) -> list[Experiment]:
-    """Return the experiments with distinct names: the label and, if needed, experts, size and differing options."""
+    """Return the experiments with distinct names: label and, if necessary, experts, size and differing options."""
     candidates = []
     for each in groups:
         experts, size = each.first.experts, each.first.size

@@ -1,8 +1,8 @@
 """Draw the figures of a report: metric by arrival, metric by cost, and metric before and after growth.
 
-The first two correspond to Figure 3, and to Figures 2, 5 and 7, of the paper.
+Metric by arrival corresponds to Figure 3 of the paper. Metric by cost corresponds to Figures 2, 5 and 7.
 
-The colour of a line shows the learner. In the first figure, each panel shows one size of the backbone.
+The colour of a line shows the learner. In the figure of metric by arrival, each panel shows one backbone size.
 """
 
 import math
@@ -24,7 +24,7 @@ from fairseq_alma.report.table import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 UNTRAINED_RATIO = 2.0
-"""The curve omits the untrained model if its test metric is more than this number times the largest other value."""
+"""The curve omits the untrained model if the untrained metric exceeds this number times the largest other value."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -35,7 +35,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
 }  # fmt: skip
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
-"""Metadata key that files of each format omit: the version of matplotlib (PNG) or the current time (PDF)."""
+"""Metadata key to omit for each file format: version of matplotlib (PNG), current time (PDF)."""
 LEAST_HEIGHT = 3.1  # inches
 
 
@@ -74,7 +74,7 @@ def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
 
 
 def line_styles(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """Return the line style of each experiment: colour of the learner, with distinct markers and dashes."""
+    """Return the line style of each experiment: the learner's colour, with distinct markers and dashes per colour."""
     colours = [LEARNER_COLOURS.get(each.first.record["learner"], "#666666") for each in groups]
     ranks = [colours[:index].count(colour) for index, colour in enumerate(colours)]
     return [
@@ -134,7 +134,7 @@ def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None
 
 
 def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw average perplexity or CER of complete experiments against training compute and parameters.
+    """Draw complete experiments: average perplexity or CER against training compute, and against parameters.
 
     For text, draw a line over the arrivals (Figure 5). For images, draw a point for the full stream (Figures 2, 7).
     """

@@ -49,22 +49,22 @@ class RecordedRun:
 
             - ``planned``: whether an update is planned for the arrival.
             - ``done``: whether the update of the arrival is complete.
-            - ``value``: test perplexity of text, test error of images from 0 to 1; NaN without an update.
+            - ``value``: test perplexity for text, test error (0 to 1) for images; NaN without an update.
             - ``loss``: test loss; NaN without an update.
             - ``valid``, ``before_growth``, ``after_growth``: validation metrics, in the unit of ``value``.
-            - ``curve``: ``value`` of the current model, errors in percent; NaN from the first missing update on.
-            - ``average``: mean of ``curve`` so far; NaN from the first missing update on.
+            - ``curve``: ``value`` of the current model (error in percent); NaN from the first incomplete update on.
+            - ``average``: mean of ``curve`` up to this arrival; NaN from the first incomplete update on.
             - ``params``: number of parameters, summed over all models that predict.
             - ``experts``: number of experts per layer, summed over all models that predict.
-            - ``tflops``: training compute so far, in TFLOPs.
+            - ``tflops``: training compute up to this arrival, in TFLOPs.
             - `COLUMNS`: values of stage.json.
         done: rows of ``arrivals`` with a complete update.
         seeds: (seed of the run, seed of the stream).
         is_text: whether the stream contains text.
         is_complete: whether all planned updates are complete.
-        final: test perplexity, or test error in percent, after the newest update; NaN without an update.
+        final: test perplexity, or test error in percent, after the newest update; NaN for a run without updates.
         over_stream: average perplexity, or CER in percentage points; NaN for an incomplete run or an i.i.d. control.
-        memory: Mem, the parameters summed over all arrivals; NaN for an incomplete run.
+        memory: Mem, the number of parameters summed over all arrivals; NaN for an incomplete run.
         bits_per_byte: test loss after the newest update, in bits per byte; NaN for images.
     """
 
@@ -86,7 +86,7 @@ class RecordedRun:
 
     @property
     def learner(self) -> str:
-        """Return the name of the learner in the paper, or the value of ``--learner`` for another learner."""
+        """Return the name of the learner in the paper, or the value of ``--learner`` if no such name exists."""
         known = LEARNERS[self.stream["kind"]].get(self.record["learner"])
         return (known.label if known else "") or self.record["learner"]
 
@@ -109,7 +109,7 @@ class RecordedRun:
 
     @property
     def experts(self) -> str:
-        """Return the number of experts per layer and the number of models after each update (Table 2 of the paper).
+        """Describe the number of experts per layer and of models after each update, as in Table 2 of the paper.
 
         Examples: ``4``; ``4, 6, 8`` for a growing model; ``4@2`` for two models with 4 experts; ``5 models``.
         """
@@ -146,7 +146,7 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
 
     Args:
         path: run folder.
-        on_fault: function that receives the error of each damaged stage.json; the stage counts as incomplete. None:
+        on_fault: function that receives the error of each damaged stage.json, whose stage counts as incomplete. None:
             raise the error.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Write the sentences of a report, about the best learner or about a single run on text."""
+"""Compose the sentences of a report about the best learner or about a single run on text."""
 
 import math
 import re

@@ -31,7 +31,7 @@ def number(value: float, digits: int) -> Cell:
 
 
 def count(value: float) -> Cell:
-    """Return a cell with a count in three significant digits, such as ``65.4M``, or with a dash for NaN."""
+    """Return a cell with a count to three significant digits, such as ``65.4M``, or with a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(show_count(value), value)
 
 
@@ -43,7 +43,7 @@ def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell
 
 
 def show_count(value: float) -> str:
-    """Format a count with three significant digits: ``65.4M``, and from 1e15 on ``3.62e+15``."""
+    """Format a count to three significant digits, such as ``65.4M``; from 1e15 on, such as ``3.62e+15``."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if limit <= value < 1e15:
             digits = value / limit
@@ -79,9 +79,9 @@ class Table:
         return [title for title in self.rows[0] if title not in self.hidden]
 
     def body(self) -> list[list[tuple[str, bool]]]:
-        """Return (text, whether bold) for each cell of each row without hidden columns.
+        """Return (text, whether bold) for each cell in a visible column, row by row.
 
-        The smallest number of a column in `best` is bold if the column has at least two numbers.
+        In a column in `best`, the smallest number is bold if at least two finite numbers are ranked.
         """
         lowest = {}
         for title in self.best:
@@ -107,7 +107,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", head, f"|{'|'.join(rule)}|", *rest, "", self.notes, ""])
 
     def csv(self) -> str:
-        """Return the table as CSV, with all digits. A column of standard deviations follows each column of means."""
+        """Return the table as CSV with unrounded numbers. A column of standard deviations follows a column of means."""
         columns = {}
         for title in self.rows[0]:
             cells = [row[title] for row in self.rows]
@@ -135,6 +135,6 @@ def _latex(text: str) -> str:
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with all columns of any row; a missing cell becomes a dash."""
+    """Return the rows with the union of the columns of all rows. A dash fills missing cells."""
     titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
     return [{title: row.get(title, NOTHING) for title in titles} for row in rows]

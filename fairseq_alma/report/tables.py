@@ -17,12 +17,12 @@ def all_tables(groups: Sequence[Experiment]) -> list[Table]:
 
 
 def metric_names(run: RecordedRun) -> tuple[str, str, str]:
-    """Return the names of the test metric, of its final value, and of its mean or sum over the stream."""
+    """Return three names: the test metric, the final metric, and the mean or sum of the metric over the stream."""
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
-    """Return the arrivals that a table shows: all arrivals if there are at most 20, else the last one of each tenth."""
+    """Return the arrivals that a table shows: all arrivals (if at most 20), else the last arrival of each tenth."""
     if num_arrivals <= MAX_COLUMNS:
         return list(range(num_arrivals))
     return [round(num_arrivals * tenth / FEW_COLUMNS) - 1 for tenth in range(1, FEW_COLUMNS + 1)]
@@ -65,7 +65,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
 
 
 def cost_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of costs of each experiment over the stream: Mem and Comp (section 3.1), and hours."""
+    """Return the cost table: Mem and Comp (section 3.1), test FLOPs, updates and hours of each experiment."""
     rows: list[Row] = []
     counts: dict[str, Callable[[RecordedRun], Any]] = {
         "Mem": lambda run: run.memory,
@@ -122,7 +122,7 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
 
 
 def holdout_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of losses on the held-out part of each mega-batch after each arrival, one run per experiment."""
+    """Return the table of losses on the held-out parts after each arrival, for the first run of each experiment."""
     rows: list[Row] = []
     for each in groups:
         for arrival, holdouts in each.first.done.holdouts.dropna().items():
@@ -174,7 +174,7 @@ def run_table(groups: Sequence[Experiment]) -> Table:
 
 
 def _distinguishing(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:
-    """Return the columns that distinguish experiments with the same label: size of the backbone and options."""
+    """Return the cells that distinguish experiments with the same label: size of the backbone and options."""
     columns = {"size": each.first.size} if len({other.first.size for other in groups}) > 1 else {}
     keys = [(other.label, other.first.experts, other.first.size) for other in groups]
     if len(set(keys)) < len(keys):

@@ -43,15 +43,15 @@ class Report:
                 self.details.append((f"Sample of text, {name}", text))
 
     def text(self) -> str:
-        """Return the report for a terminal: table of results, sentences, and other tables except the table of runs."""
+        """Return the report for a terminal: result table, sentences, and all other tables except the table of runs."""
         result, *others = (table.markdown() for table in self.tables if table.name != "runs")
         lines = [*self.sentences, *(f"{title}: {sentence}" for title, sentence in self.details)]
         return "\n".join([result, *([*lines, ""] if lines else []), *others])
 
     def write(self, out: Path) -> Path:
-        """Write tables, figures and the HTML page into a folder, and return the path of the page.
+        """Write tables, figures and an HTML page to a folder; return the path of the page.
 
-        Remove other tables and figures of an earlier report. Write no figures if matplotlib is not installed.
+        Remove the tables and figures of an earlier report. Write no figures if matplotlib is not installed.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
         drawings: list[Any] = []

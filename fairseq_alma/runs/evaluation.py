@@ -1,4 +1,4 @@
-"""``--then-evaluate``: run a shell command after each stage, and read numbers from the last line of output (JSON)."""
+"""``--then-evaluate``: run a shell command after each stage, and read metrics from the last output line (JSON)."""
 
 import json
 import math
@@ -48,7 +48,7 @@ class StageEvaluation:
         return _PLACE.sub(lambda place: shlex.join(map(str, values[place[1]])), self.template)
 
     def run(self, work: StageWork) -> Mapping[str, object]:
-        """Run the command for a stage and return an entry of ``stage.json``. Raises AlmaError if the command fails."""
+        """Run the command and return an entry of ``stage.json``. Raises AlmaError for a failure or invalid output."""
         work.display.show_activity(work.plan, "evaluating")
         log = work.folder.stage_folder(work.plan.stage.index) / "evaluation.log"
         words = ["sh", "-c", self.command(work.folder, work.plan)]

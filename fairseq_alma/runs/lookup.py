@@ -27,14 +27,15 @@ class ArrivalOptions(Options):
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
-    """Return the checkpoint of a run after an arrival, or ``path`` if it is not a run.
+    """Return the path of a run's checkpoint after an arrival, or ``path`` if ``path`` does not contain a run.
 
     Args:
         path: checkpoint, run folder, or folder of ``alma-update``.
         arrival: index of the arrival, from 0; None for the newest arrival.
 
     Raises:
-        AlmaError: the run has no model for the arrival.
+        AlmaError: the run has no model for the arrival, ``path`` contains several runs, or
+            ``arrival`` is given without a run.
     """
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
@@ -70,7 +71,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
     """Return the stream of a model: the stream ``given`` by the user, else the training stream of the checkpoint.
 
     Raises:
-        AlmaError: the stream is missing or of another kind, or the dictionaries of model and stream differ.
+        AlmaError: the stream is missing, damaged or of another kind, or the dictionaries of model and stream differ.
     """
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # imports torch, which takes seconds
 

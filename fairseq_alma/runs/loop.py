@@ -31,8 +31,8 @@ class StageWork:
     """A stage of a run that this process has locked and runs.
 
     Attributes:
-        locks: file descriptors of locks. A process that inherits the descriptors keeps the stage locked until it exits.
-        in_step: the work on this stage for all seeds, including this run, because one network may train all seeds.
+        locks: file descriptors of locks. The stage stays locked until all processes with the descriptors exit.
+        in_step: `StageWork` of each run that needs this stage, including this run. One network may train all seeds.
     """
 
     folder: RunFolder
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """Return the steps of a stage in order. All seeds have the same number of steps."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the weights of the models ``gone``, and temporary files of complete stages; keep ``needed`` models."""
+        """Remove the weights of ``gone`` models and the temporary files of ``stages``; keep ``needed`` models."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Run:
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a stage, or None if incomplete. Raises AlmaError for unplanned mega-batches."""
+        """Return the stage record, or None for an incomplete stage. Raises AlmaError for unplanned mega-batches."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
@@ -154,10 +154,10 @@ def run_stages(
     Args:
         runs: runs of all seeds.
         backend: training and evaluation on text or on images.
-        only: the only stage to run; None for all stages.
+        only: index of the only stage to run; None for all stages.
         keep_checkpoints: whether to keep the weights of all models.
-        await_models: function that returns when other processes have trained the models of a stage.
-        keep: arrivals (from 0) whose models are kept.
+        await_models: function that waits until other processes have trained the models of a stage.
+        keep: indices (from 0) of the arrivals whose models remain.
 
     Returns:
         Number of stages that this call ran, for each run.
@@ -273,7 +273,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
-    """Raise AlmaError if a stage or model that a stage needs is incomplete; the message names the first one."""
+    """Raise AlmaError for the first incomplete stage or model that a stage needs."""
     plan = run.plans[stage]
     starts = {training.start.stage for training in plan.trainings if training.start is not None}
     predict = {model.stage for model in plan.predictors} - {stage}
@@ -284,7 +284,7 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
                 f"{run.folder.stage_folder(other) / STAGE_RECORD}: missing, but stage {stage} {use} weights of stage "
                 f"{other}; run --stage {other} first{scratch}"
             )
-    # Check the initial weights first: they usually exist, and then the trained checkpoint is not read.
+    # Check the initial weights first. If they exist, the trained checkpoint is not read.
     needed = [(each.start, each.model) for each in plan.trainings if each.start is not None]
     needed += [(model, model) for model in plan.predictors if model.stage != stage]
     for start, model in needed:
