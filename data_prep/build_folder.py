@@ -1,4 +1,4 @@
-"""Find the stream at ``--out``, and publish a new stream or additions to it atomically."""
+"""Find the stream at ``--out``. Publish a new stream, or an addition to an existing stream, atomically."""
 
 import os
 from pathlib import Path
@@ -10,12 +10,12 @@ from fairseq_alma.files import publish, synchronise_tree
 
 
 def publish_stream(built: Path, stream: Stream, is_addition: bool = False) -> None:
-    """Publish the files in folder ``built`` as the stream at ``stream.root``, or add them to the stream there.
+    """Publish the files in ``built`` as a new stream at ``stream.root``, or add the files to the existing stream.
 
     Args:
         built: folder with the files of the stream, except for the manifest.
         stream: stream with the new manifest.
-        is_addition: whether to move the files into the existing stream. The manifest comes last. Files that the
+        is_addition: whether to move the files into the existing stream, and write the manifest last. Files that the
             manifest does not list do not belong to the stream, so an addition overwrites files of a killed command.
 
     Raises:
@@ -44,7 +44,7 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
     """Return the stream of the given kind at ``--out``, or None if the folder does not exist or is empty.
 
     Raises:
-        AlmaError: ``--out`` is a stream of another kind, a file, a non-empty folder without a stream, or a mount point.
+        AlmaError: ``--out`` is a stream of another kind, a file, a folder with other files, or an empty mount point.
     """
     if (out / MANIFEST).exists():
         stream = Stream.open(out)
@@ -66,7 +66,7 @@ def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: M
         out: folder of the stream.
         history: records of the commands that made the stream.
         now: record of the new command: ``options`` (flag -> value) and ``inputs`` (records with ``name`` and digest).
-        advice: next step for the user, the end of the message.
+        advice: next step for the user, appended to error messages.
     """
     if not history:
         raise AlmaError(f"--out {out}: the manifest does not record the command that made the stream; {advice}")

@@ -1,9 +1,9 @@
 """Read plain and compressed files through one interface, and report damaged files in one line.
 
-The first bytes of a file determine its format, so that standard input and files with a wrong suffix work too. Like the
-command-line tools, `DecompressedFile` reads files of several members and skips padding, empty frames and skippable
-frames. xopen and fsspec have two disadvantages: they stop at a damaged second member of bzip2 or xz data without an
-error, and they do not limit the memory of decompression.
+The first bytes of a file determine the format, so compressed standard input and files with another suffix work too.
+Like the command-line tools, `DecompressedFile` reads files of several members and skips padding, empty frames and
+skippable frames. xopen and fsspec have two disadvantages: they stop at a damaged second member of bzip2 or xz data
+without an error, and they do not limit the memory of decompression.
 """
 
 import bz2
@@ -24,14 +24,14 @@ _MAGIC = {
     **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # pzstd writes skippable frames
 }
 _READ_SIZE = 1 << 17
-_ZSTANDARD_READ_SIZE = 1 << 12  # A frame is decompressed at once. Its content has at most 30,000 times its size.
-_ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. A frame allocates only the memory that it needs.
+_ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses all input at once, to at most 30,000 times the size.
+_ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
 _XZ_MEMORY = 1 << 29  # bytes. Decompressing the output of xz -9 needs 65 MiB.
 _LARGEST_CONTENT = 1 << 30  # bytes. Every published file is smaller.
 
 
 class DecompressedFile:
-    """The decompressed content of a file.
+    """Reader of the decompressed content of a file.
 
     Args:
         raw: binary file object, positioned at the start of the file.
@@ -112,7 +112,7 @@ def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
 
 
 def read_file(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
-    """Return the decompressed content of a file. Raises AlmaError for damaged data or more than ``limit`` bytes."""
+    """Return the decompressed content of a file. Raises AlmaError if the data is damaged or exceeds ``limit`` bytes."""
     with open(path, "rb") as raw:
         content = DecompressedFile(raw, str(path)).read(limit + 1)
     if len(content) > limit:

@@ -108,7 +108,7 @@ CORPORA: Mapping[str, Corpus] = {
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Download missing files, check all files, and run alma-prep-text or alma-prep-images."""
+    """Download and check a corpus, and make a stream. For a text corpus without ``--out``, write only the text file."""
     parser = Parser(
         prog="python -m data_prep.corpus",
         description=__doc__,
@@ -149,7 +149,9 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
-    """Download the missing files of a corpus into a folder, check all files and return their paths.
+    """Return the paths of the files of a corpus in a folder, and download missing files.
+
+    Check the sha256 of all files, or of an archive before unpacking. Files unpacked earlier are not checked.
 
     Raises:
         AlmaError: a file cannot be downloaded, or differs from the published file.
@@ -175,7 +177,7 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each article in the output of wikiextractor: the title and each paragraph on one line, without tags."""
+    """Yield each article in the output of wikiextractor: one line for the title and each paragraph, without tags."""
     article: list[str] = []
     for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):
@@ -227,7 +229,7 @@ def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
 
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Extract members of a zip or tar archive into a folder, without the folders of the archive."""
+    """Extract members of a zip or tar archive directly into a folder, without the folder names of the members."""
     try:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
             for member in members:

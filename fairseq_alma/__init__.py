@@ -16,8 +16,8 @@ Packages (each package imports only packages above it):
 - ``report``: tables, figures and an HTML page from the records of runs, without torch and fairseq
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
-Importing this package does not import fairseq, which takes seconds and prints warnings. The package registers its names
-with fairseq at once if fairseq is imported (for example with ``--user-dir``), else when fairseq is imported later.
+Importing this package does not import fairseq, which takes seconds and prints warnings. If fairseq is already imported
+(for example with ``--user-dir``), the package registers names with fairseq immediately, else after fairseq is imported.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _RegisterAfterFairseq:
 
 
 def __getattr__(name: str) -> object:
-    """Return the function ``name`` of `fairseq_alma.cli.notebook`; the first access imports the module."""
+    """Return the function ``name`` of `fairseq_alma.cli.notebook`. The first access imports the notebook module."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fairseq_alma.cli import notebook

@@ -70,7 +70,7 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class ImagePrepOptions(Options):
-    """Options of ``alma-prep-images``. An option that a data set does not support keeps its default."""
+    """Options of ``alma-prep-images``. An option that a data set does not support has the default value."""
 
     out: Path = opt(MISSING, "stream folder to write", parse=utf8_path, metavar="STREAM")
     megabatches: int = opt(
@@ -105,7 +105,7 @@ class ImagePrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
-    """Return the options on the command line; exit with status 2 on a usage error."""
+    """Parse the command line and return the options. Exit with status 2 on a usage error."""
     parser = Parser(
         prog="alma-prep-images",
         description="Convert an image data set to a stream: B mega-batches of equal size, each split into training "
@@ -133,10 +133,10 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
 
 
 def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
-    """Write a stream. Return (stream, data set), or None if the same command has already completed."""
+    """Write a stream of images and return (stream, data set). Return None if the same command has already completed."""
     stream_at(options.out, "images")  # raises an error before any input file is read
     with work_folder(options.out, "alma-prep-images") as root:
-        existing = stream_at(options.out, "images")  # another process may have written it before the lock
+        existing = stream_at(options.out, "images")  # another process may have written a stream before the lock
         files = InputFiles()
         dataset, source = options.dataset, options.source or Path()
         if dataset == "arrays":

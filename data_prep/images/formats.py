@@ -77,7 +77,7 @@ class InputFiles:
         self.records: list[dict[str, Any]] = []
 
     def add(self, path: Path, flag: str) -> Path:
-        """Record a file and return its path. Raises AlmaError if ``path`` is not a regular file."""
+        """Record a file and return ``path``. Raises AlmaError if ``path`` is not a regular file."""
         if not path.is_file():
             found = "a folder" if path.is_dir() else "a special file" if path.exists() else "nothing"
             raise AlmaError(f"{flag} {path}: expected a regular file, found {found}; give another path")
@@ -85,10 +85,10 @@ class InputFiles:
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
-        """Find and record files, plain or ``.gz``, in ``source`` or its subfolder ``folder``.
+        """Find and record files, plain or ``.gz``, in ``source`` or in ``source/folder``.
 
         Returns:
-            One path for each of the ``names``.
+            One path for each name in ``names``.
 
         Raises:
             AlmaError: a file is missing.
@@ -107,7 +107,7 @@ class InputFiles:
 
 
 def _checked(images: np.ndarray, labels: np.ndarray, paths: Sequence[Path], num_classes: int, first: int = 0) -> Part:
-    """Check a training or test set, whose labels start at ``first``. Return (images, labels from 0)."""
+    """Check a training or test set, and return (images, labels from 0). ``first`` is the smallest valid label."""
     images_path, labels_path = paths[0], paths[-1]
     if not len(images):
         raise AlmaError(f"{images_path}: expected at least 1 image, found none; give a file with images")
@@ -134,15 +134,15 @@ def join_parts(
     test_fraction: float = 0.0,
     seed: int = 0,
 ) -> ImageSet:
-    """Join the training sets and the test set of a data set. If there is no test set, sample images for the test set.
+    """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample a test set.
 
     Args:
         dataset: name in the manifest.
-        parts: images and labels of the training sets, then of the test set.
+        parts: images and labels of each training set, then of the test set. A single part is a training set.
         num_classes: number of classes.
         augment: whether training uses random crops and flips.
         remarks: lines for the printed summary.
-        test_fraction: share of the images to sample for the test set.
+        test_fraction: share of the images to sample if there is no test set.
         seed: random seed for sampling the test set.
     """
     if len(parts) > 1:
@@ -204,7 +204,7 @@ def emnist_names(split: str) -> list[str]:
 
 
 def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = False) -> ImageSet:
-    """Load the binary version of CIFAR-10 or CIFAR-100, with fine or ``coarse`` labels."""
+    """Load the binary version of CIFAR-10 or CIFAR-100. ``coarse`` selects the coarse labels of CIFAR-100."""
     names, folder, classes = CIFAR[dataset]
     column = 0 if coarse else len(classes) - 1
     size = len(classes) + math.prod(_CIFAR_SHAPE)
@@ -223,7 +223,7 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
 
 
 def load_digits(files: InputFiles, given: Any) -> ImageSet:
-    """Load scikit-learn's 8 x 8 digits from ``--source`` or from the installed package; scale the pixels to 0-255."""
+    """Load scikit-learn's 8 x 8 digits from ``--source`` or the installed package. Scale the pixels to 0-255."""
     source = given.source
     if source is None:
         spec = importlib.util.find_spec("sklearn")
@@ -251,7 +251,7 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
 
 
 def load_arrays(files: InputFiles, given: Any) -> ImageSet:
-    """Load ``.npy`` files of images and labels; ``given`` contains the options of ``alma-prep-images arrays``."""
+    """Load ``.npy`` files of images and labels. ``given`` contains the options of ``alma-prep-images arrays``."""
     parts = [_read_arrays(files, given, given.images, given.labels, "")]
     if given.test_images is not None:
         parts.append(_read_arrays(files, given, given.test_images, given.test_labels, "test-"))

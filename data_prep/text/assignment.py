@@ -1,7 +1,8 @@
-"""Assign documents at random to sets: mega-batches, a validation set, a test set, a held-out part of each mega-batch.
+"""Assign documents at random to mega-batches, a validation set, a test set, and held-out parts of the mega-batches.
 
-The hash of a document and the seed determine its key. `assign` cuts the documents, sorted by key, into
-consecutive sets. The size of a set in UTF-8 bytes differs from the requested size by less than one document.
+The seed and the hash of a document determine the sort key of the document. `assign` sorts the documents by key and cuts
+the list into sets. The size of a set in UTF-8 bytes differs from the requested size by less than one document. With
+``--one-per-input`` or ``--by``, the INPUT or the group of a document determines the mega-batch.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Shares:
         return self.num_megabatches * (1 if self.holdout is None else 2) + (2 if self.held_out else 0)
 
     def held_out_bytes(self, total: int) -> tuple[int, int]:
-        """Return the sizes of the validation set and of the test set, for a text of ``total`` bytes."""
+        """Return (bytes of the validation set, bytes of the test set) for a text of ``total`` bytes."""
         if not self.held_out:
             return 0, 0
         valid, test = bytes_of(self.valid, total), bytes_of(self.test, total)
@@ -64,7 +65,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     """Return the int16 set number of each document.
 
     Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out parts of the mega-batches
-    follow, if requested. The number ``num_sets`` marks the documents of mega-batch 0 that train the tokenizer.
+    follow, if requested. Set number ``num_sets`` marks the documents of mega-batch 0 that train the tokenizer.
 
     Args:
         sizes: ``(documents,)``, not empty: bytes of each document. The documents are sorted by key.
@@ -72,7 +73,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         shares: number and sizes of the sets.
 
     Raises:
-        AlmaError: the sets need more bytes than the text has.
+        AlmaError: the validation and test sets leave no text for training, or a held-out part is too large.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     total, num_megabatches, first = int(ends[-1]), shares.num_megabatches, 0
@@ -95,7 +96,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     else:
         order, begin = np.arange(first, len(sizes)), int(ends[first - 1]) if first else 0
         targets = begin + (total - begin) / num_megabatches * np.arange(1, num_megabatches)
-        # Include the document that crosses the target if its end is nearer to the target than its start.
+        # Include the document that crosses the target if the end of the document is nearer than the start.
         last = np.searchsorted(ends, targets)
         bounds = last + (targets - (ends[last] - sizes[last]) >= ends[last] - targets) - first
     del ends  # Assigning may need at most 64 bytes of memory for each document.

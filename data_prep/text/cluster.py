@@ -30,7 +30,7 @@ SINGLE = ("plan", "assign", "prepare", "publish")
 
 
 class StreamStage(PipelineStep):
-    """Pipeline step that runs one of `STAGES`. It must be the only step of its pipeline.
+    """Pipeline step that runs one of `STAGES`. The pipeline must have no other step.
 
     The ranks of a stage may start only when all ranks of the previous stage are complete.
     """
@@ -106,7 +106,7 @@ def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
     """Return the stages that make a stream, in order. Each stage needs a separate pipeline.
 
     Args:
-        words: arguments of ``alma-prep-text``. ``--workers`` has no effect.
+        words: command-line arguments of ``alma-prep-text``. ``--workers`` has no effect.
         work: work folder that all ranks can access. The stream does not need this folder after the last stage.
 
     Raises:
@@ -135,7 +135,7 @@ def run_stages(
         stages: stages returned by `stream_stages`.
         executor: ``LocalPipelineExecutor``, ``SlurmPipelineExecutor`` or ``RayPipelineExecutor``.
         tasks: number of ranks of a stage. The stages in `SINGLE` use one rank.
-        logging_dir: folder for the logs of datatrove and for its list of completed ranks.
+        logging_dir: folder in which datatrove stores logs and the list of completed ranks of each stage.
         depends: pipeline that must be complete before the first stage starts.
         options: additional arguments of the executor.
 

@@ -68,7 +68,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
 
 
 def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
-    """Yield the result of a step for each piece, and show progress: share of bytes, MB/s and remaining time."""
+    """Yield the results of a step for all pieces, and show progress: share of bytes, MB/s and remaining time."""
     line, start, done = LiveLine(), time.monotonic(), 0
     total = sum(size for size, _ in plan.stamps)
     try:
@@ -94,7 +94,7 @@ def existing_stream(options: PrepOptions) -> Optional[Stream]:
 
 
 def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
-    """Return whether the same command completed before on this stream.
+    """Return whether the command of ``record`` has already completed on the stream ``there``.
 
     Raises:
         AlmaError: another command made the stream, and ``--append`` is not given.

@@ -1,8 +1,8 @@
 """Split input files into pieces for workers, and read the documents of a piece in blocks.
 
 A piece is a byte range of an uncompressed file, a range of row groups of a Parquet file, or one or more complete files.
-A block is about one MiB of a piece and contains only complete documents. The sizes of pieces and blocks do not change
-the documents.
+A block contains only complete documents: about one MiB of a piece, or at most `_ROWS_AT_ONCE` rows of a Parquet file.
+The sizes of pieces and blocks do not change the documents.
 """
 
 import datetime
@@ -41,7 +41,7 @@ class Source:
     field: str  # field or column of the text
     is_copy: bool = False  # whether the file is a copy of standard input or of a pipe
     by: Optional[str] = None  # field or column with the group of a document (``--by``)
-    period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None if they are complete values
+    period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None if groups are complete values
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -52,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive complete documents of one file, about one MiB in total."""
+    """Consecutive complete documents of one file: about one MiB, or at most `_ROWS_AT_ONCE` rows of a Parquet file."""
 
     source: Source
     content: Union[bytes, Sequence[tuple]]  # bytes; for Parquet, rows ``(text,)`` or ``(text, group)``
@@ -77,7 +77,7 @@ class Block:
 
 
 def documents_of(block: Block) -> list[str]:
-    """Return the documents of a block. Raises AlmaError as `documents_and_groups_of` does."""
+    """Return the documents of a block; raises the errors of `documents_and_groups_of`."""
     return [document for document, _ in documents_and_groups_of(block)]
 
 
@@ -114,7 +114,7 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
 
 
 def _text_of(block: Block) -> str:
-    """Return the text of a block of bytes. Convert CRLF line ends to line feeds."""
+    """Return the text of a block of bytes, with line feeds instead of CRLF and without a byte-order mark."""
     content = block.content
     assert isinstance(content, bytes)
     remedy = "convert the file to UTF-8 (iconv), or remove the file from the input"
@@ -133,7 +133,7 @@ def _text_of(block: Block) -> str:
 
 
 def _records(block: Block) -> Iterator[tuple[int, object, object]]:
-    """Yield (line or row number, text, group) of each record."""
+    """Yield (index of the line or row in the block, text, group) of each record."""
     if not isinstance(block.content, bytes):
         yield from ((number, row[0], row[-1]) for number, row in enumerate(block.content))
         return
@@ -249,7 +249,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
 
 
 def _part_starts(source: Source) -> list[int]:
-    """Return the start of each part of a file: the offset of a byte, or for Parquet the index of a row group."""
+    """Return the start of each part of a file: a byte offset or, for Parquet, the index of a row group."""
     size = source.stamp[0]
     if size <= PIECE_SIZE:
         return [0]
@@ -273,7 +273,7 @@ def _part_starts(source: Source) -> list[int]:
 
 @contextmanager
 def reading_table(source: Source) -> Iterator[Any]:
-    """Yield the module pyarrow. Raises AlmaError if pyarrow is not installed or raises an error."""
+    """Yield the module pyarrow. Raises AlmaError if pyarrow is not installed or cannot read the file."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,9 +1,9 @@
 """Encode documents. With byte-level BPE, a cache makes encoding several times faster than `StreamTokenizer`.
 
 The pre-tokenization rule of GPT-2 splits a text into words before any merge. So a chunk that begins and ends at such a
-split always has the same ids. The cache stores the ids of chunks. A regular expression finds the chunks: it splits only
-at places where the rule also splits. The encoder does not split documents with added tokens or some control characters.
-A test compares the ids of unusual text with the ids of the tokenizer.
+split always has the same token ids. The cache stores the ids of chunks. A regular expression finds the chunks, and
+splits only at places where the rule also splits. The encoder does not split documents with added tokens or some control
+characters. A test compares the ids of unusual text with the ids of the tokenizer.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 
-# Each alternative starts and ends at a split of the rule, provided that the text before it ended at a split:
+# Each alternative starts and ends at a split of the rule, provided that the preceding text ended at a split:
 _CHUNK = re.compile(
     # letters or digits before other ASCII characters (a letter outside ASCII would continue the word)
     r" ?(?:[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)|[0-9]+(?=[!-/:-~ \n]|\Z))"
@@ -34,7 +34,7 @@ _MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:
-    """Encoder of documents as bytes of a token file. The cache has up to ``cache_size`` chunks of about 200 bytes."""
+    """Encoder of documents as bytes of a token file. The cache has up to ``cache_size`` entries of about 200 bytes."""
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
         self._tokenizer = tokenizer
@@ -46,7 +46,7 @@ class DocumentEncoder:
         self._unsplit = _unsplit_documents(tokenizer.file) if is_json else re.compile("")
 
     def encode(self, documents: Sequence[str]) -> list[bytes]:
-        """Return the token ids of each document and the id of the EOS token, as bytes of ``dtype``."""
+        """Return the token ids of each document, followed by the id of EOS, as the bytes of a ``dtype`` array."""
         unsplit = [number for number, document in enumerate(documents) if self._unsplit.search(document)]
         tokens = self._tokenizer.encode_batch([documents[number] for number in unsplit])
         encoded = {number: self._ids(each) + self._eos for number, each in zip(unsplit, tokens, strict=True)}

@@ -124,7 +124,7 @@ class PrepOptions(Options):
 
     @property
     def ngram(self) -> Optional[int]:
-        """Return the n-gram size in words of the decontamination, or None for ``--no-decontaminate``."""
+        """Return the n-gram size for decontamination, in words, or None with ``--no-decontaminate``."""
         return None if self.no_decontaminate else self.decontaminate_ngram
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class PrepOptions(Options):
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
-    """Parse the command line. Exit with a usage error if options contradict each other."""
+    """Parse the command line and return the options. Exit with a usage error if options contradict each other."""
     parser = Parser(
         prog="alma-prep-text",
         usage="%(prog)s INPUT… --out STREAM (--megabatches B | --one-per-input | --by NAME) [options]",

@@ -44,7 +44,7 @@ def find_sources(
         folder: folder for copies of pipes; None to refuse pipes, because several machines read the input.
         out: folder of the stream. An input folder may contain this folder, whose files are ignored.
         by: field or column with the group of a document, see `Source`.
-        period: period of the dates in this field, see `Source`.
+        period: period of the dates in field ``by``, see `Source`.
 
     Raises:
         AlmaError: an input does not exist or cannot be read, or a folder contains no file or a special file.

@@ -1,10 +1,10 @@
 """Make a stream of text in steps, on any number of workers or machines. The steps exchange files in a work folder.
 
-- Hash: compute the hash, sorting key and size of each document of a piece (see ``documents``).
-- Assign: drop documents with the hash of an earlier document, and assign each other document to a set.
-- Sample: read again the held-out documents and the documents that train the tokenizer.
+- Hash: compute the hash, sort key and size of each document of a piece (see ``documents``).
+- Assign: drop documents with the hash of an earlier document, and assign the remaining documents to sets.
+- Sample: read the documents again, and save the n-grams of held-out documents and the training text of the tokenizer.
 - Prepare: merge the n-grams of the held-out documents, and train the tokenizer.
-- Encode: read the documents again, drop training documents that share an n-gram with held-out text, encode the others.
+- Encode: read the documents again, drop training documents with n-grams of held-out text, and encode the rest.
 """
 
 import pickle
@@ -64,7 +64,7 @@ class Assignment:
     names: list[str]  # name of each set, as in the manifest
     num_megabatches: int  # number of new mega-batches, which are the first sets
     groups: list[str]  # group of each mega-batch; empty without ``--by``
-    num_duplicates: int  # number of documents dropped because they equal an earlier document
+    num_duplicates: int  # number of documents dropped as duplicates of earlier documents
     first_bytes: int  # number of bytes of the first mega-batch
 
 
@@ -157,7 +157,7 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, key, size and INPUT or group index of each document of a piece. Yield bytes read per block."""
+        """Write hash, key, size and index (INPUT or group) of each document of a piece. Yield bytes read per block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
@@ -315,7 +315,7 @@ class Work:
         self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Write the n-grams of all held-out text. Train a tokenizer, or copy the given tokenizer."""
+        """Write all held-out n-grams. Train a tokenizer, or copy the tokenizer of ``--tokenizer`` or of the stream."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:
@@ -336,7 +336,7 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def encode(self, number: int) -> Iterator[Encoded]:
-        """Yield the encoded documents of each block of a piece. Drop training text with held-out n-grams."""
+        """Yield the encoded documents of each block of a piece. Drop training documents with held-out n-grams."""
         plan, num_megabatches = self.plan, self.assignment.num_megabatches
         hasher = NgramHasher(plan.options.decontaminate_ngram)
         sets = np.array(self.load(f"sets-{number:05d}.npy"))

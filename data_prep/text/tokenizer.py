@@ -6,7 +6,7 @@ from typing import Iterable
 
 
 def vocab_size_for(num_bytes: int) -> int:
-    """Return the power of two nearest to 1.6 * sqrt(bytes of mega-batch 0), clamped to 512 to 32,768."""
+    """Return the power of two nearest to 1.6 * sqrt(bytes of mega-batch 0), but at least 512 and at most 32,768."""
     return int(min(32_768, max(512, 2 ** round(math.log2(1.6 * math.sqrt(max(1, num_bytes)))))))
 
 

@@ -1,15 +1,15 @@
-"""Read, write, grow and join checkpoint files, and compute the size and FLOPs of their models. No fairseq imports."""
+"""Read, write, grow and join checkpoint files, and compute the size and FLOPs of the models. No fairseq imports."""
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
-"""Name of the checkpoint file that fairseq-train writes last, and from which it resumes."""
+"""File name of the latest checkpoint of fairseq-train, from which fairseq-train resumes by default."""
 JOINT_MODEL = "alma_umix"
-"""Architecture of several models that are trained jointly on the mean or sum of their logits."""
+"""Name of the architecture that trains several models jointly on the mean or sum of the logits."""
 TASK_STATE, IMAGE_TASK_STATE = "AlmaLMTask", "AlmaImageClassificationTask"
 """Keys of ``extra_state`` for the state of training features: the class names of the tasks for text and images."""
 TRAIN_TOKENS, FIRST_UPDATE, AVERAGE = "train_tokens", "first_update", "average"
-"""Keys of the state of training features: ``train_tokens``, number of training tokens of the stage, counted in each
-epoch; ``first_update``, number of updates before the stage (with ``--carry-optimizer``); ``average``, averaged fp32
-weights by parameter name."""
+"""Keys of the state of training features: ``train_tokens``, number of training tokens of the stage, summed over epochs;
+``first_update``, number of updates before the stage (with ``--carry-optimizer``); ``average``, averaged fp32 weights by
+parameter name."""
 
 
 class UnfitCheckpoint(ValueError):

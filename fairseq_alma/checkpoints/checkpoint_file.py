@@ -74,7 +74,7 @@ def _check_content(checkpoint: Any) -> None:
 
 
 def load_archive(path: Path, mmap: bool) -> Any:
-    """Load a file written by ``torch.save`` on the CPU; for the arguments see `read_checkpoint`.
+    """Load a file written by ``torch.save``, with tensors on the CPU. For the arguments, see `read_checkpoint`.
 
     Raises:
         UnfitCheckpoint: the file is damaged, or contains objects other than tensors and plain data.
@@ -110,7 +110,7 @@ def _check_archive(path: Path) -> None:
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint without optimizer state, with all keys that fairseq requires."""
+    """Return a checkpoint with all keys that fairseq requires, but without optimizer state."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {"best": None}, "num_updates": 0}
     return {
         "args": None,
@@ -130,7 +130,7 @@ def write_checkpoint(checkpoint: Checkpoint, path: Union[str, Path]) -> None:
 
 
 def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
-    """Return the entry of ``extra_state`` that contains averaged weights; None: no averaged weights."""
+    """Return the entry of ``extra_state`` that contains averaged weights, or None if there is no such entry."""
     entries = (checkpoint.get("extra_state", {}).get(key) for key in (TASK_STATE, IMAGE_TASK_STATE))
     return next((each for each in entries if isinstance(each, dict) and isinstance(each.get(AVERAGE), dict)), None)
 

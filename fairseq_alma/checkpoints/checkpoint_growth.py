@@ -21,7 +21,7 @@ from fairseq_alma.growth.tensors import (
 )
 
 RECORD_KEY = "alma_growth"
-"""Key of a grown checkpoint for the list of records: for each growth step, a dictionary of numbers and strings."""
+"""Key of a grown checkpoint for a list with one record (dictionary of numbers and strings) for each growth step."""
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
@@ -92,14 +92,14 @@ def add_layers(
     record: Mapping[str, Any],
     optimizer: str,
 ) -> Checkpoint:
-    """Return a checkpoint of the model with additional last layers; the model output does not change.
+    """Return a checkpoint of the model with new layers after the last layer. The model output does not change.
 
     Args:
         checkpoint: checkpoint to grow.
         config: new values of options in ``cfg.model``.
         fresh: random weights of the larger model, by tensor name.
         outputs: name suffixes of the output projections in a layer; new layers have zero output projections.
-        names: parameter names of the source and of the result, each in the order of the model.
+        names: parameter names of the old and of the new model, each in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
         optimizer: ``reset``, or ``copy`` to keep the optimizer state of the old layers.
 
@@ -132,7 +132,7 @@ def with_one_expert(
         factor: factor applied to the output of each expert.
 
     Returns:
-        (new checkpoint, parameter names of the new checkpoint). Experts have the optimizer state of the MLPs.
+        (new checkpoint, parameter names of the new checkpoint). Experts have the optimizer state of the replaced MLPs.
     """
 
     def rename(name: str) -> list[str]:

@@ -42,7 +42,7 @@ def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
 
 
 def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Path]) -> Iterator[MemberModel]:
-    """Yield the members of an ensemble. ``folder`` is the folder of the ensemble's checkpoint; None: unknown.
+    """Yield the members of an ensemble. ``folder`` is the folder of the ensemble's checkpoint, or None if unknown.
 
     Raises:
         AlmaError: the file of a member is missing, has changed, or contains an ensemble.
@@ -81,7 +81,7 @@ def _read_single_model(path: Path) -> Checkpoint:
 
 
 def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool = False) -> Checkpoint:
-    """Build the checkpoint of an ensemble; entries other than the model are copied from the first member.
+    """Build the checkpoint of an ensemble. Copy the task state and ``cfg`` (except ``cfg.model``) of the first member.
 
     Args:
         paths: checkpoints of the members.
@@ -181,12 +181,12 @@ def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor
     """Return the logarithm of the weighted mean of probabilities.
 
     Args:
-        log_probs: N tensors (…, V) of log-probabilities, of any dtype, modified in place. With a generator, at most two
-            tensors are in memory.
+        log_probs: N tensors (…, V) of log-probabilities, of any dtype, modified in place. If ``log_probs`` is a
+            generator, at most two tensors are in memory.
         weights: N non-negative floats that sum to 1; not a tensor, because --fp16 would round a tensor.
 
     Returns:
-        fp32 tensor (…, V), which can also be used as logits: its softmax is the mean.
+        fp32 tensor (…, V), which can also be used as logits: the softmax of the tensor is the mean.
     """
     log_weights = torch.tensor(weights, dtype=torch.float64).log().tolist()
     total: Optional[Tensor] = None

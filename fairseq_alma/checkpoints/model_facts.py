@@ -1,7 +1,7 @@
 """Compute the number of parameters, experts and FLOPs per token of the model in a checkpoint.
 
-The computation uses only names and shapes of the weights. In ``alma_switch_lm`` and ``alma_transformer_lm``, the
-output projection of attention is named ``o_proj`` or ``out_proj``, and expert weights are stacked, (E, …).
+The computation uses only names and shapes of the weights. The output projection of attention is named ``out_proj`` in
+``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Expert weights are stacked: (E, …).
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ TRANSFORMER_SIZES = {
     "alma_transformer_lm_base": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_large": {"layers": 16, "embed_dim": 1024},
 }
-"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` computes the other sizes."""
+"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` computes all remaining sizes."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SwitchOptions(Options):
 
 @dataclass(frozen=True)
 class ExpertOptions(Options):
-    """Options of language models with or without Switch layers."""
+    """Options common to ``alma_switch_lm`` and ``alma_transformer_lm``."""
 
     num_experts: Optional[int] = shape_of_text(
         None,
@@ -94,8 +94,8 @@ class ExpertOptions(Options):
 class AlmaTransformerOptions(Options):
     """Options of ``alma_transformer_lm`` in addition to `ExpertOptions`.
 
-    A shape option that is not given has its value in the starting checkpoint. If training starts from random weights,
-    the option has its default value.
+    A shape option that is not given has the value from the starting checkpoint, or the default value if training starts
+    from random weights.
     """
 
     dropout: float = of_text(0.0, "dropout probability of embeddings and residual branches", range=SHARE)
@@ -135,7 +135,7 @@ class AlmaTransformerOptions(Options):
 
 @dataclass(frozen=True)
 class LengthOptions(Options):
-    """Options that the text task and language models share."""
+    """Options for the sequence length, common to the text task and language models."""
 
     tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
     max_target_positions: Optional[int] = of_text(None, "maximum length of a sequence, in tokens", range=SIZE)
@@ -285,7 +285,7 @@ def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Option
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:
-    """Replace None in the options of ``alma_transformer_lm`` by default values, in place.
+    """Replace each None in the options of ``alma_transformer_lm`` with the default value, in place.
 
     Raises:
         AlmaError: two options conflict.

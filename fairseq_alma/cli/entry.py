@@ -94,7 +94,7 @@ def _is_stdout_closed() -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of a command line; a usage error exits with status 2 and prints no control characters.
+    """Command-line parser. A usage error exits with status 2 and prints no control characters.
 
     Args:
         declaring: dataclasses that declare the arguments.
