@@ -2,19 +2,19 @@
 
 A growth step follows section 2 of Wu et al.:
 
-1. Every channel of every layer may be split, and every layer may get new channels: `CandidateVGG`. A *split* replaces a
-   channel by two halves, with incoming weights w + d and w - d and half of the outgoing weights each. A *new* channel
-   has its own incoming weights and small outgoing weights. One network contains all candidates and costs about three
-   times as much as the network without candidates. Both halves of a split have the same outgoing weights, so the next
-   layer takes the mean of the halves. A factor moves each candidate along a *path*, from 0 (network without the
-   candidate) to 1 (network with the candidate).
+1. Every channel of every layer may be split, and every layer may get new channels. A *split* replaces a channel with
+   incoming weights w by two halves with incoming weights w + d and w - d. Each half has half of the outgoing weights,
+   so the next layer takes the mean of the halves. A *new* channel has separate incoming weights and small outgoing
+   weights. `CandidateVGG` is one network with all candidates, and costs about three times as much as the network
+   without candidates. A factor moves each candidate along a *path*, from 0 (network without the candidate) to 1
+   (network with the candidate).
 2. `tune_directions` tunes the directions of all candidates together on the images of the stage. The weights of the
    network do not change.
 3. `score_candidates` estimates the change of the loss along each path from the gradient at the middle of the path. At
-   the start of a path, the gradient of a split is 0, because the two halves cancel each other: the gain is of second
-   order.
-4. `select_candidates` keeps the best candidates of all layers, up to the requested number of parameters. The paper's
-   released code counts neurons instead of parameters.
+   the start of a path, the gradient of a split is 0, because the effects of the two halves cancel each other. The
+   gain from a split is of second order.
+4. `select_candidates` keeps the best candidates of all layers and adds about the requested number of parameters. The
+   paper's released code counts neurons instead of parameters.
 
 Each step adds the same share of the *initial* size, so a network grows linearly: "at every growth phase, we add
 approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1; section 4 calls this learner FF).
@@ -106,8 +106,8 @@ def grow_firefly(
         must build a new optimizer.
 
     Raises:
-        AlmaError: the share is not a positive number, the share is too small to add a channel, or the loss of the
-            network is NaN or infinite.
+        AlmaError: the share is not a finite positive number, the share is too small to add a channel, or the loss of
+            the network is NaN or infinite.
     """
     image_channels = network.image_shape[0]
     num_added = amount_to_add(image_channels, first_channels, network.num_classes, share, share_of)
@@ -127,7 +127,7 @@ def grow_firefly(
 def amount_to_add(
     image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
-    """Return the number of parameters or neurons to add. Raises AlmaError if the share is too small for one channel."""
+    """Return the number of parameters or neurons to add. Raises AlmaError if the share is invalid or too small."""
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: expected a finite number above 0; the paper uses 0.25")
     first = [first_channels] * NUM_CONVOLUTIONS
@@ -151,7 +151,8 @@ def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
     """Move the direction of every candidate against the gradient of the loss, in place, once for each batch.
 
-    An update scales the gradient to norm 1, subtracts ``rate`` times the gradient, and scales the result to norm 1.
+    An update scales the gradient to norm 1 and subtracts ``rate`` times the scaled gradient from the direction. Then
+    the update scales the direction to norm 1.
     """
     directions = [direction for direction in candidates.parameters() if len(direction)]
     for images, labels in batches:
@@ -164,9 +165,10 @@ def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TU
 def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerScores]:
     """Return the score of each candidate: the estimated change of the loss in nats.
 
-    A score is the gradient of the mean loss with all candidates at the middle of their paths. The score is exact if the
-    loss is linear or quadratic along the paths. (Wu et al. average the gradient over several points.) The function also
-    measures the batch norm statistics of new channels.
+    A score is the derivative of the mean loss with respect to the position on the candidate's path, with all
+    candidates at the middle of their paths. The score is exact if the loss is linear or quadratic along the paths. (Wu
+    et al. average the gradient over several points.) The function also measures the batch norm statistics of new
+    channels.
 
     Raises:
         AlmaError: a score is NaN or infinite.

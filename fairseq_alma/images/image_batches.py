@@ -1,6 +1,6 @@
 """Batches of training images: random generators, the image order of each member, and random crops and flips.
 
-Letters in shapes: N members, B images in a batch, S images in an epoch, C channels, H and W height and width.
+Letters in shapes: N members, B images in a batch, S images in an epoch, C channels, H height, W width.
 """
 
 from typing import Iterator, Optional, Sequence
@@ -39,7 +39,7 @@ class ImageInput:
         self.std = 255 * torch.tensor(std)[:, None, None].to(device)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Return uint8 images (..., C, H, W) as floats with mean 0 and standard deviation 1 in each channel."""
+        """Normalize uint8 images (..., C, H, W) with the mean and the standard deviation of each channel."""
         return (images.float() - self.mean) / self.std
 
     def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:

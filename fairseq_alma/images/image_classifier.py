@@ -3,7 +3,7 @@
 A subclass of `ImageClassifier` builds a network from the options of an architecture. ``alma-stream`` trains the network
 directly; fairseq's commands train and test the `ImageClassifier`.
 
-Letters in shapes: N members, B images, C channels, H and W height and width, K classes.
+Letters in shapes: N members, B images, C channels, H height, W width, K classes.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class GrownLayers:
 
 
 class ImageClassifier(BaseFairseqModel):
-    """fairseq model for image classification; a joint model uses the ``mean`` or ``sum`` of its members' logits."""
+    """fairseq model for image classification. A joint model returns the ``mean`` or ``sum`` of the members' logits."""
 
     stacks_members: ClassVar[bool] = True
     """Whether `build_network` can build several members as one network."""

@@ -28,8 +28,8 @@ class ImageJob:
 
     Args:
         request: options of ``alma-stream``.
-        own_words: words of the command line before ``--``.
-        words: words of the command line after ``--``.
+        own_words: command-line arguments before ``--``.
+        words: command-line arguments after ``--``.
         stream: stream of images.
 
     Raises:
@@ -56,7 +56,7 @@ class ImageJob:
         return {name: " ".join(values) for name, values in self.options.values.items()}
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
-        """Check that the options define a valid network. Return a function that creates the back end of some runs."""
+        """Check the options and the validation images. Return a function that creates the back end for given runs."""
         for plan in plans:
             if not len(self.images.indices("valid", plan.stage.megabatches)):
                 raise AlmaError(
@@ -93,7 +93,7 @@ class ImageJob:
         return begin
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print the command that runs each stage, with all training options."""
+        """Print one command for each stage, with all training options."""
         print("# alma-stream runs all stages in one process; to run single stages, use these commands in this order")
         own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):
@@ -115,7 +115,7 @@ class ImageJob:
         return [*(ImageStep(self, folder, plan, group) for group in groups), ImageStep(self, folder, plan, ())]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
-        """Return the checkpoint of each model that predicts after the stage."""
+        """Return the path of the checkpoint of each model that predicts after the stage."""
         return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
@@ -125,7 +125,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """Step that trains the models of ``trainings`` in one network. Without trainings, it tests the predictors."""
+    """Step that runs ``trainings`` in one network. If ``trainings`` is empty, the step tests the predictors."""
 
     job: ImageJob
     folder: RunFolder

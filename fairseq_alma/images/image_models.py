@@ -6,7 +6,7 @@
 - ``alma_moe_vgg``: ``alma_vgg`` with mixtures of experts as convolutions
 - ``alma_firefly_vgg``: VGG network that Firefly grows
 
-To add an architecture, define a network, and a class in this module that builds the network from options.
+To add an architecture, define a network. In this module, add a class that builds the network from options.
 """
 
 from typing import Any, Callable, Optional, Sequence

@@ -1,4 +1,4 @@
-"""Task ``alma_image_classification`` for fairseq's commands: trains and tests on the images of a stage of a stream.
+"""Task ``alma_image_classification`` for fairseq's commands: image classification on a stage of a stream.
 
     fairseq-train STREAM --user-dir fairseq_alma --task alma_image_classification --megabatch 3 \\
         --criterion alma_image_cross_entropy --arch alma_mlp --optimizer adadelta --lr 1.0 --max-epoch 100 \\
@@ -74,9 +74,10 @@ class ImageDataset(FairseqDataset):
         max_sentences: Optional[int] = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Split ``indices`` into batches of at most ``max_tokens`` or ``max_sentences`` images.
+        """Split ``indices`` into batches. The batch size is the minimum of ``max_tokens`` and ``max_sentences``.
 
-        This method ignores ``required_batch_size_multiple``, which would reduce the batch size to a multiple of 8.
+        In training, a single last image joins the previous batch. The method ignores
+        ``required_batch_size_multiple``, which would reduce the batch size to a multiple of 8.
 
         Raises:
             AlmaError: the batch size is below 1.
@@ -209,7 +210,7 @@ class AlmaImageClassificationTask(StageTask):
 
 @register_criterion("alma_image_cross_entropy", dataclass=FairseqDataclass)
 class AlmaImageCrossEntropy(FairseqCriterion):
-    """Cross-entropy criterion. Logs ``loss`` (nats per image) and ``error`` (share of misclassified images, 0 to 1)."""
+    """Cross-entropy criterion that logs ``loss`` (nats per image) and ``error`` (share of misclassified images)."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return (loss in nats, number of images, logging output).

@@ -38,7 +38,7 @@ MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
 
 @dataclass(frozen=True)
 class LoopOptions(Options):
-    """Options of the training loop. All except ``--select`` and ``--least-gain`` are options of fairseq-train."""
+    """Options of the training loop, shared with fairseq-train except for ``--select`` and ``--least-gain``."""
 
     lr: Optional[float] = opt(
         None, "learning rate, constant over all epochs", range=real(0, above=True), kinds=IMAGES, metavar="X"
@@ -73,13 +73,13 @@ class ImageTrainOptions:
     """Options after ``--`` of a run on images. Without a preset, the defaults are the settings of the paper.
 
     Args:
-        words: words of the command line after ``--``.
+        words: command-line arguments after ``--``.
         learner: class of the learner.
         for_photographs: whether to use the paper's settings for CIFAR instead of the settings for MNIST.
         preset: preset that determines defaults; None: no preset.
 
     Attributes:
-        values: option -> words of the option's value.
+        values: option -> value, as command-line arguments.
         overridden: options whose value on the command line differs from the preset's value.
         arch: name of the architecture.
         loop: options of the training loop.
@@ -161,7 +161,7 @@ class ImageTrainOptions:
 
 
 def feature_options() -> dict[str, Option]:
-    """Return, by flag, the options of training features that users give after ``--`` on streams of images."""
+    """Return (by flag) the options of training features that are allowed after ``--`` on streams of images."""
     return {
         option.flag: option
         for kind in FEATURES

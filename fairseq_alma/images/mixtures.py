@@ -7,7 +7,8 @@ A growth step (Appendix A, Algorithm 2) selects the expert with the largest vali
 ``split`` replaces this expert by two equal experts below a new random gate node; the loss does not change. The method
 ``copy`` copies the expert and the expert's row of a flat gate (paper v1, section 5.2); the loss changes.
 
-Letters in shapes: B images, E experts, I input and O output features or channels, H and W height and width, K classes.
+Letters in shapes: B images, E experts, I input features or channels, O output features or channels, H height, W width,
+K classes.
 """
 
 import itertools
@@ -32,7 +33,7 @@ from fairseq_alma.moe.mixture_layer import MixtureLayer
 
 
 class MixtureLinear(MixtureLayer):
-    """Mixture of experts; each expert is a linear layer with ReLU. Maps (B, I) to (B, O)."""
+    """Mixture of experts that maps (B, I) to (B, O). Each expert is a linear layer with ReLU."""
 
     def __init__(self, in_features: int, out_features: int, tree: GateTree, gate: str) -> None:
         super().__init__(in_features, tree, gate)
@@ -50,7 +51,7 @@ class MixtureLinear(MixtureLayer):
 
 
 class MixtureConv(MixtureLayer):
-    """Mixture of experts; each expert is a convolution with batch norm and ReLU. Maps (B, I, H, W) to (B, O, H, W)."""
+    """Mixture of experts that maps (B, I, H, W) to (B, O, H, W). Each expert has a convolution, batch norm and ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, tree: GateTree, gate: str) -> None:
         super().__init__(in_channels, tree, gate)
@@ -72,7 +73,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network whose hidden layers are mixtures of experts of ``width`` neurons, one for each tree."""
+    """Fully connected network. Each of ``trees`` defines a hidden layer: a mixture of experts of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str

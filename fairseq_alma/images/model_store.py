@@ -31,16 +31,16 @@ _PREFIX = "network."
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """One trained model.
+    """Weights of a trained model, and a record of the training.
 
     Attributes:
         state: state dictionary of the network.
         grown: layer sizes after growth, which a checkpoint stores as model options.
-        num_updates: number of updates in the last stage that trained the model.
-        num_images: number of training images in these updates; an image counts once per epoch.
+        num_updates: number of updates in the last stage that trained the model, without the branch.
+        num_images: number of training images in this stage, including the branch; an image counts once per epoch.
         growth: record of the growth step before these updates; empty without growth.
-        tested: weights to predict with, from the average of weights or from the branch (copy of the model whose
-            learning rate decays); None: the model predicts with ``state``.
+        tested: weights to predict with: average of weights, or weights of the branch (copy of the model that is
+            trained with a decaying learning rate); None: the model predicts with ``state``.
     """
 
     state: Mapping[str, Tensor]

@@ -8,8 +8,8 @@ convolutions in five groups, with batch norm and the same number of channels in 
 the first four groups; global average pooling and one linear layer follow the last group. The initial weights follow He
 et al. 2015 (fan-out), as in VGG. The paper's released code has a fifth max pooling and torch's initial weights.
 
-Letters in shapes: N members, B images, I input and O output features or channels, C channels of an image, H and W
-height and width, K classes.
+Letters in shapes: N members, B images, I input features or channels, O output features or channels, C channels of an
+image, H height, W width, K classes.
 """
 
 import itertools
@@ -36,7 +36,10 @@ class ImageKind(NamedTuple):
 
 
 class ImageNetwork(nn.Module):
-    """Network of N members. The first dimension of every parameter and buffer indexes the members."""
+    """Network of N members.
+
+    With N > 1, the first dimension of every parameter and buffer indexes the members, except in `NetworkList`.
+    """
 
     def __init__(self, num_members: int) -> None:
         super().__init__()
@@ -102,7 +105,7 @@ def join_logits(logits: Tensor, how: str) -> Tensor:
 
 
 def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy all tensors of ``state`` to ``into``. Raises KeyError if names differ, RuntimeError if shapes differ."""
+    """Copy all tensors of ``state`` to ``into``. Raises KeyError if names differ, and RuntimeError if shapes differ."""
     if into.keys() != state.keys():
         raise KeyError(f"missing or unexpected tensors: {', '.join(sorted(set(into) ^ set(state)))}")
     for name, tensor in into.items():
@@ -126,8 +129,8 @@ class NetworkFlops(NamedTuple):
 def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlops:
     """Count the FLOPs for one image of shape (C, H, W) by running the network.
 
-    The module `metrics` defines the operations that are counted. The function leaves the network in evaluation mode
-    and restores the buffers.
+    ``torch.utils.flop_counter`` defines the operations that are counted. The function leaves the network in evaluation
+    mode and restores the buffers.
     """
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     # Batch norm cannot train on a single value, so count the FLOPs of two images and divide by 2.
@@ -157,7 +160,7 @@ class MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_members, out_features))
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Sample the initial weights of each member with the member's generator, as ``torch.nn.Linear`` does."""
+        """Sample the initial weights of ``torch.nn.Linear`` for each member, with the member's generator."""
         for weight, bias, generator in zip(self.weight, self.bias, generators, strict=True):
             init_as_linear(weight, bias, generator)
 
@@ -319,7 +322,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the statistics of each batch norm layer to the mean over ``batches`` of normalized images (B, C, H, W)."""
+    """Set the batch norm statistics to the mean of the statistics of ``batches``: normalized images (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

@@ -76,7 +76,8 @@ def predict(
         joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``; None: no joint model.
 
     Returns:
-        (logits (N, B, K), or (1, B, K) for a joint model; share of the images of each expert, for each mixture layer).
+        (logits (N, B, K), or (1, B, K) for a joint model; share of the images that are assigned to each expert, for
+        each mixture layer).
     """
     network.eval()
     layers = mixture_layers(network)
@@ -99,7 +100,7 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 @torch.no_grad()
 def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
-    """Write the expert that each mixture layer selects for the first test images, as data for a figure.
+    """Write the expert that each mixture layer selects for the first `NUM_SHOWN` test images, as data for a figure.
 
     The file contains the arrays ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert``
     (layers, n). Without mixture layers, the function writes no file.
@@ -154,7 +155,7 @@ class Predictions:
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Return the models of each network: each model of an earlier stage alone, all models of this stage together."""
+    """Group models by network: one network for each model of an earlier stage, and one for all models of this stage."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

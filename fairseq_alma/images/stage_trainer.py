@@ -60,8 +60,8 @@ class StageTrainer:
     Args:
         settings: settings of all runs.
         runs: runs whose stages are trained together.
-        shared_folder: folder for files of unfinished trainings of several runs.
-        keep_maps: whether to write the expert of each test image after every stage; False: after the last stage only.
+        shared_folder: folder for the files of unfinished trainings that several runs share.
+        keep_maps: whether to call `write_experts` after every stage; False: after the last stage only.
         features: training features of all runs.
         save_every: seconds between two saves of an unfinished training; None: `SAVE_EVERY_SECONDS`.
 
@@ -165,7 +165,7 @@ class StageTrainer:
 
         part, images_of_branch = self._part(data.num_images), 0
         branch: tuple[Any, ...] = ()
-        if self.branch.is_on:  # train a branch (copy of the model whose learning rate decays)
+        if self.branch.is_on:  # train a branch (copy of the model with a decaying learning rate)
             total = part.num_updates or 0
             first = total - self.branch.num_updates(total)
             branch = (self.features.for_part(replace(part, is_branch=True)), first)
@@ -222,7 +222,7 @@ class StageTrainer:
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the weights to test for each unit. Measure the batch norm statistics of averaged weights."""
+        """Return the weights to test for each unit; averaged weights include new batch norm statistics."""
         averages = [each for each in training.tested if each is not None]
         is_last = all(  # the average equals the weights
             torch.equal(tensor, state[name])
@@ -237,7 +237,7 @@ class StageTrainer:
         return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
-        """Run all remaining epochs. Save the training state every ``save_every`` seconds."""
+        """Resume from ``unfinished``, run the remaining epochs, and save the state every ``save_every`` seconds."""
         before = read_unfinished(unfinished)
         if before is not None and before.get(SEEDS) == seeds:  # with other seeds, the file belongs to other runs
             try:

@@ -1,10 +1,11 @@
-"""Train one network on the images of one stage, and select its best epoch by validation (paper v1, section 5).
+"""Train one network on the images of one stage, and select the best epoch by validation (paper v1, section 5).
 
 Members that are not trained jointly have separate image orders, best epochs and early stopping. Each such member gets
-the same weights as in a training of its own. A *unit* is one member, or all members of a joint model; each unit has one
-best epoch. A *branch* is a copy of the model whose learning rate decays; the test uses the branch instead of the model.
+the same weights as in a separate training. A *unit* is one member, or all members of a joint model; each unit has one
+best epoch. A *branch* is a copy of the model that is trained with a decaying learning rate. The test uses the branch
+instead of the model.
 
-Letters in shapes: N members, B images in a batch, C channels, H and W height and width, K classes.
+Letters in shapes: N members, B images in a batch, C channels, H height, W width, K classes.
 """
 
 import math
@@ -23,7 +24,7 @@ from fairseq_alma.images.networks import ImageNetwork, in_chunks, join_logits, l
 from fairseq_alma.training.feature import Features
 
 COUNTS = ("ntokens", "nsentences", "sample_size")
-"""Keys in the logs of fairseq's criterions that count the images of an update, summed over all members."""
+"""Keys of fairseq's logging outputs; each value is the number of images in an update, summed over all members."""
 ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuracies
 
 
@@ -50,7 +51,7 @@ class UnitProgress:
 
 
 class StageTraining:
-    """Training of one stage. A new object can resume the training after any epoch from `state_dict`.
+    """Training of one stage. After any epoch, a new object can resume from the `state_dict`.
 
     Args:
         network: network with initial weights, on its device.
@@ -62,8 +63,8 @@ class StageTraining:
             model.
         features: training features; None: no features.
         branch: training features of the branch; None: no branch. The next stage does not start from the branch.
-        branch_from: first update whose learning rate decays in the branch. The branch starts with the epoch of this
-            update.
+        branch_from: last update (from 0) before the learning rate of the branch decays. The branch starts with the
+            epoch of this update.
 
     Attributes:
         best: weights of the best epoch, for each unit.

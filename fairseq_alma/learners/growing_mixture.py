@@ -20,10 +20,12 @@ METHOD_HELP = "how experts are added (default: split; gmoe on text: copy)"
 
 
 def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
-    """Return the size in each stage from a schedule such as ``4,6,8,12``. Messages contain ``name``, the kind of size.
+    """Return the size in each stage from a schedule such as ``4,6,8,12``.
+
+    Error messages contain ``name``, the kind of size.
 
     Raises:
-        ValueError: a size is smaller than the size in the previous stage, or is not a positive integer.
+        ValueError: a size is smaller than the size in the previous stage, or is not an integer from 1 to `MAX_EXPERTS`.
     """
     numbers = word.split(",")
     if not all(number.strip().isdecimal() and 0 < int(number) <= MAX_EXPERTS for number in numbers):
@@ -142,7 +144,7 @@ class ScheduledGrowth(GrowingModel):
 @register_learner("gmoe", "text")
 @dataclass(frozen=True)
 class ScheduledMixture(ScheduledGrowth):
-    """One language model to which growth steps between stages add experts, by default copies as in the paper."""
+    """One language model to which growth steps add experts. By default, new experts are copies, as in the paper."""
 
     label: ClassVar[Optional[str]] = "gMoE"
 
@@ -154,7 +156,7 @@ class ScheduledMixture(ScheduledGrowth):
 
 @dataclass(frozen=True)
 class PeriodicGrowth(GrowingModel):
-    """Base class of learners with one image model that grows after every N mega-batches."""
+    """Base class of learners with one image model that grows after every ``grow_every`` mega-batches."""
 
     grow_every: int = opt(
         1, "growth interval in mega-batches (default: grow before each stage)", range=integer(1, 10_000)

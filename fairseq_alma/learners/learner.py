@@ -54,7 +54,7 @@ class Stage:
     Attributes:
         index: number of the stage, from 0.
         arrivals: new mega-batches, in order; the stage starts when the last new mega-batch arrives.
-        megabatches: mega-batches to train on, equal to ``arrivals``, or with replay all mega-batches so far.
+        megabatches: mega-batches to train on: ``arrivals``, or all mega-batches so far with replay.
     """
 
     index: int
@@ -65,10 +65,10 @@ class Stage:
 def stages(
     num_megabatches: int, wait: int, replay: bool = False, drop_rest: bool = False, first_wait: Optional[int] = None
 ) -> list[Stage]:
-    """Return the stages of a stream of B mega-batches with waiting time w; for the arguments see `ScheduleOptions`.
+    """Return the stages of a stream of B mega-batches with waiting time w; see `ScheduleOptions`.
 
     For B = 4 and w = 3, the first stage has mega-batches 0 to 2, and the second stage has mega-batch 3. ``drop_rest``
-    drops the last ``B mod w`` mega-batches, as in Table 2 of the paper.
+    drops the last mega-batches if fewer than w remain, as in Table 2 of the paper.
     """
     if num_megabatches < 1 or wait < 1:
         raise ValueError(f"expected at least 1 mega-batch and waiting time 1, found {num_megabatches} and {wait}")
@@ -197,7 +197,7 @@ Class = TypeVar("Class", bound="type[Learner]")
 def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
     """Return a decorator that registers a learner as ``--learner NAME`` for the given kinds of data (default: all).
 
-    The decorator raises ValueError if the name belongs to another learner.
+    The decorator raises ValueError if a kind of data is unknown, or if the name belongs to another learner.
     """
 
     def register(learner: Class) -> Class:
@@ -228,7 +228,7 @@ class Learner(Options):
         label: name in reports; None: the report uses ``name``.
         owned: option after ``--`` that the learner sets -> remedy in the error message if the user gives this option.
         arch_prefix: for images: required prefix of the architecture's name; None: every architecture is allowed.
-        image_architectures: for images: default architecture for drawings (such as MNIST) and for photographs.
+        image_architectures: for images: default architecture for drawings (such as MNIST), and default for photographs.
         train_defaults: for images: option after ``--`` -> default value for this learner.
         has_iid_control: whether ``--iid`` is supported; growing models do not support it.
         trains_members_alone: whether a process may train a single member (``--member``, ``--jobs``).
@@ -276,7 +276,7 @@ class Learner(Options):
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
         """Return a plan that trains every member; `starts_from` selects the initial weights.
 
-        ``training`` has additional attributes for each `Training`.
+        ``training`` contains the other attributes of each `Training`, such as ``growth``.
         """
         trainings = tuple(
             Training(ModelId(stage.index, m), member_seed(self.seed, m), self.starts_from(stage, m), **training)
@@ -306,7 +306,7 @@ class GrowingModel(Learner):
         return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth step before a stage, except the first stage; None: no growth."""
+        """Return the growth step before a stage that is not the first stage; None: no growth."""
         raise NotImplementedError
 
 
