@@ -1,4 +1,4 @@
-"""Print the output and progress of a command. Progress is one live line on a terminal, else a line every 15 s."""
+"""Print the output and progress of a command: one live progress line on a terminal, a line every 15 s elsewhere."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ class LiveLine:
     """Progress line of a command on standard error.
 
     Args:
-        every: seconds between two updates; None for 0.1 on a terminal, else 15.
+        every: seconds between two updates; None: 0.1 on a terminal, 15 otherwise.
     """
 
     def __init__(self, every: Optional[float] = None) -> None:
@@ -29,7 +29,7 @@ class LiveLine:
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text if an update is due. On a terminal, replace the previous text and cut the text to the width."""
+        """Print a text if an update is due. On a terminal, replace the previous text and truncate to one line."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every
@@ -66,7 +66,7 @@ def print_line(line: str, stream: Optional[TextIO]) -> None:
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write and flush a text. Discard it if the reader has exited (``| head``) or standard error is not writable."""
+    """Write and flush a text. Discard all output if the reader has exited (``| head``) or stderr is not writable."""
     if stream is None:
         return
     try:
@@ -79,7 +79,7 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect an output stream to /dev/null, because the flush at interpreter exit would fail again."""
+    """Redirect an output stream to /dev/null; otherwise, the flush at interpreter exit would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
@@ -91,7 +91,7 @@ def last_line(text: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in seconds as hours, minutes and seconds, such as ``1:02:05``."""
+    """Format a duration in seconds, such as ``1:02:05``, or ``2:05`` if shorter than an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

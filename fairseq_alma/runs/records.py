@@ -1,4 +1,4 @@
-"""Types of ``run.json``, ``stage.json``, ``before.json`` and ``clock.json``, for checking each file when it is read.
+"""Record types that check ``run.json``, ``stage.json``, ``before.json`` and ``clock.json`` when a file is read.
 
 A file may have further keys: keys of one learner (``gate_trees``, ``expert_usage``) and keys of later versions.
 """
@@ -15,7 +15,7 @@ Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run. Images only: the last four fields. Text only: ``vocab_size``, ``decontaminated``."""
+    """Stream of a run. Only images have the last four fields; only text has ``vocab_size`` and ``decontaminated``."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -41,7 +41,7 @@ RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wai
 
 
 class RecipeRecord(Struct, frozen=True):
-    """Options that `text.defaults` chose for a run on text, with the reasons."""
+    """Defaults that `text.defaults` chose for a run on text, with the preferences of the user and a description."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]

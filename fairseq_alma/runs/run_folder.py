@@ -29,7 +29,7 @@ AVERAGE = "checkpoint_average.pt"
 BEST = "checkpoint_best.pt"
 """File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
 BRANCH = "branch"
-"""Name of the folder of a branch (copy of the model whose learning rate decays)."""
+"""Name of the folder of a branch (copy of the model that trains with a decaying learning rate)."""
 ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
 """Name of the file with the joint predictions of all ensemble members; see `text.split_losses`."""
@@ -41,7 +41,7 @@ STAGE_REMEDY = "remove the file and repeat the command, which then runs the stag
 
 
 class StageClock:
-    """Clock of a stage or of one member, which counts the seconds of all launches without the pauses in between.
+    """Clock that counts the seconds of all launches of a stage or member, without the pauses between launches.
 
     The end of a killed launch is the time of the last file change in the folder.
     """
@@ -98,7 +98,7 @@ class RunFolder:
         return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json (`RunRecord`), None if missing. Raises AlmaError with ``remedy`` as next step if damaged."""
+        """Return run.json (`RunRecord`), or None if missing. If damaged, raises AlmaError that ends with ``remedy``."""
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
@@ -152,7 +152,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
-        """Lock one member of a stage, so that `lock_stage` fails for this stage; yield the file descriptors."""
+        """Lock one member, and share the lock of the stage so that `lock_stage` fails; yield both file descriptors."""
         folder = self.stage_folder(model.stage)
         with (
             locked(folder / ".lock", f"{folder}", shared=True) as stage,
@@ -173,7 +173,7 @@ class RunFolder:
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether the temporary files of a complete stage are removed. The clock is removed last."""
+        """Return whether the temporary files of a complete stage have been removed. The clock is removed last."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
@@ -190,7 +190,7 @@ class RunFolder:
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether a member is trained in a separate process: its clock has stopped, or the stage is complete."""
+        """Return whether separate training of a member is complete: the clock has stopped, or the stage is complete."""
         clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
         return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 
@@ -207,7 +207,7 @@ def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str)
 
 
 def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
-    """Return the evaluated checkpoint of a stage from its record. Raises AlmaError if the checkpoint is missing."""
+    """Return the evaluated checkpoint of the stage in ``record``. Raises AlmaError if the checkpoint is missing."""
     stage = record["stage"]
     ensemble = folder.stage_folder(stage) / ENSEMBLE_FILE
     if ensemble.is_file():

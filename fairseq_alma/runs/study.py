@@ -58,7 +58,7 @@ def read_interval(word: str) -> Union[int, str]:
 
 
 def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
-    """Return a duration such as ``15m`` in seconds, or None for a number of updates."""
+    """Convert a duration such as ``15m`` to seconds; return None for a number of updates."""
     if not isinstance(interval, str) or interval[-1:] not in _SECONDS:
         return None
     return real(0, 1e6, above=True).read(interval[:-1]) * _SECONDS[interval[-1]]
@@ -68,7 +68,7 @@ def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
 class StudyOptions(ScheduleOptions):
     """Options of a run: data, schedule, and files to keep.
 
-    An option with ``free`` affects only files and logs, so that a resumed run may change the value.
+    An option that is declared ``free`` affects only files and logs. A resumed run may change the value.
     """
 
     stream: Path = of_this_call(MISSING, "stream of alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR")
@@ -177,7 +177,7 @@ OPTION_OF = {"best_every": "--save-every"}
 def describe_run(
     learner: str, seed: int, options: Mapping[str, Any], train_options: Mapping[str, Any], stream: Stream
 ) -> dict[str, Any]:
-    """Return the content of run.json; ``options`` are options before ``--``, ``train_options`` options after ``--``."""
+    """Return the content of run.json. ``options`` come before ``--``, and ``train_options`` come after ``--``."""
     splits = {name: stream.split(name) for name in ("valid", "test")}
     own: dict[str, Any] = {"decontaminated": stream.decontaminated} if stream.kind == "text" else {}
     if stream.images is not None:
@@ -209,7 +209,7 @@ def describe_run(
 
 
 def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stage]:
-    """Return the stages of a run from its run.json, for the current number of mega-batches."""
+    """Return the stages of a run for the options in run.json and the current number of mega-batches."""
     options = record["options"]
     if (iid := options.get("iid")) is not None:
         return stages(num_megabatches, iid)[:1]
@@ -272,7 +272,7 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def is_begun_on(record: Mapping[str, Any], stream: Stream) -> bool:
-    """Return whether a run was begun on a stream. The stream may have new mega-batches since then."""
+    """Return whether a run was begun on a stream. The stream may have received new mega-batches since then."""
     known = record["stream"]["num_megabatches"]
     return known <= stream.num_megabatches and stream.fingerprint_of_first(known) == record["stream"]["fingerprint"]
 
@@ -352,7 +352,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return build_learner(self.learner, kind, seed, self.wait, self.learner_options)
 
     def plan(self, learner: Learner, num_megabatches: int) -> list[StagePlan]:
-        """Return the plans of all stages. If an option is invalid, raise ValueError; the message begins with it."""
+        """Return one plan per stage. Raises ValueError if an option is invalid; the message begins with the option."""
         planned = self.stages(num_megabatches)
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: expected a stage of the run (0 to {len(planned) - 1})")

@@ -42,13 +42,13 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[]
 
 
 def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process without stdin in a new session. It exits when this process is killed, but not on Ctrl-C."""
+    """Start a child without stdin in a new session. The child exits if this process is killed, but not on Ctrl-C."""
     own = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": die_with_parent(), **options}
     return subprocess.Popen(words, **own)
 
 
 def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Send SIGTERM to processes, then SIGKILL to their process groups; wait up to 10 seconds after each signal."""
+    """Send SIGTERM to the groups of running processes, then SIGKILL to all groups; wait up to 10 seconds each time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [child for child in children if number == signal.SIGKILL or child.poll() is None]
         for child in running:
@@ -63,7 +63,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
     """Context manager that starts the processes of ``--jobs N`` and terminates them on exit.
 
     Args:
-        words: arguments of ``alma-stream`` before and after ``--``.
+        words: (arguments before ``--``, arguments after ``--``) of ``alma-stream``.
         folder: run folder.
         plans: plans of the requested stages.
         environments: further environment variables for each process.

@@ -1,4 +1,4 @@
-"""Command lines of fairseq and alma commands: print them with ``--dry-run``, or run them in the helper process."""
+"""Print command lines of fairseq and alma for ``--dry-run``, or run the commands in the helper process."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ FUNCTIONS = {
     "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
     "alma-grow": "fairseq_alma.cli.grow:main",
 }
-"""Command -> function that runs the command, as ``module:name``."""
+"""Function that runs each command, as ``module:name``."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Command:
         watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
         further: Sequence[str] = (),
     ) -> Any:
-        """Run the command in the helper process, and return the value of the function in `FUNCTIONS`.
+        """Run the command in the helper process; return the result of the function in `FUNCTIONS`.
 
         Args:
             log: file to which the command line and all output are appended.

@@ -29,14 +29,15 @@ class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
 class AlmaSwitchCrossEntropy(FairseqCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
-    All metrics are means over the tokens of an update and do not depend on the number of batches and processes. The
-    balance loss and the capacity of experts, however, are computed for each batch. Metrics:
+    All metrics are means over the tokens of an update; with ``sentence_avg``, ``loss`` is a mean over sequences. The
+    number of batches and processes affects only the balance loss and the capacity of experts, which are computed for
+    each batch. Metrics:
 
     - ``loss``: the minimized sum, in bits
     - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity
-    - ``balance_loss``: unweighted mean over the Switch layers; 1 if all experts process equally many tokens
+    - ``balance_loss``: unweighted mean over the Switch layers; 1 if all experts receive equally many tokens
     - ``switch{n}_dropped``: share of the tokens that Switch layer n drops
-    - ``switch{n}_expert{e}``: share of the tokens that expert e of Switch layer n processes
+    - ``switch{n}_expert{e}``: share of the tokens routed to expert e of Switch layer n, including dropped tokens
     - ``switch{n}_entropy``: mean entropy of the gate's probabilities in Switch layer n, in nats
 
     Args:
@@ -50,7 +51,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return (sum of losses in nats, sample size, log output) of a batch; fairseq divides by the sample size."""
+        """Return (sum of losses in nats, sample size, log output) of a batch; fairseq divides the sum by the size."""
         if not reduce:
             raise ValueError("alma_switch_cross_entropy requires reduce=True; call token_losses for losses per token")
         if getattr(getattr(model, "decoder", None), "output_projection", None) is None:

@@ -1,4 +1,4 @@
-"""Base classes of both language models: attention with a cache, decoder layer, decoder, and model options.
+"""Base classes of the language models: attention with a cache, decoder layer, decoder, model, and model options.
 
 Letters: B sequences, T positions, M model dim, H heads, D head dim, V vocabulary size.
 """
@@ -74,7 +74,7 @@ class DecoderLayer(nn.Module):
 
     self_attn: nn.Module
     norms_and_ffn: tuple[nn.Module, nn.Module, Callable[..., Any]]
-    """(attention norm, FFN norm, FFN); a subclass registers these modules under the names in its checkpoints."""
+    """(attention norm, FFN norm, FFN); a subclass also registers each module under the name used in checkpoints."""
     dropout: float
 
     def forward(
@@ -147,8 +147,8 @@ class Decoder(FairseqIncrementalDecoder):
             unused: further arguments of fairseq's generator (``src_lengths``).
 
         Returns:
-            (logits or features, dictionary with the lists ``routing`` and ``switch``). The lists have one `Routing`
-            and one `SwitchStatistics` for each Switch layer.
+            (logits or features, dictionary with the lists ``routing`` and ``switch``). For each Switch layer,
+            ``routing`` has one `Routing`, and ``switch`` has one `SwitchStatistics`.
         """
         x, positions = self.embed(prev_output_tokens, incremental_state)
         x = F.dropout(x, self.dropout, self.training)
@@ -172,7 +172,7 @@ class Decoder(FairseqIncrementalDecoder):
 
 @dataclass
 class LanguageModelConfig(StartOptions, FairseqDataclass):
-    """Model options with values from the option groups ``task`` and ``checkpoint``."""
+    """Model options that fairseq copies from the option groups ``task`` and ``checkpoint``."""
 
     # The maximum length is --tokens-per-sample unless the task sets another limit, as in fairseq's transformer_lm.
     # Both are None if the task has no such options; build_model then raises an error.
@@ -190,8 +190,8 @@ class LanguageModel(FairseqLanguageModel):
     Attributes:
         decoder_class: class of the decoder.
         sizes: model sizes by name of the architecture.
-        inherited: options with defaults from the checkpoint that training starts from.
-        fill_in_defaults: function that sets each inherited option that is None to the default of an architecture.
+        inherited: options whose default is the value in the checkpoint that training starts from.
+        fill_in_defaults: function that replaces None in inherited options by the defaults of an architecture.
         residual_outputs: name suffixes of parameters that write to the residual stream and are zero in a new layer.
         balance_loss_weight: weight of the load-balancing loss in the criterion.
         is_compiled: whether the criterion compiles the training step.
@@ -231,7 +231,7 @@ class LanguageModel(FairseqLanguageModel):
 
     @classmethod
     def complete_options(cls, cfg: Any, continue_once: Optional[str] = None) -> None:
-        """Set missing options to the values in the checkpoint to start from, or else to the defaults.
+        """Set missing options to the values in the checkpoint that training starts from, otherwise to the defaults.
 
         Args:
             cfg: model options, changed in place.

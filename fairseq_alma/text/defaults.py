@@ -76,7 +76,8 @@ PAPER = {
 OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Option with a default for an ``--arch`` other than ``alma_transformer_lm`` -> options that also get a default."""
+"""Option with a default for an ``--arch`` other than ``alma_transformer_lm`` -> options that have a default only if
+this option gets a default."""
 LENGTH_OPTIONS = ("--max-update", "--max-epoch")
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
@@ -125,7 +126,7 @@ class Recipe:
     """Options of a run, including the defaults.
 
     Attributes:
-        words: words after ``--``: first the defaults, then the words of the user.
+        words: arguments after ``--``: first the defaults, then the arguments of the user.
         chosen: default value of each option after ``--``.
         features: default value of each feature option, which is given before ``--``.
         passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
@@ -162,7 +163,7 @@ def row_of(tokens: float) -> Row:
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return the row of a model with about ``size`` parameters; raise ValueError if the size is out of range."""
+    """Return the row of the model closest to ``size`` parameters. Raises ValueError if ``size`` is out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
@@ -186,7 +187,7 @@ def complete(
     """Return the options of a run including the defaults.
 
     Args:
-        words: words after ``--``.
+        words: arguments after ``--``.
         preferences: options before ``--`` that change the defaults.
         context: properties of the run that change the defaults.
         tokens: number of tokens in the text of each stage; None: a dry run without a stream.
@@ -292,7 +293,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
-    """Return the number of tokens per update; ignore invalid numbers, which other checks report."""
+    """Return the number of tokens per update; use the default for an invalid number, which another check reports."""
     sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
     if "--batch-size" not in filled and "--max-tokens" in filled:
         sizes = {"--update-freq": 1, "--max-tokens": 1}

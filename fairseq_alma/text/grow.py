@@ -43,7 +43,7 @@ _UNALTERED = "no file was written; give an unaltered checkpoint"
 
 
 def grow(args: GrowOptions) -> str:
-    """Grow the checkpoint ``args.path`` and write it to ``args.out``.
+    """Grow the checkpoint ``args.path``, and write the new checkpoint to ``args.out``.
 
     Returns:
         Text to print: a table of expert losses and new experts, and the command that trains the new checkpoint.

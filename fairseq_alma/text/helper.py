@@ -1,8 +1,8 @@
 """Helper process that imports fairseq and torch once, and forks a child process for each command of a stage.
 
 The imports take seconds, longer than a stage of a small model. A fork is safe only if its parent has no threads and
-does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA; the display and
-the tokenizers run in alma-stream. A child sends the metrics of a training and the return value of its function through
+does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA. The progress
+line and the tokenizers run in alma-stream. A child sends training metrics and the return value of the function through
 a pipe. The helper and its children end when alma-stream ends.
 """
 
@@ -50,7 +50,7 @@ _MAIN = "from fairseq_alma.text.helper import serve; serve({})"
 _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
 REPORT_SECONDS = 5.0
-"""Seconds to wait after the first failure for the errors of other processes."""
+"""Seconds to wait for the errors of other ranks after the first failure."""
 
 
 class Call(NamedTuple):
@@ -185,7 +185,7 @@ def call(
 
 
 def group_sizes(num_procs: int) -> dict[str, str]:
-    """Return the environment variables of ``torchrun`` that are equal for all ranks, except the address of rank 0."""
+    """Return the environment variables of ``torchrun`` that are equal for all ranks, without the address of rank 0."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 
@@ -221,7 +221,7 @@ def _await(
 
 
 def _await_end(pipe: Connection) -> None:
-    """Wait until a child has ended, which closes the child's end of the pipe."""
+    """Wait until a child has exited, which closes the pipe."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.recv_bytes()

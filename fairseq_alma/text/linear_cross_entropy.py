@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ELEMENTS = 2**25
-"""Maximum number of logits of a chunk (tokens x V), 128 MiB in fp32. Smaller chunks are slower, as each chunk updates
-the complete weight gradient."""
+"""Maximum number of logits of a chunk (tokens x V), 128 MiB in fp32. Smaller chunks are slower, because each chunk
+updates the complete weight gradient."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -26,7 +26,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, ignore_index: int
     ) -> Tensor:
-        """Compute the loss and its gradients; see `linear_cross_entropy` for the arguments."""
+        """Return the loss, and save the gradients for `backward`; see `linear_cross_entropy` for the arguments."""
         ignored = target == ignore_index
         index = target.masked_fill(ignored, 0).unsqueeze(1)
         losses, grad_features, grad_weight = [], torch.empty_like(features), None
@@ -46,7 +46,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
-        """Multiply the gradients from `forward` by the incoming gradient."""
+        """Return the gradients from `forward`, multiplied by the incoming gradient."""
         grad_features, grad_weight = ctx.saved_tensors
         return grad_features * grads[0], grad_weight * grads[0], None, None, None
 

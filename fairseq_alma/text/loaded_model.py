@@ -1,7 +1,7 @@
 """Load a language model or an ensemble with its tokenizer, for notebooks and lm_eval.
 
-``</s>`` precedes the first token of a document and follows the last token, as in training. A long document is split
-into windows; each window after the first begins with the last token of the previous window.
+As in training, `LoadedModel.first` precedes the first token of a document, and ``</s>`` follows the last token. A long
+document is split into windows. The inputs of a later window begin with the last target of the previous window.
 
 Letters: B sequences, T positions, V vocabulary size.
 """
@@ -141,7 +141,7 @@ class LoadedModel:
         ]
 
     def losses(self, windows: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
-        """Return the losses of the target tokens of each window, in nats; skip targets of -100.
+        """Return the losses of the target tokens of each window, in nats; skip targets with id -100.
 
         Args:
             windows: (input ids, target ids) of equal length; see `cut`.
@@ -162,7 +162,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def log_probs(self, tokens: Tensor) -> Tensor:
-        """Return the log-probabilities (B, T, V) of the next token, given (B, T) tokens padded on the right."""
+        """Return the (B, T, V) log-probabilities of each next token; ``tokens`` (B, T) are padded on the right."""
         return self.model.get_normalized_probs(self.model(tokens), log_probs=True)
 
 

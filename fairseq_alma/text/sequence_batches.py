@@ -1,12 +1,12 @@
 """Training batches of text: consecutive slices of a random order of the sequences, one order for each epoch.
 
 The order depends only on seed, stage and epoch, and the position within an epoch counts sequences. Therefore
-``--batch-size 4 --update-freq 2`` reads the same sequences as ``--batch-size 8``. A training that resumes with another
-batch size, or with another number of workers or processes, reads each sequence once per epoch. fairseq instead counts
-and shuffles batches, and drops the last batch of an epoch unless the batch size is a multiple of 8.
+``--batch-size 4 --update-freq 2`` reads the same sequences as ``--batch-size 8``. A run that resumes with another batch
+size, or with another number of workers or processes, reads each sequence once per epoch. fairseq instead counts and
+shuffles batches. By default, fairseq drops a last batch whose number of sequences is not a multiple of 8.
 
 Example for 10 sequences in the order o, batches of 2 sequences, and 2 processes: process 0 reads o[0:2], o[4:6] and
-o[8:10]; process 1 reads o[2:4], o[6:8] and a batch without tokens. Without this batch, fairseq would drop the earlier
+o[8:10]; process 1 reads o[2:4], o[6:8] and a padding batch. Without the padding batch, fairseq would omit the earlier
 batches of process 1 in the same update from the loss and the token count, but not from the gradient.
 """
 
@@ -49,7 +49,7 @@ class SequenceBatches(EpochBatchIterating):
         dataset: dataset with the sequences.
         indices: (N,) indices of the sequences of an epoch.
         limits: ``max_tokens`` and ``max_sentences`` of a batch; None: no limit.
-        seed: integers that, with the epoch, seed the random order.
+        seed: integers that seed the random order, together with the epoch.
         shard: (rank of this process, number of processes).
         pad: index of the padding symbol.
         epoch: first epoch, counted from 1.

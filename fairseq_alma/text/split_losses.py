@@ -1,8 +1,8 @@
-"""Test one checkpoint on several splits in one process; fairseq-eval-lm tests one split.
+"""Test one checkpoint on several splits in one process, in place of one fairseq-eval-lm for each split.
 
 `main` takes the options of fairseq-eval-lm, with several splits in ``--gen-subset``. A single model gives the same
 loss as fairseq-eval-lm, bit for bit. For an ensemble, ``--out FILE`` stores the joint predictions of all members, and
-``--known FILE`` provides the joint predictions of members of an earlier test (`joint_losses`).
+``--known FILE`` provides the joint predictions of the members that an earlier test covered (`joint_losses`).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fairseq_alma.errors import in_one_line
 from fairseq_alma.files import open_atomically
 
 LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
-"""Function of (index of a member, splits) that yields (split, log-probabilities (N,) of the tokens)."""
+"""Function of (index of a member, splits) that yields (split, (N,) log-probabilities of the tokens)."""
 
 
 def joint_losses(
@@ -70,7 +70,7 @@ def joint_losses(
 
 
 def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[int, dict[str, np.ndarray]]]:
-    """Return (number of members, sums); None if the file is missing, damaged, or of other text or members."""
+    """Return (number of members, sums); None if the file is missing, damaged, or for another text or other members."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -83,7 +83,7 @@ def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[
 
 @in_one_line()
 def main() -> dict[str, float]:
-    """Parse the options, and return the loss of the checkpoint for each split, in bits per token."""
+    """Return the loss of the checkpoint for each split in bits per token; parse the options from ``sys.argv``."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--known", type=Path)
     own.add_argument("--out", type=Path)
@@ -103,7 +103,7 @@ def main() -> dict[str, float]:
         return model
 
     def batches(split: str, model: Any) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a split, then close the files of the split, as there may be thousands of splits."""
+        """Yield the batches of a split, then close the files, because there may be thousands of splits."""
         task.load_dataset(split)
         yield from task.eval_lm_dataloader(
             dataset=task.datasets.pop(split),

@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether a limit is reached. If so, do not resume fairseq-train, which would make one more update."""
+        """Return whether training has reached a limit. If so, do not resume: fairseq-train would make one more update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint is complete: a truncated zip file lacks the directory at the end of the file."""
+    """Return whether a checkpoint is complete. A truncated zip file lacks the directory at the end of the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
@@ -56,7 +56,7 @@ def is_complete(path: Path) -> bool:
 
 
 def is_sound(path: Path) -> bool:
-    """Read a complete checkpoint; return whether all checksums are correct."""
+    """Return whether all checksums in a checkpoint are correct, which requires reading the entire file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None

@@ -1,6 +1,6 @@
 """``alma_switch_lm``: a decoder-only Transformer in which every second feed-forward layer is a Switch layer.
 
-The model is SM for text in the paper (v5, section 5): pre-norm, with shared input and output embeddings. The *base*
+The model is the paper's SM for text (v5, section 5): pre-norm, with shared input and output embeddings. The *base*
 model has 6 layers and width 512; the *large* model has 12 layers and width 768.
 """
 
@@ -50,7 +50,7 @@ class CausalSelfAttention(CachedAttention):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Tensor, state: Optional[IncrementalState]) -> Tensor:
-        """Map (B, T, M) to (B, T, M)."""
+        """Return the (B, T, M) output of self-attention for the (B, T, M) input."""
         qkv = self.qkv_proj(x).view(*x.shape[:2], 3, self.num_heads, -1)
         query, key, value = (each.transpose(1, 2) for each in qkv.unbind(2))  # three times (B, H, T, D)
         return self.out_proj(self.attend(query, key, value, state, self.dropout))
