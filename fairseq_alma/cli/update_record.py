@@ -126,5 +126,5 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
     action, passes = month.step
     how = {"begin": "new model", "restart": "new, larger model", "continue": "current model"}
     text = "the new text" if action == "continue" else "all text so far"
-    yield f"training: {how[action]}, {passes:.2g} passes through {text} (sampled from all months)"
+    yield f"training: {how[action]}, {passes:.2g} passes through {text}; sequences are sampled from all months"
     yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} training tokens so far"

@@ -53,8 +53,8 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     path = tokenizer.file.with_name(CONFIG)
     if not path.is_file():
         raise AlmaError(
-            f"{path}: missing, but an imported model needs this file; give a stream of alma-prep-text --tokenizer DIR, "
-            "where DIR is the imported folder"
+            f"{path}: missing, but an imported model needs this file; give a stream prepared with alma-prep-text "
+            "--tokenizer DIR, where DIR is the imported folder"
         )
     config = json.loads(path.read_text(encoding="utf-8"))
     rows = list(range(NUM_FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS + tokenizer.vocab_size))

@@ -59,7 +59,7 @@ class ScheduledGrowth(GrowingModel):
 
     grow_schedule: Optional[str] = opt(
         None,
-        "sizes in each stage: experts such as 4,6,8 (gmoe), or 'layers=1,6,6 experts=4,6,8' (grow)",
+        "sizes in each stage: numbers of experts such as 4,6,8 (gmoe), or 'layers=1,6,6 experts=4,6,8' (grow)",
         parse=read_sizes,
         metavar="SIZES",
     )

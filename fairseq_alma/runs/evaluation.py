@@ -69,7 +69,7 @@ class StageEvaluation:
                 raise ValueError("expected finite numbers")
         except (ValueError, RecursionError) as error:
             raise AlmaError(
-                f"{log}: expected a JSON object of finite numbers in the last line of --then-evaluate, such as "
-                '{"bits_per_byte": 2.01}; fix the command and run alma-stream again (trained models are kept)'
+                f"{log}: expected a JSON object of finite numbers as the last line of the output of --then-evaluate, "
+                'such as {"bits_per_byte": 2.01}; fix the command and run alma-stream again (trained models are kept)'
             ) from error
         return {"evaluation": msgspec.to_builtins(record)}

@@ -376,8 +376,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         if not planned:
             wait = f"--wait {self.wait}" if self.first_wait is None else f"--first-wait {self.first_wait}"
             raise ValueError(
-                f"{wait} --drop-rest: expected as many mega-batches in the stream, found {num_megabatches}; give a "
-                "smaller number"
+                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; give a smaller number"
             )
         return planned
 

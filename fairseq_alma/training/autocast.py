@@ -1,7 +1,7 @@
 """``--autocast``: compute matrix products in bf16 with fp32 weights, and reject fairseq's half precision.
 
 fairseq's fp16 and bf16 optimizers do not save their fp32 weights, and ``--amp`` does not save the loss scale. A resumed
-training would therefore differ from an uninterrupted training. fairseq's parser also expands ``--bf16`` to ``--tpu``.
+training would therefore differ from an uninterrupted training. With ``--bf16``, fairseq's parser also sets ``--tpu``.
 """
 
 import argparse

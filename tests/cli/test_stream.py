@@ -53,7 +53,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
     "options,message",
     [
         (["--wait", "0"], "--wait 0: expected a number of at least 1"),
-        (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: expected as many mega-batches in the stream, found 4"),
+        (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: the stream has only 4 mega-batches"),
         (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
         (
