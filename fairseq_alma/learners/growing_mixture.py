@@ -67,7 +67,7 @@ class ScheduledGrowth(GrowingModel):
     grow_select: str = opt("loss", "selection of experts to copy or split (see alma-grow --select)", choices=SELECTIONS)
     grow_noise: float = opt(
         0.0,
-        "standard deviation of the noise added to gate rows of copied experts",
+        "standard deviation of noise on gate rows of copied experts",
         range=real(0, 1_000_000),
         metavar="X",
     )

@@ -36,7 +36,7 @@ class ScheduleOptions(Options):
     drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(
         None,
-        "control run: a single stage on the first K mega-batches, with K times the updates of a stage",
+        "control run: one stage on the first K mega-batches, with K times as many updates",
         range=integer(1),
         trait="has_iid_control",
         metavar="K",

@@ -156,7 +156,7 @@ class ProcessOptions(Options):
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
-        "{learners}: train only these members, from 0; a call without --member completes the stages",
+        "{learners}: train only these members (from 0); a call without --member completes stages",
         trait=MEMBERS_ALONE,
         metavar="I",
     )

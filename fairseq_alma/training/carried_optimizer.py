@@ -64,7 +64,7 @@ class CarriedOptimizer(Feature):
 
     carry_optimizer: Optional[bool] = opt(
         None,
-        "carry the optimizer, number of updates and learning-rate schedule from stage to stage",
+        "carry optimizer, number of updates and learning-rate schedule over to the next stage",
         kinds=("text",),
         side=PLAN,
     )
