@@ -73,9 +73,11 @@ class DecoderLayer(nn.Module):
     """Pre-norm Transformer layer: self-attention and a feed-forward network (FFN), with residual connections."""
 
     self_attn: nn.Module
-    norms_and_ffn: tuple[nn.Module, nn.Module, Callable[..., Any]]
-    """(attention norm, FFN norm, FFN); a subclass also registers each module under the name used in checkpoints."""
     dropout: float
+
+    def norms_and_ffn(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
+        """Return (attention norm, FFN norm, FFN), which a subclass registers under the names used in checkpoints."""
+        raise NotImplementedError
 
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
@@ -84,7 +86,7 @@ class DecoderLayer(nn.Module):
 
         ``padding`` (B, T) is True for padding tokens; ``positions`` is the second result of `Decoder.embed`.
         """
-        attention_norm, norm, feed_forward = self.norms_and_ffn
+        attention_norm, norm, feed_forward = self.norms_and_ffn()
         residual = self.self_attn(attention_norm(x), state, *positions)
         x = x + F.dropout(residual, self.dropout, self.training)
         residual, routing, statistics = norm(x), None, None

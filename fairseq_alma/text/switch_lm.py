@@ -7,7 +7,7 @@ model has 6 layers and width 512; the *large* model has 12 layers and width 768.
 import argparse
 import math
 from functools import partial
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch.nn.functional as F
 from fairseq import utils
@@ -77,7 +77,9 @@ class SwitchDecoderLayer(DecoderLayer):
         else:
             factors = cfg.capacity_factor, cfg.eval_capacity_factor
             self.switch = SwitchLayer(model_dim, ffn_dim, tree, *factors, self.activation, self.activation_dropout)
-        self.norms_and_ffn = self.self_attn_layer_norm, self.final_layer_norm, self.switch or self._dense
+
+    def norms_and_ffn(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
+        return self.self_attn_layer_norm, self.final_layer_norm, self.switch or self._dense
 
     def _dense(self, x: Tensor) -> Tensor:
         return self.fc2(F.dropout(self.activation(self.fc1(x)), self.activation_dropout, self.training))

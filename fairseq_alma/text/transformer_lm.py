@@ -10,7 +10,7 @@ an export copies the weights of the layers. Initial weights:
 Letters: B sequences, T positions, M model dim, H query heads, K key-value heads, D head dim, V vocabulary size.
 """
 
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +103,9 @@ class TransformerDecoderLayer(DecoderLayer):
             self.mlp = SwitchLayer(model_dim, ffn_dim, tree, cfg.capacity_factor, cfg.eval_capacity_factor, gated=True)
             init_uniform(self.mlp.experts.gate_proj)
             init_uniform(self.mlp.experts.up_proj)
-        self.norms_and_ffn = self.input_layernorm, self.post_attention_layernorm, self.mlp
+
+    def norms_and_ffn(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
+        return self.input_layernorm, self.post_attention_layernorm, self.mlp
 
 
 class TransformerDecoder(Decoder):
