@@ -57,14 +57,7 @@ class ImageNetwork(nn.Module):
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Sample the initial weights of each member with the member's generator."""
-        pending = [*self.children()]
-        while pending:
-            module = pending.pop(0)
-            reset: Any = getattr(module, "reset_parameters", None)
-            if reset is None:
-                pending[:0] = module.children()
-            else:
-                reset(generators)
+        _reset_children(self, generators)
 
     def select_member(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
         """Return views of one member's tensors in ``state``, a state dictionary of the network."""
@@ -97,6 +90,15 @@ class NetworkList(ImageNetwork):
     def select_member(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
         prefix = f"networks.{member}."
         return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def _reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
+    for child in module.children():
+        reset: Any = getattr(child, "reset_parameters", None)
+        if reset is None:
+            _reset_children(child, generators)
+        else:
+            reset(generators)
 
 
 def join_logits(logits: Tensor, how: str) -> Tensor:
