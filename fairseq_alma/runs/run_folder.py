@@ -78,7 +78,12 @@ class RunFolder:
     """Files of a run; ``root`` is the run folder, which need not exist."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.name = root, root.resolve().name
+        self.root = root
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder, also if ``root`` is a relative path such as ``.``."""
+        return self.root.resolve().name
 
     def stage_folder(self, stage: int) -> Path:
         return self.root / f"stage-{stage:03d}"
