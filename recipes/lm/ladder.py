@@ -193,9 +193,9 @@ class Rung:
 
     def jobs(self, rows: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]:
         """Yield row, seed and rate of incomplete runs; the rows of a schedule follow when its rate is known."""
-        tuned = dict.fromkeys(TUNED[ROWS[row].schedule] for row in rows)
-        todo = [(row, seeds[0], rate) for row in tuned for rate in self.rates]
-        todo += [(row, seed, rate) for seed in seeds for row in rows if (rate := self.best_rate(row, seeds[0]))]
+        best = {row: self.best_rate(row, seeds[0]) for row in rows}
+        todo = [(TUNED[ROWS[row].schedule], seeds[0], rate) for row in rows for rate in self.rates]
+        todo += [(row, seed, rate) for seed in seeds for row, rate in best.items() if rate is not None]
         return (job for job in dict.fromkeys(todo) if self.complete(*job) is None)
 
     def hours(self, rows: Sequence[str], seeds: Sequence[int]) -> float:
