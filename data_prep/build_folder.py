@@ -9,22 +9,21 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import publish, synchronise_tree
 
 
-def publish_stream(built: Path, stream: Stream, is_addition: bool = False) -> None:
-    """Publish the files in ``built`` as a new stream at ``stream.root``, or add the files to the existing stream.
+def publish_stream(built: Path, stream: Stream) -> None:
+    """Write the manifest into ``built``, and publish ``built`` as a new stream at ``stream.root``."""
+    write_manifest(stream, built / MANIFEST)
+    publish(built, stream.root)
 
-    Args:
-        built: folder with the files of the stream, except for the manifest.
-        stream: stream with the new manifest.
-        is_addition: whether to move the files into the existing stream, and write the manifest last. Files that the
-            manifest does not list do not belong to the stream, so an addition overwrites files of a killed command.
+
+def publish_additions(built: Path, stream: Stream) -> None:
+    """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
+
+    Files that the manifest does not list do not belong to the stream, so an addition overwrites files of a killed
+    command.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.
     """
-    if not is_addition:
-        write_manifest(stream, built / MANIFEST)
-        publish(built, stream.root)
-        return
     synchronise_tree(built)
     files = sorted(path.relative_to(built) for path in built.rglob("*") if path.is_file())
     for path in (path for file in files for path in (file, *file.parents)):

@@ -15,7 +15,7 @@ from datatrove.executor import SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.build_folder import publish_stream
+from data_prep.build_folder import publish_additions, publish_stream
 from data_prep.text.command import completed_before, existing_stream, record_of
 from data_prep.text.options import PrepOptions, parse_options
 from data_prep.text.steps import Encoded, Work
@@ -92,7 +92,7 @@ class StreamStage(PipelineStep):
                     "work folder and another logging_dir"
                 )
             stream = write_stream(work, root / "stream", self._encoded(len(plan.pieces)), record)
-            publish_stream(root / "stream", stream, is_addition=there is not None)
+            (publish_stream if there is None else publish_additions)(root / "stream", stream)
 
     def _encoded(self, num_pieces: int) -> Iterator[Encoded]:
         for number in range(num_pieces):

@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from data_prep.build_folder import publish_stream, recorded_name, refuse_other_command, stream_at
+from data_prep.build_folder import publish_additions, publish_stream, recorded_name, refuse_other_command, stream_at
 from data_prep.text.options import AUTO, PrepOptions, parse_options
 from data_prep.text.steps import Encoded, Plan, Work
 from data_prep.text.workers import Function, in_order
@@ -63,7 +63,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         work.prepare()
         stream = write_stream(work, root / "stream", _each_piece(plan, work.encode, "encoding"), record)
         plan.refuse_changes()
-        publish_stream(root / "stream", stream, is_addition=there is not None)
+        (publish_stream if there is None else publish_additions)(root / "stream", stream)
     return stream
 
 
