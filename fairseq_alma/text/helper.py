@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import gc
 import importlib
-import inspect
 import json
 import logging
 import os
@@ -20,6 +19,8 @@ import tempfile
 import time
 import traceback
 from argparse import Namespace
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -39,13 +40,14 @@ PRELOADED = (
     "fairseq.quantization_utils",
     "fairseq_alma.text.grow",
     "fairseq_alma.text.split_losses",
-    "hydra._internal.core_plugins",
     "torch._dynamo",  # torch's optimizers import this module at their first step
 )
 _WHILE_IMPORTING = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a check for a GPU during an import must not initialize CUDA
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
+_NOT_LOADED = ("sklearn", "sklearn.metrics", "scipy.stats")
+"""Modules that fairseq imports only for tasks on audio and sentence pairs; loading them takes two seconds."""
 _MAIN = "from fairseq_alma.text.helper import serve; serve({})"
 _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
@@ -81,6 +83,15 @@ class Helper:
             # -P: a file in the working directory must not be imported in place of a library of the same name.
             words = [sys.executable, "-P", "-c", _MAIN.format(other_end.fileno())]
             self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[other_end.fileno()])
+        try:
+            self.connection.recv()  # sent after the imports
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, (EOFError, OSError)):
+                raise
+            self.errors.seek(0)
+            reason = last_line(self.errors.read().decode(errors="replace"))
+            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); reinstall fairseq") from error
 
     def fork(self, call: Call, files: Sequence[int]) -> None:
         try:
@@ -88,10 +99,7 @@ class Helper:
             for file in files:
                 send_handle(self.connection, file, self.process.pid)
         except OSError as error:
-            self.process.wait()
-            self.errors.seek(0)
-            reason = last_line(self.errors.read().decode(errors="replace"))
-            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); reinstall fairseq") from error
+            raise AlmaError("the helper process was killed, possibly out of memory; run the command again") from error
 
     def close(self) -> None:
         self.process.kill()
@@ -231,6 +239,7 @@ def serve(file: int) -> None:
     """Run the helper: fork a child for each `Call` received through file descriptor ``file``."""
     preload()
     connection = Connection(file)
+    connection.send(None)
     while True:
         try:
             request = Call(*connection.recv())
@@ -247,20 +256,30 @@ def serve(file: int) -> None:
 
 def preload() -> None:
     """Import the modules that the commands need."""
+    gc.disable()  # saves a tenth of the time
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
+    not_loaded = [name for name in _NOT_LOADED if name not in sys.modules]
+    for name in not_loaded:
+        sys.modules[name] = placeholder = module_from_spec(ModuleSpec(name, loader=None))
+        placeholder.__getattr__ = lambda attribute: None  # type: ignore[method-assign]
+    importlib.import_module("fairseq")
+    for name in not_loaded:
+        del sys.modules[name]
     for name in PRELOADED:
         importlib.import_module(name)
     from fairseq.utils import import_user_module
-    from hydra.core.plugins import Plugins
+    from fairseq_cli import train
+
+    from fairseq_alma.training.fairseq_options import configuration_of
 
     for name in added:
         del os.environ[name]
-    Plugins.instance()  # the first call searches for hydra's plugins
-    inspect.stack()  # hydra calls it; the first call reads the source of every module
+    train.convert_namespace_to_omegaconf = configuration_of
     import_user_module(Namespace(user_dir=str(Path(fairseq_alma.__file__).parent)))
     gc.collect()
     gc.freeze()  # keep memory pages shared: the garbage collector of a child would write to them
+    gc.enable()
 
 
 def fork_child(request: Call, files: Sequence[int]) -> int:

@@ -16,7 +16,6 @@ from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.sequence_scorer import SequenceScorer
 from fairseq_cli import eval_lm
 
@@ -24,6 +23,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, member_file
 from fairseq_alma.errors import in_one_line
 from fairseq_alma.files import open_atomically
+from fairseq_alma.training.fairseq_options import configuration_of
 
 LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
 """Function of (index of a member, splits) that yields (split, (N,) log-probabilities of the tokens)."""
@@ -88,8 +88,7 @@ def main() -> dict[str, float]:
     own.add_argument("--known", type=Path)
     own.add_argument("--out", type=Path)
     given, sys.argv[1:] = own.parse_known_args()  # the task also reads sys.argv
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_eval_lm_parser()))
-    utils.import_user_module(cfg.common)
+    cfg = configuration_of(options.parse_args_and_arch(options.get_eval_lm_parser()))
     path, splits, task = cfg.common_eval.path, cfg.dataset.gen_subset.split(","), tasks.setup_task(cfg.task)
     config = read_checkpoint(path)["cfg"]["model"]
     members = config["members"] if config["_name"] == ENSEMBLE_ARCH else []

@@ -139,7 +139,10 @@ def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream,
         torch.testing.assert_close(member[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("learner", "words"), [("bagging", WORDS), ("gens", WORDS), ("gens", HARD_GATES)])
+@pytest.mark.parametrize(
+    ("learner", "words"),
+    [pytest.param("bagging", WORDS, marks=pytest.mark.slow), ("gens", WORDS), ("gens", HARD_GATES)],
+)
 def test_runs_of_several_seeds_equal_single_runs(learner, words, stream, tmp_path):
     options = ("--learner", learner, "--wait", "3")
     run(stream, tmp_path / "R", *options, "--seed", "1", "7", words=words)

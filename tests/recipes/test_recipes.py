@@ -82,6 +82,7 @@ def test_a_wrong_knob_is_one_line(words, knobs, said, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # 17 dry runs
 def test_the_small_tables_have_all_rows_and_none_twice(tmp_path):
     lines = dry_run(tmp_path, RECIPES / "lm" / "two_cores.sh", SEEDS="1")
     runs = re.findall(r"--save-dir \S*/runs/(\S+?)/stage-000/member-0 ", "\n".join(lines))

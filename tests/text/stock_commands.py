@@ -3,11 +3,11 @@
 import random
 
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import eval_lm, train
 
 import fairseq_alma
 from data_prep.text.command import main as prepare
+from fairseq_alma.training.fairseq_options import configuration_of
 
 fairseq_alma.register()
 
@@ -52,7 +52,7 @@ def training_options(stream, *arguments, **more):
 
 
 def training_config(stream, *arguments, **more):
-    return convert_namespace_to_omegaconf(training_options(stream, *arguments, **more))
+    return configuration_of(training_options(stream, *arguments, **more))
 
 
 def train_model(stream, folder, *arguments, **more):
@@ -64,7 +64,7 @@ def evaluation_config(stream, checkpoint, *arguments):
     command = [str(stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE), "--cpu"]
     command += ["--path", str(checkpoint), "--gen-subset", "test", "--num-workers", "0", "--no-progress-bar"]
     arguments = options.parse_args_and_arch(options.get_eval_lm_parser(), [*command, *arguments])
-    return convert_namespace_to_omegaconf(arguments)
+    return configuration_of(arguments)
 
 
 def evaluate(stream, checkpoint, *arguments):

@@ -33,6 +33,10 @@ def test_a_child_returns_a_value_and_its_output_is_in_the_log(tmp_path):
     assert call("math:hypot", 3, 4) == 5.0
 
 
+def test_fairseq_has_no_placeholder_for_other_modules():
+    assert call("builtins:eval", "__import__('scipy.stats').stats.norm.cdf(0)") == 0.5
+
+
 def test_the_helper_has_one_thread_and_has_never_asked_for_cuda():
     assert call("builtins:eval", "len(__import__('os').listdir(f'/proc/{__import__(\"os\").getppid()}/task'))") == 1
     assert call("builtins:eval", "__import__('torch').cuda.is_initialized()") is False
@@ -78,3 +82,13 @@ def test_helper_and_children_end_with_their_parent(tmp_path):
         assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
         os.kill(parent.pid, signal.SIGKILL)
     assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
+
+
+def test_a_failed_import_is_one_line_with_its_reason(tmp_path, monkeypatch):
+    helper.close()
+    (tmp_path / "fairseq.py").write_text("raise ImportError('no compiled extension')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        AlmaError, match=r"fairseq cannot be imported \(ImportError: no compiled extension\); reinstall"
+    ):
+        call("math:hypot", 3, 4)

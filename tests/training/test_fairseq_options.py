@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.fairseq_options import check_options
+from fairseq_alma.training.fairseq_options import check_options, configuration_of
 from tests.text.stock_commands import training_options
 
 
@@ -30,3 +31,19 @@ def test_check_options_rejects_a_number_out_of_range_and_accepts_defaults_and_re
     check_options(make({"capacity_factor": 0.0, "replay_share": 0.0, "num_experts": None, "data": "${task.data}"}))
     with pytest.raises(AlmaError, match=r"--capacity-factor -1.0: expected a number of at least 0"):
         check_options(make({"capacity_factor": -1.0}))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--arch alma_switch_lm --optimizer adam --adam-betas (0.9,0.99) --lr 0.1,0.2 --autocast bf16",
+        "--arch alma_transformer_lm --num-experts 4 --optimizer muon --replay --ema-half-life 1/16 --continue-as stage",
+        "--arch transformer_lm_gpt --optimizer sgd --lr-scheduler cosine --wandb-project x=y --update-freq 2,4",
+        "--arch lstm_lm --optimizer adam --lr 0.1",  # lstm_lm declares no dataclass
+    ],
+)
+def test_a_configuration_equals_that_of_fairseq(trained, words):
+    options = training_options(trained.stream, *words.split(), "--save-dir", "a folder", shape=())
+    ours, expected = configuration_of(options), convert_namespace_to_omegaconf(options)
+    assert ours == expected and str(ours) == str(expected)
+    assert OmegaConf.is_struct(ours)
