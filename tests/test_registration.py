@@ -51,6 +51,7 @@ assert logging.getLogger().handlers == [] and logging.getLogger().level == loggi
     assert run_python(code, tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_registering_sets_up_no_logging_draws_no_random_number_and_is_done_once(tmp_path: Path) -> None:
     code = f"""{STATE}
 import fairseq

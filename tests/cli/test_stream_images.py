@@ -141,7 +141,7 @@ def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream,
 
 @pytest.mark.parametrize(
     ("learner", "words"),
-    [pytest.param("bagging", WORDS, marks=pytest.mark.slow), ("gens", WORDS), ("gens", HARD_GATES)],
+    [*(pytest.param(each, WORDS, marks=pytest.mark.slow) for each in ("bagging", "gens")), ("gens", HARD_GATES)],
 )
 def test_runs_of_several_seeds_equal_single_runs(learner, words, stream, tmp_path):
     options = ("--learner", learner, "--wait", "3")
@@ -161,6 +161,7 @@ def test_runs_of_several_seeds_equal_single_runs(learner, words, stream, tmp_pat
     assert len(records(tmp_path / "R" / "seed-8")) == 2
 
 
+@pytest.mark.slow
 def test_an_unfinished_training_of_other_seeds_is_kept_or_restarted(stream, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
         patched.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
@@ -184,6 +185,7 @@ def fork_stream(command, **options):
     return Forked(child)
 
 
+@pytest.mark.slow
 def test_members_trained_by_several_processes_or_calls_give_the_same_files(stream, tmp_path, monkeypatch):
     monkeypatch.setattr(workers.subprocess, "Popen", fork_stream)
     bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")

@@ -122,6 +122,7 @@ def test_a_month_that_was_killed_ends_like_one_that_was_not(model, tmp_path, cap
     assert (killed / "export/model.safetensors").read_bytes() != exported  # also report and export are finished
 
 
+@pytest.mark.slow
 def test_a_redone_month_replaces_its_stage_alone_and_a_killed_one_loses_nothing(model, tmp_path, capsys, monkeypatch):
     call(capsys, model, write_month(tmp_path, 1))
     before = weight_sums(model / "run")

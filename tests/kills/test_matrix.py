@@ -6,7 +6,7 @@ from tests.forked import together
 from tests.kills.learners import RUNS
 from tests.kills.matrix import main
 
-FAST = {"images-gmoe": 18, "text-gmoe": 44}
+FAST = {"images-gmoe": 36, "text-gmoe": 66}
 """Run -> N, to kill at every N-th operation in the fast suite; a kill on text takes several seconds."""
 SLOW = {"images-gmoe": 9, "text-gmoe": 36, "text-ens": 36}
 

@@ -119,6 +119,7 @@ def test_an_image_study_ends_with_files_that_are_no_images(tmp_path):
     assert done.returncode == 1 and "train-images-idx3-ubyte" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_papers_figures_are_drawn_from_run_folders(tmp_path):
     pytest.importorskip("matplotlib")
     usage = [{"expert_usage": [[0.25, 0.75]], "gate_trees": [[0, 1]]}]

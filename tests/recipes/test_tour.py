@@ -17,6 +17,8 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
 from fairseq_alma.errors import AlmaError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory, checkout):

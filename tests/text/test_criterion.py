@@ -74,7 +74,11 @@ def test_a_dense_model_has_no_balance_loss():
 
 @pytest.mark.parametrize(
     ("build", "options", "breaks"),
-    [(model_of, {"moe_freq": 0}, 0), (transformer_of, {}, 0), (model_of, {}, None)],
+    [
+        pytest.param(model_of, {"moe_freq": 0}, 0, marks=pytest.mark.slow),
+        (transformer_of, {}, 0),
+        pytest.param(model_of, {}, None, marks=pytest.mark.slow),
+    ],
     ids=["switch dense", "transformer dense", "experts"],
 )
 def test_a_compiled_step_has_the_same_loss_and_a_dense_one_is_one_graph(monkeypatch, build, options, breaks):

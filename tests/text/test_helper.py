@@ -73,6 +73,7 @@ def test_processes_of_a_group_know_their_ranks_and_one_failure_ends_all(tmp_path
     assert time.monotonic() - began < 300
 
 
+@pytest.mark.slow
 def test_helper_and_children_end_with_their_parent(tmp_path):
     """``kill -9`` on alma-stream ends helper and child."""
     pids = tmp_path / "pids"

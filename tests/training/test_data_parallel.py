@@ -62,6 +62,7 @@ def test_two_processes_learn_and_log_the_same_as_one(trainings):
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.slow
 def test_a_training_resumes_with_another_number_of_processes_and_reads_the_same_batches(trained, trainings, tmp_path):
     train_together(2, tmp_path, trained.stream, "--max-update", "7")
     (tmp_path / "model-2").rename(tmp_path / "model-1")

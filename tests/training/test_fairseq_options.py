@@ -36,8 +36,8 @@ def test_check_options_rejects_a_number_out_of_range_and_accepts_defaults_and_re
 @pytest.mark.parametrize(
     "words",
     [
-        "--arch alma_switch_lm --optimizer adam --adam-betas (0.9,0.99) --lr 0.1,0.2 --autocast bf16",
-        "--arch alma_transformer_lm --num-experts 4 --optimizer muon --replay --ema-half-life 1/16 --continue-as stage",
+        "--arch alma_transformer_lm --num-experts 4 --optimizer adam --adam-betas (0.9,0.99) --lr 0.1,0.2 --replay "
+        "--autocast bf16 --ema-half-life 1/16 --continue-as stage",
         "--arch transformer_lm_gpt --optimizer sgd --lr-scheduler cosine --wandb-project x=y --update-freq 2,4",
         "--arch lstm_lm --optimizer adam --lr 0.1",  # lstm_lm declares no dataclass
     ],

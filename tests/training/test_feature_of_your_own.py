@@ -50,6 +50,7 @@ def test_a_missing_file_is_a_usage_error():
     assert done.returncode == 2 and "--features-from nowhere.py: no such file or folder" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_training_with_the_feature_resumes_bit_for_bit(trained, tmp_path):
     killing = tmp_path / "clipping.py"
     killing.write_text(OWN.read_text() + KILL)

@@ -1,5 +1,6 @@
 """A training of several epochs that is cut and resumed is bit-identical."""
 
+import pytest
 import torch
 
 from tests.text.stock_commands import train_model
@@ -7,6 +8,7 @@ from tests.text.stock_commands import train_model
 EPOCHS = ["--max-epoch", "3", "--megabatch", "0"]
 
 
+@pytest.mark.slow
 def test_a_training_cut_in_its_third_epoch_resumes_bit_for_bit(trained, tmp_path):
     def train(folder, end):
         last = train_model(trained.stream, tmp_path / folder, *EPOCHS, "--max-update", str(end))

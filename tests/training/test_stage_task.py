@@ -43,6 +43,7 @@ def validate_rank(rank, command, num_processes, folder):
     return lines
 
 
+@pytest.mark.slow
 def test_fairseq_validate_sums_the_batches_of_all_processes(trained, tmp_path):
     # 25 sequences in batches of 1: logs above fairseq's size limit, and processes with different numbers of batches
     command = [str(trained.stream), "--task", "alma_lm", "--tokens-per-sample", str(TOKENS_PER_SAMPLE)]
