@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Compare four learners on a stream of 4 mega-batches of text, in 2.3 minutes. Prints test perplexity after each mega-batch
+# Compare four learners on a stream of 4 mega-batches of text, in 2 minutes. Prints test perplexity after each mega-batch
 # as a table, draws a figure, and prints text that a model generates. The learners: one model (sm), an ensemble of two
 # (ens), a mixture that grows from 2 to 8 experts (gmoe), and one model that is trained once, on all mega-batches, after the
 # last arrival (retrain).
 #
 # Text:      the King James Version, 4.3 MB, from a Python package
 # Hardware:  two CPU cores, 3 GB of memory
-# Time:      2.3 minutes on cores without AVX-512, after installing (the first call creates .venv unless an environment with
+# Time:      2 minutes on cores without AVX-512, after installing (the first call creates .venv unless an environment with
 #            the package is active)
 #
 #   bash recipes/quickstart.sh              # a second call resumes, or prints the table again
