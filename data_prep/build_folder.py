@@ -18,8 +18,8 @@ def publish_stream(built: Path, stream: Stream) -> None:
 def publish_additions(built: Path, stream: Stream) -> None:
     """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
 
-    Files that the manifest does not list do not belong to the stream, so an addition overwrites files of a killed
-    command.
+    Files of a killed command are overwritten. The manifest does not list these files, so they do not belong to the
+    stream.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.

@@ -1,6 +1,6 @@
 """Read plain and compressed files through one interface, and report damaged files in one line.
 
-The first bytes of a file determine the format, so compressed standard input and files with another suffix work too.
+The first bytes of a file determine the format, so compressed standard input and files with a wrong suffix work too.
 Like the command-line tools, `DecompressedFile` reads files of several members and skips padding, empty frames and
 skippable frames. xopen and fsspec have two disadvantages: they stop at a damaged second member of bzip2 or xz data
 without an error, and they do not limit the memory of decompression.
@@ -27,7 +27,7 @@ _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses all input at once, to at most 30,000 times the size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
 _XZ_MEMORY = 1 << 29  # bytes. Decompressing the output of xz -9 needs 65 MiB.
-_LARGEST_CONTENT = 1 << 30  # bytes. Every published file is smaller.
+_LARGEST_CONTENT = 1 << 30  # bytes. Every file of a published data set is smaller.
 
 
 class DecompressedFile:
@@ -41,7 +41,7 @@ class DecompressedFile:
         is_packed: whether the file is compressed.
 
     Raises:
-        AlmaError: the name has a compression suffix, but the content has another format.
+        AlmaError: the name has a compression suffix, but the content is not compressed.
     """
 
     def __init__(self, raw: BinaryIO, label: str) -> None:

@@ -1,11 +1,11 @@
-"""Download a published corpus, check its files, and make a stream of them.
+"""Download a published corpus, check the files, and convert the files to a stream.
 
     python -m data_prep.corpus mnist --out STREAM --megabatches 500
     python -m data_prep.corpus wikipedia-2015 --text articles.txt
     python -m data_prep.corpus kjv --out STREAM --megabatches 4 --vocab-size 2000
 
-The command passes options that ``NAME --help`` does not list to ``alma-prep-text`` or ``alma-prep-images``. The folder
-``--source`` (default: ``corpora/NAME``) contains the downloaded files.
+All options of ``alma-prep-text`` (text) or ``alma-prep-images`` (images) are accepted, in addition to the options that
+``NAME --help`` lists. The folder ``--source`` (default: ``corpora/NAME``) contains the downloaded files.
 """
 
 import argparse
@@ -92,7 +92,7 @@ CORPORA: Mapping[str, Corpus] = {
         ("fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",),
     ),
     # Several public repositories list these sums; the author's page has the MD5 sums c32a1d4ab5d03f1284b67883e8d87530
-    # and 03b5dce01913d631647c71ecec9e9cb8
+    # and 03b5dce01913d631647c71ecec9e9cb8.
     "cifar10": Corpus(
         f"CIFAR-10 (170 MB; {_CIFAR})",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -136,7 +136,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         find(args.name, args.source, *split[1:])
         return prep_images([args.name, *split, "--source", str(args.source), *rest])
     if args.out is None and args.text is None:
-        parser.error("expected --out or --text; give --out STREAM to make a stream, --text FILE for the documents only")
+        parser.error("expected --out or --text; give --out STREAM to make a stream, or --text FILE for a text file")
     text = args.text or HOME / f"{args.name}.txt"
     if args.text is not None or not text.exists():
         refuse_irregular(text)
@@ -151,7 +151,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
     """Return the paths of the files of a corpus in a folder, and download missing files.
 
-    Check the sha256 of all files, or of an archive before unpacking. Files unpacked earlier are not checked.
+    Check the sha256 of all files or, before unpacking, of the archive. Do not check files that were unpacked earlier.
 
     Raises:
         AlmaError: a file cannot be downloaded, or differs from the published file.

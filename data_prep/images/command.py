@@ -35,7 +35,7 @@ _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
     "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
     "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),
     "emnist": (
-        "EMNIST: the idx files of one split, plain or .gz; this command transposes images",
+        "EMNIST: the idx files of one split, plain or .gz; the command corrects the transposed images",
         ("source", "split"),
     ),
     "cifar10": ("CIFAR-10: the files of the binary version", ("source",)),
@@ -83,7 +83,7 @@ class ImagePrepOptions(Options):
     )
     source: Optional[Path] = opt(None, "folder that contains the files of the data set", metavar="DIR")
     test_fraction: Optional[float] = opt(
-        None, f"share of the images in the test set (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
+        None, f"share of images held out for testing (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
     )
     split: str = opt("balanced", "split of EMNIST", choices=tuple(EMNIST_CLASSES))
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
@@ -91,8 +91,8 @@ class ImagePrepOptions(Options):
         None, "name of the data set in the manifest (default: arrays or folder)", parse=utf8_word, metavar="NAME"
     )
     augment: bool = opt(False, "augment training images with random crops and flips")
-    images: Optional[Path] = opt(None, "image array: uint8, (images, [channels,] height, width)", metavar="FILE.npy")
-    labels: Optional[Path] = opt(None, "label array: integers from 0, (images,)", metavar="FILE.npy")
+    images: Optional[Path] = opt(None, "image array: uint8 (images, [channels,] height, width)", metavar="FILE.npy")
+    labels: Optional[Path] = opt(None, "label array: integers from 0, one per image", metavar="FILE.npy")
     test_images: Optional[Path] = opt(
         None, "test images, same format as --images (default: a sample of --images)", metavar="FILE.npy"
     )

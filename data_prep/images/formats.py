@@ -1,4 +1,4 @@
-"""Read image data sets in the file formats in which they are published.
+"""Read image data sets in their published file formats, and images from arrays and folders.
 
 - idx: a magic number, the sizes of the dimensions, then bytes (http://yann.lecun.com/exdb/mnist/). In EMNIST (Cohen et
   al. 2017), rows and columns of the images are exchanged.
@@ -38,7 +38,7 @@ CIFAR = {  # data set -> (file names, folder in the archive, number of classes o
 _CIFAR_SHAPE = (3, 32, 32)
 _MOST_CHANNELS = 4
 _MOST_CLASSES = 100_000  # limit without --num-classes: a larger label is probably a mistake
-_TEST_DRAW = 1  # added to the seed, so that the test set is sampled independently of the mega-batches
+_TEST_DRAW = 1  # second seed, so that the test set is sampled independently of the mega-batches
 Part = tuple[np.ndarray, np.ndarray]
 """Training or test set: (images ``(n, C, H, W)``, uint8; labels ``(n,)``, int64 from 0)."""
 
@@ -302,8 +302,8 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise AlmaError(
-            f"--{part}labels {labels_path}: expected integers (images,), found {labels.dtype} {labels.shape}; convert "
-            "the array and save it again"
+            f"--{part}labels {labels_path}: expected one integer per image, found {labels.dtype} {labels.shape}; "
+            "convert the array and save it again"
         )
     return _checked(images, labels, [images_path, labels_path], given.num_classes or _MOST_CLASSES)
 

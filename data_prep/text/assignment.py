@@ -2,7 +2,7 @@
 
 The seed and the hash of a document determine the sort key of the document. `assign` sorts the documents by key and cuts
 the list into sets. The size of a set in UTF-8 bytes differs from the requested size by less than one document. With
-``--one-per-input`` or ``--by``, the INPUT or the group of a document determines the mega-batch.
+``--one-per-input``, the INPUT of a document determines the mega-batch; with ``--by``, the group of the document.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the uint64 sort key of each document. With ``positions``, equal documents get different keys."""
+    """Return the uint64 sort key of each document. Different ``positions`` give equal documents different keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
@@ -83,7 +83,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         requested = {flag: f"{size:,}" for flag, (given, size) in sizes_of.items() if given is not None}
         raise AlmaError(
             f"{', '.join(requested)}: expected less than the {total:,} bytes of the text, found "
-            f"{' and '.join(requested.values())}; give smaller sizes, or more text"
+            f"{' + '.join(requested.values())}; give smaller sizes, or more text"
         )
     sets = np.empty(len(sizes), np.int16)
     if shares.held_out:
@@ -110,7 +110,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch {number}, "
-                    "and not all documents; give a smaller size, or more text"
+                    "and at least one document for training; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]

@@ -61,8 +61,8 @@ class StreamStage(PipelineStep):
             return work.make_plan(there, self.options, None, default_workers())
         if work.plan.options != self.options:
             raise AlmaError(
-                f"{self.folder}: the folder contains files of a command with other options; give another work folder "
-                "and another logging_dir"
+                f"{self.folder}: the folder contains files of a command with different options; give another work "
+                "folder and another logging_dir"
             )
         if self.name == "publish":
             return self._publish(work)

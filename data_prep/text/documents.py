@@ -45,7 +45,7 @@ class Source:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Return (size in bytes, modification time) to detect changes of the file."""
+        """Return (size in bytes, modification time) for detecting changes to the file."""
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 

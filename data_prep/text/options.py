@@ -20,7 +20,7 @@ FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Option that ``--append`` does not accept: the value in the history of the stream applies."""
+"""Option that ``--append`` does not accept. An addition uses the value recorded in the history of the stream."""
 AUTO = 0
 """Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 _EPILOG = """examples:

@@ -47,7 +47,7 @@ def find_sources(
         period: period of the dates in field ``by``, see `Source`.
 
     Raises:
-        AlmaError: an input does not exist or cannot be read, or a folder contains no file or a special file.
+        AlmaError: an input does not exist or cannot be read, or a folder has no file, a special file or several splits.
     """
     stream = None if out is None else out.resolve()
     found: list[Optional[list[Path]]] = []  # None for a pipe. Pipes are read after all other checks.
@@ -79,7 +79,7 @@ def find_sources(
 
 
 def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
-    """Return the files in a folder and its subfolders, sorted by name, and print the ignored files."""
+    """Return the files in a folder and its subfolders, sorted by name, and print which files are ignored."""
 
     def refuse(error: OSError) -> None:  # os.walk ignores folders that it cannot read.
         raise error
@@ -90,7 +90,7 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".") and Path(root, name).resolve() != stream]
         for name in folders:
             if os.path.islink(os.path.join(root, name)):
-                print_line(f"note: {Path(root, name)}: ignored this link to a folder", sys.stderr)
+                print_line(f"note: {Path(root, name)}: this link to a folder is ignored", sys.stderr)
         visible = sorted(name for name in names if not name.startswith("."))
         # A README is text of the input if there is no other file.
         kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible

@@ -157,7 +157,7 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, key, size and index (INPUT or group) of each document of a piece. Yield bytes read per block."""
+        """Write hash, key, size, and INPUT or group index of each document of a piece. Yield `bytes_read` per block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
@@ -182,7 +182,7 @@ class Work:
         """Drop duplicates and assign all other documents to sets, with less than 64 bytes of memory per document.
 
         Raises:
-            AlmaError: an input has no document, there are too many groups, or a set is empty.
+            AlmaError: an input has no document or only duplicates, there are too many groups, or a set is empty.
         """
         plan, options = self.plan, self.plan.options
         hashed = [self.load(f"hashed-{piece:05d}") for piece in range(len(plan.pieces))]
@@ -286,7 +286,7 @@ class Work:
         raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, marks, bytes read) for each block. Raises AlmaError if the number of documents changed."""
+        """Yield (documents, values of ``marks``, bytes read) per block. Raises AlmaError if a file has changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -299,7 +299,7 @@ class Work:
             raise _changed(label)
 
     def sample(self, number: int) -> Iterator[int]:
-        """Write the tokenizer training text and the held-out n-grams of a piece. Yield the bytes read per block."""
+        """Write the tokenizer training text and the held-out n-grams of a piece. Yield `bytes_read` per block."""
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)

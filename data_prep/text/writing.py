@@ -21,7 +21,7 @@ from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, TOKENIZER_FOLDER, Toke
 
 MAX_LISTED = 1000
 """Maximum number of dropped documents that the manifest lists."""
-_MOST_PENDING = 1 << 26  # maximum number of bytes in memory, because a process cannot keep thousands of files open
+_MOST_PENDING = 1 << 26  # maximum number of buffered bytes; the writers buffer, because they keep no file open
 
 
 def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:

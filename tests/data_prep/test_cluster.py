@@ -140,7 +140,7 @@ def test_a_completed_run_does_nothing_again_and_its_work_is_of_no_use_to_other_c
     assert (tmp_path / "stream/stream.json").stat().st_mtime_ns == before
     words, work = [str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "stream-work")
     for stage in stream_stages([*words, "--seed", "2"], work)[1:]:
-        with pytest.raises(AlmaError, match="contains files of a command with other options"):
+        with pytest.raises(AlmaError, match="contains files of a command with different options"):
             stage.run()
     (texts / "0.txt").write_text("other text")
     with pytest.raises(AlmaError, match="changed while it was read"):

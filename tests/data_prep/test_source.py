@@ -176,4 +176,4 @@ def test_a_link_to_a_folder_is_reported_and_not_followed(tmp_path, capsys):
     (tmp_path / "in/a.txt").write_text("text")
     (tmp_path / "in/more").symlink_to(tmp_path / "elsewhere")
     assert read(tmp_path / "in") == ["text"]
-    assert "in/more: ignored this link to a folder" in capsys.readouterr().err
+    assert "in/more: this link to a folder is ignored" in capsys.readouterr().err
