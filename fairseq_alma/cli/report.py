@@ -11,8 +11,9 @@ from fairseq_alma.options import Options, operand, opt
 from fairseq_alma.terminal import print_line
 
 DESCRIPTION = """\
-Print tables with the results of each run: test perplexity (text) or error (images) after each mega-batch, mean over the
-stream, cost and growth. Tables average runs that differ only in the seed. --out also writes files and an HTML page."""
+Print tables with the results of each run: test perplexity (text) or test error (images) after each mega-batch and over
+the stream, cost and growth. Most tables average runs that differ only in the seed. --out also writes files and an HTML
+page."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class ReportOptions(Options):
     out: Optional[Path] = opt(
         None, "folder for index.html, tables (.md, .csv, .tex) and figures (.png, .pdf)", metavar="DIR"
     )
-    mix: bool = opt(False, "allow runs on different streams in one table; the table then compares only bits per byte")
+    mix: bool = opt(False, "allow runs on different streams in one table; only bits per byte are then comparable")
 
 
 @command

@@ -223,7 +223,7 @@ def complete_options(
 ) -> Recipe:
     """Return the options of a run on text, including the defaults; set feature options in ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
-        raise ValueError(f"--preset {request.preset.name}: expected images, found text; give --preset paper, or none")
+        raise ValueError(f"--preset {request.preset.name}: requires images; give --preset paper, or remove --preset")
     learner = request.build_learner("text", request.seeds[0])
     context = Context(
         owned=learner.owned,

@@ -70,7 +70,7 @@ class UpdateOptions(Options):
     inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "maximum number of passes: of a month through the new text, and of all trainings together through all text",
+        "maximum number of passes through the new text in each month, and through all text in all months together",
         range=real(0, 1000, above=True),
         metavar="R",
     )
@@ -110,7 +110,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(str(error))
     refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
     root, is_new = options.model, not options.model.exists()
-    read_record(root)  # Refuse a folder of another kind before writing a lock into it.
+    read_record(root)  # Refuse a folder that is not a model folder before writing a lock into it.
     try:
         with locked(root / ".lock", f"{root}", who="alma-update"):
             record = read_record(root)
@@ -145,7 +145,7 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
         if hashes in known:
             if not was_unfinished:
-                print_line(f"{root}: month {known.index(hashes) + 1} has the same text; nothing to do", sys.stdout)
+                print_line(f"{root}: month {known.index(hashes) + 1} already has this text; nothing to do", sys.stdout)
             return
         if not options.another_language:
             _refuse_another_language(stream, sources)
@@ -163,7 +163,7 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
 def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
     """Train on the newest month again in a new run, which then replaces the current run."""
     if not record.months:
-        raise AlmaError(f"{root}: no month to redo; give NEW_TEXT for the first month")
+        raise AlmaError(f"{root}: no month to redo; remove --redo and give NEW_TEXT for the first month")
     was_unfinished = record.redo is None and _finish(root, record)
     last = record.months[-1]
     action = last.step[0] if options.size is None else "restart"
@@ -215,7 +215,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the bits per byte of the current model on the held-out text of the newest month; None without text."""
+    """Return the bits per byte of the current model on the newest month's held-out text; None: no held-out text."""
     split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
     if not split.num_tokens:
         return None

@@ -21,7 +21,7 @@ LEAST_RESTART = 1.5
 TOKENS_PER_PARAMETER = 8
 """Maximum number of tokens (of all text so far) per parameter; above this number, a model is too small."""
 AHEAD = 6
-"""Factor by which text is expected to grow, for choosing the size of a new model (see how-to/monthly.md)."""
+"""Expected growth factor of the text, for choosing the size of a new model (see how-to/monthly.md)."""
 LEAST_TOKENS = 2_600_000
 """Minimum number of tokens for choosing the size of a new model, so that its width is at least 128.
 
@@ -38,7 +38,7 @@ class Month(Struct, omit_defaults=True):
     """A month in ``update.json``. Test results are bits per byte, or None without held-out text."""
 
     step: tuple[str, float]  # result of `next_step`
-    first: int  # index (from 0) of the first month of this month's run
+    first: int  # index (from 0) of the newest month in the first stage of the run
     size: Optional[int] = None  # number of parameters of a new model; None if alma-stream chooses the size
     replaces: bool = False  # whether this month trains a new run, which then replaces the current run
     before: Optional[float] = None  # result on the held-out text of this month, before training on the month
@@ -65,7 +65,7 @@ class UpdateRecord(Struct):
 
 def read_record(root: Path) -> UpdateRecord:
     """Return the record of a model, empty for a new model. Raises AlmaError if ``root`` is not a model folder."""
-    path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
+    path, remedy = root / RECORD, "restore the file from a backup, or give a new MODEL"
     if path.exists():
         content = read_json_object(path, remedy)
         require_version(content.get("version"), VERSION, path, "give a new MODEL and the texts of all months")
@@ -106,7 +106,7 @@ def new_size(tokens: float, vocab_size: int) -> int:
 
 
 def describe(months: Sequence[Month]) -> Iterator[str]:
-    """Yield lines about the newest month: bits per byte before and after its training, and cost of the training."""
+    """Yield lines about the newest month: bits per byte before and after training, and cost of training."""
     month, last = months[-1], months[-2] if len(months) > 1 else Month(("", 0), 0)
     rows = {
         "all text so far": ([*last.months, month.before], month.months),
@@ -120,7 +120,7 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
             change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
             yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
             if what == "old text" and after > WORSE * before:
-                yield f"warning: the loss on old text is {change} than before; to use R passes, give --redo --budget R"
+                yield f"warning: the loss on old text is {change} than before; for R passes, give --redo --budget R"
         elif after is not None:
             yield f"{what}: {after:.3f} bits per byte"
     action, passes = month.step

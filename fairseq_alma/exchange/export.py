@@ -86,7 +86,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         text = misread_text(json.loads(vocabulary.files[TOKENIZER]), tokenizer, _test_texts(stream, tokenizer))
         if text is not None:
             raise AlmaError(
-                f"{tokenizer.file}: the exported tokenizer.json would give other ids to {text[:40]!r}; {EXPORTABLE}"
+                f"{tokenizer.file}: the exported tokenizer.json would change the ids of {text[:40]!r}; {EXPORTABLE}"
             )
     architecture = settings["architectures"][0]
     with work_folder(out, "alma-export") as folder:

@@ -57,7 +57,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
     tokenizer = StreamTokenizer(folder / TOKENIZER)
     if tokenizer.vocab_size > config.vocab_size:
         raise AlmaError(
-            f"{folder}: expected a tokenizer with at most the {config.vocab_size:,} tokens of the model, found "
+            f"{folder}: expected a tokenizer with at most {config.vocab_size:,} tokens, as in the model, found "
             f"{tokenizer.vocab_size:,} tokens; {_REMEDY}"
         )
     if stream is not None and StreamTokenizer.open(stream.root).symbols != tokenizer.symbols:
@@ -155,8 +155,8 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     """Return the tokens of the folder that correspond to the special symbols of fairseq.
 
     Returns:
-        (id of each symbol's token, distinct, or None for a symbol without a token; for each symbol, id of the token
-        whose row initializes the row of the symbol).
+        Two lists with one token id for each symbol: the token that the symbol replaces (None without such a token, or
+        if another symbol replaces the token), and the token whose row initializes the row of the symbol.
 
     Raises:
         AlmaError: the folder has no valid EOS token.
@@ -199,7 +199,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _renamed(tensors: Mapping[str, Tensor], sources: list[int], is_tied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of the checkpoint: experts are stacked, and embeddings have rows for fairseq's symbols."""
+    """Yield (name, tensor) for the checkpoint: stack experts, and add rows for fairseq's symbols to the embeddings."""
     table = torch.cat([tensors[EMBEDDINGS][sources], tensors[EMBEDDINGS]])
     yield "decoder.embed_tokens.weight", table
     outputs = table if is_tied else torch.cat([tensors[OUTPUTS][sources], tensors[OUTPUTS]])

@@ -31,7 +31,7 @@ print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
 ```
 
 The architecture is {architecture} of transformers 5 or newer; no other package is needed. The tokenizer puts `{first}`
-before a text, as in training, and the model was trained on sequences of {context:,} tokens.
+before a text, as in training. The maximum sequence length is {context:,} tokens.
 
 Licence: not specified; add the licence before publishing the model.
 """
@@ -47,7 +47,7 @@ def model_card(
         stream: stream that the model was trained on.
         facts: sizes of the model.
         architecture: name of the model class in transformers.
-        context: maximum sequence length in tokens; the sequence length in training unless the model is imported.
+        context: maximum sequence length in tokens, at least the sequence length in training.
         first: special token at the beginning of each sequence.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))

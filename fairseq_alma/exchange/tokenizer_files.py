@@ -1,8 +1,10 @@
 """Export the tokenizer of a stream as files for transformers.
 
-Token ids are the same as in the stream: fairseq's four special symbols come first, then token u with id u + 4. By
-default, transformers recognizes special tokens in a text. ``tokenizer(text, split_special_tokens=True)`` encodes their
-names as plain text, as alma-prep-text and `score` do. The export does not change the tokenizer of an imported model.
+Token ids are the same as in the stream: fairseq's four special symbols come first, then token u with id u + 4. The
+exception is an imported model: the export copies the original tokenizer, in which token u has id u.
+
+By default, transformers recognizes the names of special tokens in a text. ``split_special_tokens=True`` encodes these
+names as plain text, as alma-prep-text and `score` do.
 """
 
 import json
@@ -38,8 +40,8 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     Args:
         tokenizer: tokenizer of the stream.
         context: maximum sequence length of the model, in tokens.
-        symbol_ids: for an imported model, JSON list with the imported token id, or null, of each fairseq symbol (see
-            `data.tokens.absent_ids`); None or empty for other models.
+        symbol_ids: for an imported model, JSON list with the id of the token that each fairseq symbol replaces, or null
+            (see `data.tokens.absent_ids`); None or empty for other models.
         has_bos: whether sequences begin with ``<s>`` instead of ``</s>``.
 
     Raises:
@@ -81,7 +83,7 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
     Raises:
         AlmaError: the type of the tokenizer cannot be exported.
     """
-    for space in ("", " "):  # With a space, plain text contains no symbol name.
+    for space in ("", " "):  # The plain text <s> does not contain the name <s >.
         content, names = _with_symbols(tokenizer, space)
         if not misread_text(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break
@@ -130,7 +132,7 @@ def misread_text(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: 
 
 
 def _with_symbols(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of tokenizer.json with fairseq's symbols first, and the names of these symbols."""
+    """Return (content of tokenizer.json with fairseq's symbols first, names of these symbols in the file)."""
     if tokenizer.kind != "tokenizers":
         raise AlmaError(f"{tokenizer.file}: expected a tokenizer.json, found a SentencePiece model; {EXPORTABLE}")
     content = json.loads(tokenizer.file.read_text(encoding="utf-8"))

@@ -92,7 +92,7 @@ class CandidateBlock(CandidateLayer):
     def candidate_weights(self) -> tuple[Tensor, Tensor]:
         """Return (change d of each channel's weights (O, I, 3, 3), incoming weights of new channels (Q, I, 3, 3)).
 
-        Batch norm cancels the norm of a new channel's incoming weights.
+        The norm of a new channel's incoming weights has no effect, because batch norm follows.
         """
         return self.split * self.split_lengths, self.new * self.new_length
 
@@ -106,7 +106,7 @@ class CandidateBlock(CandidateLayer):
         if len(self.outgoing):
             old = old + F.conv2d(new_before, self.outgoing_weight(), padding=1)
         change = change * self.split_path[:, None, None]
-        # Use batch statistics, as training does. Training would remove a constant shift, so a shift is not a gain.
+        # Use batch statistics, as in training. They remove a constant shift of a channel, so a shift is not a gain.
         affine = self.norm_weight, self.norm_bias
         halves = [
             F.relu(F.batch_norm(half, None, None, *affine, training=True, eps=BATCH_NORM_EPS))
@@ -188,7 +188,7 @@ def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[Kep
         second_halves = block.weight[kept.split] - change[kept.split]
         weight = torch.cat([first_halves, second_halves, new_weight[kept.new]])
         # Weights for the new channels of the previous layer: both halves of a split channel get the weights of this
-        # channel, new channels get zeros.
+        # channel; new channels get zeros.
         outgoing = block.outgoing_weight()
         zeros = outgoing.new_zeros(len(kept.new), *outgoing.shape[1:])
         outgoing = torch.cat([outgoing, outgoing[kept.split], zeros])

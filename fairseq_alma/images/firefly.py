@@ -102,8 +102,8 @@ def grow_firefly(
         share_of: unit of ``share``: ``parameters`` or ``neurons``.
 
     Returns:
-        (grown network, on the same device and in the same mode; FLOPs). The parameters are new tensors, so the caller
-        must build a new optimizer.
+        (grown network, on the device and in the mode of ``network``; FLOPs of the growth step). The parameters are new
+        tensors, so the caller must build a new optimizer.
 
     Raises:
         AlmaError: the share is not a finite positive number, the share is too small to add a channel, or the loss of

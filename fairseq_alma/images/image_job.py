@@ -63,7 +63,7 @@ class ImageJob:
                     f"{self.images.stream.root}: stage {plan.stage.index} has no validation images to select the best "
                     "epoch; prepare the stream with fewer mega-batches, or increase --wait"
                 )
-        # Set the variable before torch is imported. On a busy machine, small networks are slower with several threads.
+        # Torch reads OMP_NUM_THREADS on import. On a busy machine, small networks are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
         # Import fairseq first: fairseq imports and registers our models, which fails if they are partly imported.

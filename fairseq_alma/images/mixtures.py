@@ -73,7 +73,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network. Each of ``trees`` defines a hidden layer: a mixture of experts of ``width`` neurons."""
+    """Fully connected network. Each gate tree defines a hidden layer: a mixture of experts of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str

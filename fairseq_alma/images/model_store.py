@@ -36,11 +36,11 @@ class TrainedModel:
     Attributes:
         state: state dictionary of the network.
         grown: layer sizes after growth, which a checkpoint stores as model options.
-        num_updates: number of updates in the last stage that trained the model, without the branch.
+        num_updates: number of updates in the last stage that trained the model, without updates of the branch (copy of
+            the model that is trained with a decaying learning rate).
         num_images: number of training images in this stage, including the branch; an image counts once per epoch.
         growth: record of the growth step before these updates; empty without growth.
-        tested: weights to predict with: average of weights, or weights of the branch (copy of the model that is
-            trained with a decaying learning rate); None: the model predicts with ``state``.
+        tested: weights to predict with: average of weights, or weights of the branch; None: ``state``.
     """
 
     state: Mapping[str, Tensor]

@@ -1,7 +1,7 @@
 """Networks of the image study: fully connected network and VGG19 (paper v5, section 5, Appendices B.1.1 and B.1.2).
 
 A network has N members: models with separate weights that run in one batched operation. Except for rounding, a member
-has the same output as in a network of its own. A single model is the case N = 1.
+has the same output as a separate network with the same weights. A single model is the case N = 1.
 
 The paper uses the reduced VGG of Wu et al. 2020 (Firefly) and gives no details. This network has sixteen 3 x 3
 convolutions in five groups, with batch norm and the same number of channels in every layer. Max pooling follows each of
@@ -162,7 +162,7 @@ class MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_members, out_features))
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Sample the initial weights of ``torch.nn.Linear`` for each member, with the member's generator."""
+        """Sample initial weights as ``torch.nn.Linear`` does, for each member with the member's generator."""
         for weight, bias, generator in zip(self.weight, self.bias, generators, strict=True):
             init_as_linear(weight, bias, generator)
 

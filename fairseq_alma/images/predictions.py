@@ -38,7 +38,7 @@ class Tally:
     def __init__(self, combine: str) -> None:
         self.combine = combine
         self.num_models = 0
-        self.log_sum: Optional[Tensor] = None  # sum of the logits if combine is "logits"
+        self.log_sum: Optional[Tensor] = None  # sum of logits for "logits", else log of summed probabilities
         self.votes: Optional[Tensor] = None
 
     def add(self, logits: Tensor) -> None:
@@ -155,7 +155,7 @@ class Predictions:
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Group models by network: one network for each model of an earlier stage, and one for all models of this stage."""
+    """Group models by network: one network for each model of an earlier stage, and one for all models of the stage."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

@@ -222,9 +222,9 @@ class StageTrainer:
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the weights to test for each unit; averaged weights include new batch norm statistics."""
+        """Return the weights to test for each unit (member or joint model); averages get new batch norm statistics."""
         averages = [each for each in training.tested if each is not None]
-        is_last = all(  # the average equals the weights
+        is_last = all(  # whether the averages equal the weights
             torch.equal(tensor, state[name])
             for average, state in zip(averages, training.states, strict=False)
             for name, tensor in average.items()
@@ -244,8 +244,8 @@ class StageTrainer:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise AlmaError(
-                    f"{unfinished}: expected the state of this training, found another ({error}); remove the file to "
-                    "restart the stage"
+                    f"{unfinished}: expected the state of this training, found another state ({error}); remove the "
+                    "file to restart the stage"
                 ) from error
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(seeds)
         saved = began = time.monotonic()

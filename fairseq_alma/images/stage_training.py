@@ -45,7 +45,7 @@ class TrainingSettings(LoopOptions):
 class UnitProgress:
     """Training progress of one unit: a member, or all members of a joint model."""
 
-    best_loss: float = math.inf  # best score: validation loss in nats, or with --select accuracy the error, 0 to 1
+    best_loss: float = math.inf  # best score: validation loss in nats; with --select accuracy, error (0 to 1)
     best_epoch: int = 0  # epoch with the best score, from 1; 0: no epoch yet
     stopped_after: Optional[int] = None  # number of epochs before early stopping; None: not stopped
 

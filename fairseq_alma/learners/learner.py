@@ -36,7 +36,7 @@ class ScheduleOptions(Options):
     drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
     iid: Optional[int] = opt(
         None,
-        "control run: one stage on the first K mega-batches, with K times as many updates",
+        "control run: one stage on the first K mega-batches, with K times the updates of a stage",
         range=integer(1),
         trait="has_iid_control",
         metavar="K",
@@ -71,7 +71,7 @@ def stages(
     drops the last mega-batches if fewer than w remain, as in Table 2 of the paper.
     """
     if num_megabatches < 1 or wait < 1:
-        raise ValueError(f"expected at least 1 mega-batch and waiting time 1, found {num_megabatches} and {wait}")
+        raise ValueError(f"expected at least 1 mega-batch and --wait 1, found {num_megabatches} and --wait {wait}")
     planned: list[Stage] = []
     first, end = 0, first_wait or wait
     while first < num_megabatches and not (drop_rest and end > num_megabatches):

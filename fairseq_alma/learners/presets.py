@@ -1,4 +1,4 @@
-"""Presets for the image study: settings of the paper's text (``paper``) and of its released code (``released-code``).
+"""Presets for the image study: settings of the paper's text (``paper``) or of the released code (``released-code``).
 
 Options on the command line take precedence over the preset, and run.json records the name of the preset. Sources: the
 paper (v1, section 5; v5, sections 4 and 5 and Appendix B.1), and github.com/facebookresearch/alma.
@@ -15,7 +15,7 @@ BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 @dataclass(frozen=True)
 class Preset:
-    """Option values that a preset sets. With the value None, the preset does not give the option.
+    """Option values that a preset sets. The value None means that the preset omits the option.
 
     Attributes:
         learners: learner -> (field name -> value) for the options of the learner.

@@ -15,7 +15,7 @@ LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",
 }  # fmt: skip
-"""Colour of each learner (palette of Okabe and Ito, 2008), in the order of learners in tables."""
+"""Colour of each learner (most from the palette of Okabe and Ito, 2008), in the order of learners in tables."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
 """Options that an experiment name omits, because the label or the number of experts shows the value."""
 # 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
@@ -91,7 +91,7 @@ class Experiment:
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return the spread of ``scale`` x column over seeds with an update at an arrival; None without such seeds."""
+        """Return the spread of ``scale * column`` over seeds with an update at an arrival; None without such seeds."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 

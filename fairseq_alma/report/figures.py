@@ -24,7 +24,7 @@ from fairseq_alma.report.table import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 UNTRAINED_RATIO = 2.0
-"""The curve omits the untrained model if the untrained metric exceeds this number times the largest other value."""
+"""The curve omits the untrained model if its metric exceeds this number times the largest other value."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {

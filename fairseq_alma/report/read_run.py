@@ -1,7 +1,7 @@
 """Read the records of a run into a DataFrame with one row for each arrival.
 
-An arrival without an update has the results of the previous update. Arrivals before the first update have the results
-of the untrained model. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).
+At an arrival without an update, the current model is the model after the previous update, or the untrained model if no
+update came before. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).
 """
 
 import itertools
@@ -109,7 +109,7 @@ class RecordedRun:
 
     @property
     def experts(self) -> str:
-        """Describe the number of experts per layer and of models after each update, as in Table 2 of the paper.
+        """Describe the numbers of experts per layer and of models after each update, as in Table 2 of the paper.
 
         Examples: ``4``; ``4, 6, 8`` for a growing model; ``4@2`` for two models with 4 experts; ``5 models``.
         """
@@ -203,7 +203,7 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
     frame.loc[is_unknown, "before_growth"] = frame.valid.ffill().shift()[is_unknown]
     known = min((arrival for arrival in planned if arrival not in rows), default=num_arrivals)
     untrained = float(stream["vocab_size"]) if kind == "text" else 1 - 1 / stream["num_classes"]
-    # A diverged model counts as infinite until the next update.
+    # The metric of a diverged model counts as infinite until the next update.
     value = frame.value.where(~(frame.done & frame.value.isna()), math.inf)
     frame["curve"] = value.ffill().fillna(untrained).where(frame.index < known) * (1 if kind == "text" else 100)
     frame["average"] = frame.curve.cumsum() / (frame.index + 1)

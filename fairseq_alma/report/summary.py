@@ -45,7 +45,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
 
 
 def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Yield (title, sentence) pairs about a run on text: newest model, gain of the last arrival, training loss."""
+    """Yield (title, sentence) pairs about a run on text: newest model, gain of the last arrival, perplexities."""
     done = run.done
     if not run.is_text or done.empty:
         return

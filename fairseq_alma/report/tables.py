@@ -22,7 +22,7 @@ def metric_names(run: RecordedRun) -> tuple[str, str, str]:
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
-    """Return the arrivals that a table shows: all arrivals (if at most 20), else the last arrival of each tenth."""
+    """Return the arrivals to show: all arrivals (if at most 20), else the last arrival of each tenth of the stream."""
     if num_arrivals <= MAX_COLUMNS:
         return list(range(num_arrivals))
     return [round(num_arrivals * tenth / FEW_COLUMNS) - 1 for tenth in range(1, FEW_COLUMNS + 1)]
@@ -170,7 +170,7 @@ def run_table(groups: Sequence[Experiment]) -> Table:
             rows.append(row | {f"t{arrival}": number(value, 2) for arrival, value in run.done.curve.items()})
     rows = filled(rows)
     hidden = {title for title in rows[0] if title[1:].isdecimal()}
-    return Table("runs", "Runs", "Run directory, complete stages and results of each run.", rows, hidden=hidden)
+    return Table("runs", "Runs", "Run folder, complete stages and results of each run.", rows, hidden=hidden)
 
 
 def _distinguishing(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:

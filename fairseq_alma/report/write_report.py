@@ -63,7 +63,7 @@ class Report:
             drawings = figures.draw_all(self.groups)
         known = {f"{name}.{end}" for name in TABLES for end in TEXTS}
         known |= {f"{FIGURES}/{name}.{end}" for name in DRAWINGS for end in ("png", "pdf")}
-        for name in (PAGE, *texts):  # Draw before writing the first file.
+        for name in (PAGE, *texts):  # Check all paths before writing the first file.
             refuse_irregular(out / name)
         for name in known - set(texts):
             (out / name).unlink(missing_ok=True)

@@ -99,7 +99,7 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
     new = Stream.open(model / "stream").megabatch(1).num_tokens
     assert stage["train_tokens"] == pytest.approx(3 * new, rel=0.1)
     assert (model / "export/config.json").is_file() and (model / "report/index.html").is_file()
-    assert "month 2 has the same text" in call(capsys, model, tmp_path / "month-1.txt")
+    assert "month 2 already has this text" in call(capsys, model, tmp_path / "month-1.txt")
 
 
 def kill(patch, name):
@@ -208,7 +208,7 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
     ("text", "message"),
     [
         ("", "no document|empty|too little text|nothing"),
-        (month_of(0), "the same text|too little text|duplicates|no document"),
+        (month_of(0), "already has this text|too little text|duplicates|no document"),
         (
             "Жили-были старик со старухой у самого синего моря\n\n" * 20,
             r"bytes per token, as in the .*, found \d",
