@@ -3,7 +3,7 @@
 LAST_CHECKPOINT = "checkpoint_last.pt"
 """File name of the latest checkpoint of fairseq-train, from which fairseq-train resumes by default."""
 JOINT_MODEL = "alma_umix"
-"""Name of the architecture that trains several models jointly on the mean or sum of the logits."""
+"""Architecture with several member models, which are trained jointly on the mean or sum of their logits."""
 TASK_STATE, IMAGE_TASK_STATE = "AlmaLMTask", "AlmaImageClassificationTask"
 """Keys of ``extra_state`` for the state of training features: the class names of the tasks for text and images."""
 TRAIN_TOKENS, FIRST_UPDATE, AVERAGE = "train_tokens", "first_update", "average"

@@ -32,7 +32,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
     name = config.get("_name") if isinstance(config, dict) else None
     if name == ENSEMBLE_ARCH:
         if is_member:
-            raise UnfitCheckpoint("ensembles of ensembles (version 0.2.0) are not supported; join single models")
+            raise UnfitCheckpoint("only version 0.2.0 supports ensembles of ensembles; join single models")
         for entry in config["members"]:
             if "config" in entry:
                 check_config(entry["config"], is_member=True)
@@ -43,7 +43,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
     elif name not in SINGLE_MODELS:
         raise UnfitCheckpoint(f"expected architecture alma_… or transformer_lm…, found {str(name)[:60]}")
     elif config.get("mup"):
-        raise UnfitCheckpoint("trained with --mup (version 0.2.0), which is not supported; train the model again")
+        raise UnfitCheckpoint("trained with --mup, which only version 0.2.0 supports; train the model again")
     elif name in TRANSFORMER_LMS:
         cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
         if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:

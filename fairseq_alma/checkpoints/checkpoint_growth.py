@@ -29,7 +29,7 @@ _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<
 class GrowthStep:
     """Growth plans and options of one growth step of a model with experts."""
 
-    layers: Mapping[str, MixtureGrowth]  # growth plan of each layer of experts, by its name in the model
+    layers: Mapping[str, MixtureGrowth]  # growth plan of each layer of experts, by layer name
     seed: int  # random seed of new weights and noise
     noise: float = 0.0  # standard deviation of the noise on copied gate rows
     optimizer: str = "reset"  # value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``
@@ -53,7 +53,7 @@ def grow_experts(
 
     Args:
         checkpoint: checkpoint to grow. The function removes weights from the checkpoint one by one to limit memory.
-        step: arguments of the growth step.
+        step: growth plans and options of the growth step.
         names: parameter names, in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
 
@@ -177,7 +177,10 @@ def _complete(
     names: tuple[Sequence[str], Sequence[str]],
     grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
 ) -> Checkpoint:
-    """Add configuration, record and optimizer state to grown weights; for the arguments see `add_layers`."""
+    """Add configuration, record and optimizer state to grown weights.
+
+    For the arguments, see `add_layers` and, for ``grow``, `grow_optimizer_state`.
+    """
     state = grown.pop("last_optimizer_state", None)
     if optimizer != "reset":
         if state is None:

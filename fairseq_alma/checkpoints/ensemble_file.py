@@ -23,7 +23,10 @@ from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint,
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError
 
-_REMEDY = "members need the same dictionary (text) or classes and image sizes (images); train all members on one stream"
+_REMEDY = (
+    "members need the same dictionary (text), or the same classes and image size (images); train all members on one "
+    "stream"
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Pat
 
 
 def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
-    """Return the file of a member stored by reference; raises the errors of `members_of`."""
+    """Return the file of a member stored by reference. Raises AlmaError if the file is missing or has changed."""
     candidates = [*([] if folder is None else [folder / entry["path"]]), Path(entry["absolute_path"])]
     path = next((each for each in candidates if each.is_file()), None)
     if path is None:
@@ -91,7 +94,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
 
     Raises:
         AlmaError: a member is not a checkpoint of a single model, differs from the previous members in sizes or
-            dictionary, or is ``out``.
+            dictionary, or is the file ``out``.
     """
     checkpoints = [_read_single_model(path) for path in paths]
     state = dict(checkpoints[0].get("task_state", {}))
@@ -159,7 +162,7 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
 
 
 class TrainedMembers:
-    """Mixin of fairseq models that loads the embedded members from the checkpoint of an ensemble."""
+    """Mixin of ensemble models that loads the embedded members from the checkpoint of the ensemble."""
 
     embedded: frozenset[int]  # indices of the embedded members
 

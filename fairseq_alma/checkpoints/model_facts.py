@@ -30,7 +30,7 @@ class ModelFacts:
 
 
 def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
-    """Return the `ModelFacts` of a checkpoint file; raises the errors of `describe_model`."""
+    """Return the `ModelFacts` of a checkpoint file. Raises AlmaError as `read_checkpoint` and `describe_model` do."""
     checkpoint = read_checkpoint(path)
     return describe_model(checkpoint["cfg"]["model"], checkpoint["model"], Path(path))
 

@@ -86,7 +86,7 @@ class ExpertOptions(Options):
     )
     checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass to save memory")
     compile: bool = of_text(
-        False, "compile model and criterion for training with torch.compile; needs Triton on a GPU, g++ on a CPU"
+        False, "compile model and criterion for training with torch.compile; needs g++, and Triton on a GPU"
     )
 
 
@@ -188,7 +188,7 @@ class GrownVGGOptions(Options):
 
     layer_channels: str = shape_of_images(
         "",
-        "comma-separated numbers of feature maps in each layer, set by model growth; empty: --channels",
+        "comma-separated numbers of feature maps, one per layer, set by model growth; empty: --channels",
     )
 
 

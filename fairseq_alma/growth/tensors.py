@@ -147,15 +147,15 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
     steps, do not change. Adam counts steps per tensor: the first step of a new slice is (1 - beta1) / sqrt(1 - beta2)
     times the learning rate, 0.7 times for betas 0.9 and 0.98.
 
-    With ``is_shared``, the halves of a split expert get the expected moments of half of its tokens. The gradient of an
-    expert is a sum over its tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability
+    With ``is_shared``, each half of a split expert gets the expected moments for half of the tokens. The gradient of an
+    expert is a sum over k tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability
     1/2. The gradient H of a half is then a random variable with
 
         E[H] = G / 2,    E[H²] = G² / 4 + (g_1² + … + g_k²) / 4.
 
     The first moment m, a mean of G, is halved; Muon's ``momentum`` is a first moment too. The second moment v is a mean
-    of G² = signal² + noise. It becomes signal² / 4 + noise / 2, because the sum of the g_i² equals the noise if tokens
-    are independent. Signal² is approximately m², which gives
+    of G² = signal² + noise. The new v is signal² / 4 + noise / 2, because the sum of the g_i² equals the noise if
+    tokens are independent. Signal² is approximately m², which gives
 
         m -> m / 2,    v -> v / 2 - min(m², v) / 4.
 

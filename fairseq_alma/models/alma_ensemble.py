@@ -75,7 +75,7 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
             unused: further arguments of fairseq's generator (``src_lengths``).
         """
 
-        def log_probs(member: Any) -> Tensor:  # frees the logits of a member on return
+        def log_probs(member: Any) -> Tensor:  # a function, so that the logits of a member are freed on return
             output = member(prev_output_tokens, incremental_state=incremental_state)
             return member.get_normalized_probs(output, log_probs=True)
 

@@ -51,7 +51,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Apply the layer to a batch. In training, a hard gate samples with the only generator in ``generators``."""
+        """Apply the layer to a batch. In training, a hard gate samples with the generator in ``generators``, if any."""
         features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -70,7 +70,7 @@ class MixtureLayer(nn.Module):
         return torch.cat(outputs)[dispatch.tokens.argsort()]
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Initialize the gate and the experts with the only generator in ``generators``."""
+        """Initialize the gate and the experts; ``generators`` has exactly one generator."""
         init_as_linear(self.gate.weight, self.gate.bias, *generators)
         for module in self.expert_modules():
             if hasattr(module, "reset_parameters"):  # batch norm does not have the method
@@ -116,7 +116,8 @@ class MixtureLayer(nn.Module):
 def sample_experts(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
     """Return an expert for each image, (S,) int64, sampled from (S, E) probabilities.
 
-    The generator must be on the CPU, so that samples do not depend on the device. None: torch's global generator.
+    The generator must be on the CPU, so that samples do not depend on the device. If ``generator`` is None, use
+    torch's global generator.
     """
     noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
     return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)

@@ -30,12 +30,12 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
     All metrics are means over the tokens of an update; with ``sentence_avg``, ``loss`` is a mean over sequences. The
-    number of batches and processes affects only the balance loss and the capacity of experts, which are computed for
-    each batch. Metrics:
+    number of batches per update and of processes affects only the balance loss and the capacity of experts, which are
+    computed for each batch. Metrics:
 
     - ``loss``: the minimized sum, in bits
     - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity
-    - ``balance_loss``: unweighted mean over the Switch layers; 1 if all experts receive equally many tokens
+    - ``balance_loss``: unweighted load-balancing loss, mean over Switch layers; 1 if experts get equally many tokens
     - ``switch{n}_dropped``: share of the tokens that Switch layer n drops
     - ``switch{n}_expert{e}``: share of the tokens routed to expert e of Switch layer n, including dropped tokens
     - ``switch{n}_entropy``: mean entropy of the gate's probabilities in Switch layer n, in nats

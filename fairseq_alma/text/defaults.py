@@ -55,7 +55,7 @@ HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
-"""By default, a run with more passes than this number uses dropout and weight decay."""
+"""Maximum number of passes for which dropout and weight decay are 0 by default."""
 START_FACTOR = 0.1
 """Factor for the default learning rate of a run that starts from a trained model."""
 PAPER = {
@@ -128,7 +128,7 @@ class Recipe:
     Attributes:
         words: arguments after ``--``: first the defaults, then the arguments of the user.
         chosen: default value of each option after ``--``.
-        features: default value of each feature option, which is given before ``--``.
+        features: default value of each feature option. Users give feature options before ``--``.
         passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
         lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
         record: ``recipe`` of run.json; None: the run uses no defaults.

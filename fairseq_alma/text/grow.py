@@ -154,7 +154,7 @@ def _with_gates(
         )
     if not layers:
         depth = config["decoder_layers"]
-        raise AlmaError(f"--moe-freq {every}: {args.path} has {depth} layers; give --moe-freq {depth} or less")
+        raise AlmaError(f"--moe-freq {every}: {args.path} has {depth} layers; give --moe-freq 1 to {depth}")
     if args.optimizer == "reset":
         checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
     assert args.experts is not None
@@ -187,7 +187,10 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
     length = args.tokens_per_sample or config["tokens_per_sample"]
     longest = config.get("max_target_positions") or config["tokens_per_sample"]
     if length > longest:
-        raise AlmaError(f"--tokens-per-sample {length}: must be at most {longest}, the maximum length of the model")
+        raise AlmaError(
+            f"--tokens-per-sample {length}: must be at most {longest}, the maximum length of the model; give {longest} "
+            "or less"
+        )
     given: dict[str, Any] = {**vars(AlmaLMConfig(data=args.stream, tokens_per_sample=length)), "cpu": args.cpu}
     of_other_groups = [name for name, value in given.items() if str(value).startswith("${")]
     task = AlmaLMTask.setup_task(OmegaConf.create({**given, **dict.fromkeys(of_other_groups)}))

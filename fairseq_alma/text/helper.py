@@ -1,6 +1,6 @@
 """Helper process that imports fairseq and torch once, and forks a child process for each command of a stage.
 
-The imports take seconds, longer than a stage of a small model. A fork is safe only if its parent has no threads and
+The imports take seconds, longer than a stage of a small model. A process can fork safely only if it has no threads and
 does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA. The progress
 line and the tokenizers run in alma-stream. A child sends training metrics and the return value of the function through
 a pipe. The helper and its children end when alma-stream ends.
@@ -306,7 +306,8 @@ def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
     """Call the requested function with the requested environment variables, folder and log.
 
     Returns:
-        ("returned", return value), ("refused", message of the function), or ("failed", description of the error).
+        ("returned", return value), ("refused", message of `sys.exit`), or ("failed", description of the error, which is
+        empty after `sys.exit` with a status).
     """
     os.environ.clear()
     os.environ.update(request.environment)

@@ -33,7 +33,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         for rows in _chunks(features, weight):
             logits = F.linear(features[rows], weight, bias)
             log_probs = logits.float()
-            torch.log_softmax(log_probs, dim=1, out=log_probs)  # in place: to allocate takes as long as to compute
+            torch.log_softmax(log_probs, dim=1, out=log_probs)  # in place: allocation takes as long as the softmax
             losses.append(log_probs.gather(1, index[rows]).squeeze(1).masked_fill(ignored[rows], 0.0).sum())
             # d loss / d logits = softmax - one-hot. To mask ignored tokens, zero the smaller factor of each product.
             log_probs.exp_().scatter_add_(1, index[rows], torch.full_like(log_probs[:, :1], -1.0))

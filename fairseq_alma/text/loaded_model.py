@@ -196,7 +196,7 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
 
 
 def cut(sequence: Sequence[int], window: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Split a document into windows with ``window`` target tokens each; yield (inputs, targets) of each window.
+    """Split a document into windows of at most ``window`` target tokens; yield (inputs, targets) of each window.
 
     The first id of the document is only an input.
     Example for ``</s>`` 5 6 7 ``</s>`` and window 2: inputs are ``</s>`` 5 and 6 7, targets are 5 6 and 7 ``</s>``.

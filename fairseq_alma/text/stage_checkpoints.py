@@ -82,7 +82,8 @@ def repair_last(folder: Path) -> Optional[Path]:
     found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
         if is_sound(path):
-            with open_atomically(last) as copy, open(path, "rb") as source:  # a link would be overwritten too
+            # Copy the file: fairseq's next write to a hard link would change both files.
+            with open_atomically(last) as copy, open(path, "rb") as source:
                 shutil.copyfileobj(source, copy)
             return last
     return None

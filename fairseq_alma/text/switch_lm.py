@@ -94,7 +94,10 @@ class SwitchDecoder(Decoder):
         super().__init__(dictionary, cfg, max_positions)
         model_dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
         if model_dim % heads:
-            raise AlmaError(f"--decoder-attention-heads {heads}: must divide --decoder-embed-dim {model_dim}")
+            raise AlmaError(
+                f"--decoder-attention-heads {heads}: must divide --decoder-embed-dim {model_dim}; give a divisor of "
+                f"{model_dim}"
+            )
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(model_dim)
         self.embed_tokens = Embedding(len(dictionary), model_dim, self.padding_idx)
         is_learned = not cfg.decoder_sinusoidal_pos

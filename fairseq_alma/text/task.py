@@ -124,10 +124,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the window
-            raise AlmaError("--context-window: must be smaller than --tokens-per-sample")
+            raise AlmaError("--context-window: must be smaller than --tokens-per-sample; give a smaller number")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
-            raise AlmaError(f"{cfg.data}: expected a stream of text, found {stream.kind}; give a stream of text")
+            raise AlmaError(
+                f"{cfg.data}: expected a stream of text, found a stream of {stream.kind}; give another stream"
+            )
         stream.verify([])
         if cfg.path is not None:
             if os.pathsep in cfg.path and not os.path.exists(cfg.path):

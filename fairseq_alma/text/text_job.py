@@ -65,7 +65,7 @@ class TextJob:
         train_options: function that returns the options after ``--`` for run.json.
         options: options after ``--`` for each process.
         last: method `TrainOptions.last` of ``options``.
-        lengths: number of updates of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
+        lengths: number of updates of each stage; None: an option after ``--`` sets the length, or there is no stream.
 
     Raises:
         ValueError: an option after ``--`` is invalid.

@@ -44,7 +44,7 @@ COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
 """Values of `Train.part`; the third value is `BRANCH`, the branch (copy of the model whose learning rate decays)."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
-"""Name of the file that keeps the test results before training, because alma-stream may remove the tested weights."""
+"""Name of the file with the results of tests before training. alma-stream may later remove the tested weights."""
 read_progress: Callable[[Path], Progress] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
 )
@@ -181,7 +181,7 @@ class Train(TrainingStep):
 
     @property
     def limits(self) -> tuple[Optional[int], Optional[int]]:
-        """Return (maximum updates, maximum epochs) of this step; None: no such limit."""
+        """Return (maximum updates, maximum epochs) of this step; None means no limit."""
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:

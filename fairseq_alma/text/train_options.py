@@ -53,7 +53,7 @@ class TrainOptions:
     """Options after ``--`` for fairseq-train, in the order given.
 
     Args:
-        words: words after ``--``.
+        words: arguments after ``--``.
         owned: option that the learner sets -> reason or alternative, in addition to `OWNED`.
 
     Raises:

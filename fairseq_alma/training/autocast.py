@@ -21,7 +21,7 @@ _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 
 class _RejectedPrecision(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        reason = "does not use the GPU" if option_string in _FOR_TPUS else "does not resume exactly"
+        reason = "would not use the GPU" if option_string in _FOR_TPUS else "does not allow an exact resume"
         raise AlmaError(f"{option_string}: fairseq's half precision {reason}; give --autocast bf16, or use fp32")
 
 

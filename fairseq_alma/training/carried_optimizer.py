@@ -3,7 +3,7 @@
 fairseq loads either the weights of a checkpoint or the complete training state. ``--continue-once`` loads the training
 state of another training: weights, optimizer, number of updates, schedule, and position in the data. A stage with a
 carried optimizer resets the position. A branch (copy of the model whose learning rate decays) does not reset the
-position. Later launches resume from the last checkpoint of the stage.
+position. If the same command runs again, fairseq-train resumes from the last checkpoint of the stage.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,8 @@ RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key of the batch sizes in the task state: dicts of from_update, batch_size, max_tokens, update_freq, num_procs."""
+"""Key of the state of training features for a list of batch sizes: dictionaries with from_update, batch_size,
+max_tokens, update_freq and num_procs."""
 
 
 @dataclass
@@ -80,7 +81,7 @@ class CarriedOptimizer(Feature):
         trainings = [each for plan in run.plans[1:] for each in plan.trainings]
         if len(run.plans) > 1 and not any(each.start for each in trainings):  # a single stage may get successors
             raise ValueError(
-                "--carry-optimizer: each stage starts with new weights and a new optimizer; omit the option"
+                "--carry-optimizer: the learner starts each stage with new weights and a new optimizer; omit the option"
             )
         run.require_updates("--carry-optimizer")
         if run.value("--lr-scheduler") == "polynomial_decay":

@@ -63,8 +63,8 @@ def configuration_of(args: Namespace) -> DictConfig:
     Hydra parses the text of 300 options, which takes half of the time of a short command.
 
     Args:
-        args: options from a parser of fairseq. If a model or another choice declares no dataclass, as ``lstm_lm``, this
-            function calls fairseq's function.
+        args: options from a parser of fairseq. If a choice such as the model ``lstm_lm`` declares no dataclass, call
+            ``convert_namespace_to_omegaconf``.
     """
     registries: dict[str, dict[str, Any]] = {name: each["dataclass_registry"] for name, each in REGISTRIES.items()}
     models = {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()}
@@ -90,7 +90,7 @@ def configuration_of(args: Namespace) -> DictConfig:
             values["_name"] = choice
     for values in filter(None, groups.values()):
         for name, value in values.items():
-            while isinstance(value, str) and value.startswith("${"):  # a reference, as ${common.cpu}
+            while isinstance(value, str) and value.startswith("${"):  # a reference such as ${common.cpu}
                 group, _, other = value[2:-1].partition(".")
                 value = groups[group][other]
             values[name] = value

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ENDLESS = ("fixed", "inverse_sqrt")
-"""Learning-rate schedules that do not depend on the last update; ``fixed`` is constant after a warm-up."""
+"""Learning-rate schedules that do not depend on the training length; ``fixed`` is constant after a warm-up."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PlannedRun:
             raise ValueError(f"{flag}: needs a fixed number of updates per stage; give --max-update, omit --max-epoch")
 
     def require_endless(self, flag: str, alternative: str = "") -> None:
-        """Check that the learning rate depends neither on the last update nor on the epoch.
+        """Check that the learning rate depends neither on the training length nor on the epoch.
 
         The message about an unsupported schedule ends with ``alternative``, a text about further supported schedules.
         """
@@ -218,7 +218,7 @@ class Features:
 
     @property
     def predicts_with(self) -> str:
-        """Return the checkpoint to evaluate: `Feature.predicts_with` of an active feature, else ``last``."""
+        """Return which checkpoint to evaluate: `Feature.predicts_with` of an active feature, else ``last``."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:

@@ -154,6 +154,6 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
-            refuse_other_shapes(weights, module, path, "give its training stream, and an unmodified checkpoint")
+            refuse_other_shapes(weights, module, path, "give an unaltered checkpoint and its training stream")
 
     model.register_load_state_dict_pre_hook(compare)

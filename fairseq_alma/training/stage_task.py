@@ -86,7 +86,7 @@ class StageTask(FairseqTask):
     @property
     def checkpoint_path(self) -> Optional[str]:
         """Return the value of ``--path``, the checkpoint to evaluate; None in training."""
-        return (self.cfg or self.args).path  # fairseq's task for text has args
+        return (self.cfg or self.args).path  # fairseq's language modeling task has args, not cfg
 
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
