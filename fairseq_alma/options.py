@@ -31,7 +31,7 @@ SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-val
 LARGEST_COUNT = 2**31 - 1
 LONGEST_TEXT = 2**26
 """Maximum length of a text value in a record, in characters."""
-_WIDEST = 26  # characters of a flag and its choices that fit before the column of the help texts
+_WIDEST = 26  # maximum length of a flag with its choices that fits left of the help texts
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Option:
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Convert a text, or check the range of another value. Raises ValueError; the message begins with the flag."""
+        """Convert a text, or check the range of numbers. Raises ValueError; the message begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):

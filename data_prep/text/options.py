@@ -68,7 +68,7 @@ class PrepOptions(Options):
         None, "paper: a test set of the size of a mega-batch, a validation set of 1/10 of this size", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
-        None, "size of the validation set (default: half of the test set)", parse=read_size
+        None, "size of the validation set (default: half of --test-bytes, at most half of its default)", parse=read_size
     )
     test_bytes: Optional[Size] = opt(None, "size of the test set (default: 2%, from 12 kB to 1.2 MB)", parse=read_size)
     holdout_bytes: Optional[Size] = opt(

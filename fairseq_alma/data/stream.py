@@ -103,7 +103,7 @@ class TokenizerEntry:
     # ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``)
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
     vocab_size: Positive  # number of tokens, without the four symbols of fairseq; lines of ``dict.txt``
-    sha256: Sha256  # sha256 of the paths and sha256 of the files
+    sha256: Sha256  # sha256 of a JSON list of the path and sha256 of each file
     files: tuple[StreamFile, ...]  # entries of the files in ``tokenizer/``
 
     @classmethod
@@ -174,7 +174,7 @@ class Stream:
     dictionary: Optional[StreamFile] = None  # entry of ``dict.txt``; None for images
     images: Optional[ImagesEntry] = None  # entry of the images; None for text
     other_files: tuple[StreamFile, ...] = ()  # entries of the remaining files
-    # commands that made the stream, each with options and the sha256 of every input file
+    # records of the commands that made the stream, each with options and the sha256 of every input file
     history: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
@@ -241,7 +241,7 @@ class Stream:
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Return n if training text has no n-gram (of n words) of held-out text; None if this was not checked."""
+        """Return the largest n-gram size (words) of the decontamination; None if some text was not decontaminated."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
@@ -281,7 +281,7 @@ class Stream:
         return splits[name]
 
     def verify(self, names: Iterable[str]) -> None:
-        """Raise AlmaError if a shared file, or a file of the splits ``names``, has a wrong size or sha256."""
+        """Raise AlmaError unless dictionary, tokenizer, images and the files of splits ``names`` match the manifest."""
         files = [self.dictionary] if self.dictionary else []
         files += self.tokenizer.files if self.tokenizer else ()
         files += self.images.files if self.images else ()

@@ -138,7 +138,7 @@ class StreamTokenizer:
         """Return the token numbers (from 0) of each text. The id in a token file is the token number plus 4."""
         try:
             return self._encode(texts)
-        except Exception as error:  # Both packages raise Exception, for example without an unknown token.
+        except Exception as error:  # Both packages raise Exception, for example if the vocabulary has no unknown token.
             raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
@@ -162,7 +162,7 @@ def find_tokenizer_file(path: Path) -> Path:
     """Return the tokenizer file at a path: the file itself; in a folder, tokenizer.json or else the only ``.model``.
 
     Raises:
-        AlmaError: the path is not a tokenizer file, or the folder has no tokenizer.json and not exactly one ``.model``.
+        AlmaError: the path is not a tokenizer file, or the folder has neither tokenizer.json nor a single ``.model``.
     """
     if not path.is_dir():
         if path.suffix not in (".json", ".model"):

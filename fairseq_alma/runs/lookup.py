@@ -40,7 +40,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
         if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
-            raise AlmaError(f"{path}: expected one run, found several seeds; give one, such as {seeds[0].parent}")
+            raise AlmaError(f"{path}: expected one run, found several; give one run, such as {seeds[0].parent}")
         if arrival is not None:
             raise AlmaError(f"--arrival {arrival}: expected a run, found {path}; give a run, or remove --arrival")
         return path
@@ -90,7 +90,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
             raise AlmaError(f"{path}: no training stream {recorded}; give --stream STREAM")
     stream = Stream.open(found)
     if stream.kind != kind:
-        raise AlmaError(f"--stream {stream.root}: expected {kind}, found {stream.kind}; give another stream")
+        raise AlmaError(f"{stream.root}: expected a stream of {kind}, found {stream.kind}; give another --stream")
     if kind == "text":
         check_dictionary(checkpoint, str(path), stream)
         stream.verify(["test"])

@@ -89,7 +89,7 @@ class Run:
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the stage record, or None for an incomplete stage. Raises AlmaError for unplanned mega-batches."""
+        """Return the stage record; None if the stage is incomplete. Raises AlmaError if the plan differs."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
@@ -127,7 +127,7 @@ class NeededModels:
         with contextlib.suppress(AlmaError):  # the record of a later stage is damaged
             while done + 1 < len(run.plans) and run.folder.read_stage(done + 1) is not None:
                 done += 1
-        first, self.tidied = self.tidied, done  # -1 at first, to remove files of earlier launches
+        first, self.tidied = self.tidied, done  # -1 in the first call, which also removes files of earlier launches
         stay = self.after(done)
         gone = sorted(model for model, last in self.last_use.items() if first <= last < done and model.stage <= done)
         if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):

@@ -103,7 +103,7 @@ class RunFolder:
         return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
     def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
-        """Return run.json (`RunRecord`), or None if missing. If damaged, raises AlmaError that ends with ``remedy``."""
+        """Return run.json (`RunRecord`), or None if the file is missing. Messages about damage end with ``remedy``."""
         path = self.root / RUN_RECORD
         if not path.is_file():
             return None
@@ -168,9 +168,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_run(self) -> Iterator[None]:
-        """Lock run.json; wait if another process holds the lock. Raises AlmaError if RUN/ has files but is no run."""
+        """Lock run.json. Raises AlmaError if another process holds the lock, or RUN/ has files but no run.json."""
         holds_files = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
-        if holds_files and not (self.root / RUN_RECORD).is_file():  # last, because another process may write run.json
+        if holds_files and not (self.root / RUN_RECORD).is_file():  # checked last: run.json may appear meanwhile
             raise AlmaError(f"{self.root}: expected a run, found other files (no {RUN_RECORD}); give a new --run")
         self.root.mkdir(parents=True, exist_ok=True)
         with locked(self.root / ".lock", f"{self.root}"):

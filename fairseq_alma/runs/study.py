@@ -38,7 +38,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def read_size(word: str) -> Optional[int]:
-    """Parse a number of parameters such as ``25M``; return None for ``auto``. Raises ValueError if invalid."""
+    """Parse a number of parameters such as ``25M``; return None for ``auto``. Raises ValueError for other words."""
     if word == "auto":
         return None
     factor = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}.get(word[-1:].lower(), 1)
@@ -51,7 +51,7 @@ def read_size(word: str) -> Optional[int]:
 
 
 def read_interval(word: str) -> Union[int, str]:
-    """Parse a number of updates, or return a duration such as ``15m`` unchanged. Raises ValueError if invalid."""
+    """Parse a number of updates, or return a duration such as ``15m`` unchanged. Raises ValueError for other words."""
     with contextlib.suppress(ValueError):
         return word if seconds_of(word) else int(integer().read(word))
     raise ValueError("expected a number of updates such as 500, or a time such as 90s, 15m or 2h")
@@ -99,7 +99,7 @@ class StudyOptions(ScheduleOptions):
     )
     passes: Optional[float] = of_this_call(
         None,
-        "passes through the mega-batches of each stage; a later call may change it for later stages (default: 1)",
+        "passes through the mega-batches of a stage; a later call may change the number for later stages (default: 1)",
         range=real(0, 1000, above=True),
         kinds=TEXT,
         metavar="P",

@@ -1,7 +1,7 @@
 """Start child processes that exit when this process exits, such as the processes of ``--jobs N``.
 
 ``--jobs N`` starts N calls of ``alma-stream --member``. Each call trains its members in all stages. The parent process
-tests and completes a stage as soon as all members are trained.
+evaluates the ensemble and completes the stage as soon as all members of the stage are trained.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return environment variables that assign ``num_procs`` GPUs to each job. Raises AlmaError for too few GPUs."""
+    """Return environment variables that select ``num_procs`` GPUs, for each job. Raises AlmaError for too few GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
     devices = devices if visible is None else [each for each in visible.split(",") if each]
