@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         declaring: dataclasses that declare the arguments.
-        how: further arguments of ``ArgumentParser``.
+        how: keyword arguments of ``ArgumentParser``.
     """
 
     def __init__(self, *declaring: type[Options], **how: Any) -> None:

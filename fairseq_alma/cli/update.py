@@ -45,7 +45,7 @@ from fairseq_alma.text.helper import call
 
 RUN, REPORT, EXPORT = "run", "report", "export"
 NEXT = "run.next"
-"""Folder of a new run until it replaces the current run."""
+"""Folder of a new run until the new run replaces the current run."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """Held-out shares of the first month. For later months, only --holdout-bytes applies."""
 LEAST_OF_USUAL = 0.7

@@ -3,7 +3,7 @@
 Members that are not trained jointly have separate image orders, best epochs and early stopping. Each such member gets
 the same weights as in a separate training. A *unit* is one member, or all members of a joint model; each unit has one
 best epoch. A *branch* is a copy of the model that is trained with a decaying learning rate. The test uses the branch
-instead of the model.
+instead of the model. The next stage does not start from the branch.
 
 Letters in shapes: N members, B images in a batch, C channels, H height, W width, K classes.
 """
@@ -62,7 +62,7 @@ class StageTraining:
         generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
             model.
         features: training features; None: no features.
-        branch: training features of the branch; None: no branch. The next stage does not start from the branch.
+        branch: training features of the branch (copy of the model whose learning rate decays); None: no branch.
         branch_from: last update (from 0) before the learning rate of the branch decays. The branch starts with the
             epoch of this update.
 

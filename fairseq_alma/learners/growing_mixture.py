@@ -95,7 +95,7 @@ class ScheduledGrowth(GrowingModel):
         if self.grow_method == "scratch":
             if self.grow_select != "loss":
                 raise ValueError(
-                    f"--grow-select {self.grow_select}: --grow-method scratch selects no experts; omit --grow-select"
+                    f"--grow-select {self.grow_select}: --grow-method scratch selects no experts; remove --grow-select"
                 )
             return
         for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):

@@ -97,7 +97,7 @@ class Experiment:
 
     @cached_property
     def course(self) -> DataFrame:
-        """Return the means over the runs with the most completed updates, one row for each arrival.
+        """Return mean metrics, compute and sizes of the runs with the most completed updates, one row per arrival.
 
         Column ``deviation`` contains the sample standard deviation of ``curve`` over these runs, or 0 for one run.
         """
