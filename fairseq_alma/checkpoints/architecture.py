@@ -53,7 +53,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError if ``weights`` and ``model`` differ in tensor names or shapes. Device ``meta`` is supported."""
+    """Raise AlmaError if ``weights`` and ``model`` differ in tensor names or shapes. The device may be ``meta``."""
     found, needed = ({name: tuple(each.shape) for name, each in part.items()} for part in (weights, model.state_dict()))
     found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
     wrong = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])

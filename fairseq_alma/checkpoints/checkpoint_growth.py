@@ -128,7 +128,7 @@ def with_one_expert(
     Args:
         checkpoint: checkpoint of the dense model.
         names: parameter names, in the order of the model.
-        every: n; `has_experts` selects the layers.
+        every: n, the MoE frequency; see `has_experts`.
         factor: factor applied to the output of each expert.
 
     Returns:

@@ -173,7 +173,7 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
     for layer, tree in enumerate(trees):
         if tree.num_experts != num_experts:
             raise AlmaError(
-                f"--gate-trees: layer {layer} has {tree.num_experts} experts, but --num-experts is {num_experts}; "
+                f"--gate-trees: tree {layer} has {tree.num_experts} experts, but --num-experts is {num_experts}; "
                 "copy both options from the output of alma-grow"
             )
     return trees

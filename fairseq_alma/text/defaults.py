@@ -163,7 +163,7 @@ def row_of(tokens: float) -> Row:
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return the row of the model closest to ``size`` parameters. Raises ValueError if ``size`` is out of range."""
+    """Return the row whose model size is closest to ``size``. Raises ValueError if ``size`` is out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]

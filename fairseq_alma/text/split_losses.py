@@ -40,14 +40,14 @@ def joint_losses(
     """Return the loss of an ensemble for each split: cross entropy of the members' mean probability, in bits per token.
 
     A growing ensemble consists of the members of the previous stage and new members. Therefore a file stores the log of
-    the sum of the members' probabilities (8 bytes per token), and only new members are tested. Tokens with
-    an infinite loss do not count, as in fairseq.
+    the sum of the members' probabilities (8 bytes per token), and this function tests only new members. The mean
+    excludes tokens with an infinite loss, as in fairseq.
 
     Args:
         text: description of the test text and of the sequence length.
         members: sha256 of the members' checkpoints, in order.
         splits: names of the splits.
-        log_probs: function that returns the log-probabilities of a member.
+        log_probs: function that yields the log-probabilities of a member for each split.
         known: file with the sums over the first members; ignored if the text or the members differ; None: no file.
         out: file for the sums over all members; read like ``known`` if it exists; None: no file.
     """
@@ -102,7 +102,7 @@ def main() -> dict[str, float]:
         return model
 
     def batches(split: str, model: Any) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a split, then close the files, because there may be thousands of splits."""
+        """Yield the batches of a split, then close its files, because there may be thousands of splits."""
         task.load_dataset(split)
         yield from task.eval_lm_dataloader(
             dataset=task.datasets.pop(split),

@@ -90,7 +90,7 @@ class TextStep(Step):
         losses = self.evaluation(path, *splits).run(log, work.locks, further=further)
         for split in splits:
             loss = losses[split]
-            # The perplexity of a finite loss overflows from 2 ** 1024.
+            # The perplexity overflows at a loss of 1024 bits.
             if not math.isfinite(loss) or loss >= sys.float_info.max_exp:
                 (norm,) = self.job.last("--clip-norm") or ("0",)
                 clip = "a lower --clip-norm" if float(norm) > 0 else "--clip-norm 1"
@@ -384,7 +384,7 @@ class Before(TextStep):
         return [self.evaluation(path, *splits) for _, path, splits in self.tests]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Return the results in `BEFORE_RECORD`; if this file is missing or damaged, run the tests and write it."""
+        """Return the results in `BEFORE_RECORD`; if this file is missing or damaged, test and write the file."""
         found = self.read()
         if found is None:
             found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}

@@ -37,7 +37,7 @@ _OWNED = {
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
 """Option of fairseq-train that is not allowed after ``--`` -> reason or alternative."""
-# --autocast is not passed on: tests use fp32, so that the perplexity does not depend on the batch size.
+# fairseq-eval-lm gets no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
 EVAL_OPTIONS = {
     **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--sample-break-mode", "--num-workers")},
     "--batch-size": ("--batch-size-valid", "--batch-size"),

@@ -68,7 +68,7 @@ class GroupedQueryAttention(CachedAttention):
         self.k_norm = nn.RMSNorm(cfg.head_dim, cfg.norm_eps)
 
     def forward(self, x: Tensor, state: Optional[IncrementalState], cos: Tensor, sin: Tensor) -> Tensor:
-        """Map (B, T, M) to (B, T, M); ``cos`` and ``sin`` are (T, 1, D / 2)."""
+        """Return the (B, T, M) output for the (B, T, M) input; ``cos`` and ``sin`` are (T, 1, D / 2)."""
         heads = (*x.shape[:2], -1, self.head_dim)
         query = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, H, T, D)
         key = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, K, T, D)

@@ -49,7 +49,7 @@ class WeightAverage(Feature):
             if self.average is None:
                 self.average = {name: tensor.detach().clone().float() for name, tensor in parameters.items()}
                 return
-            for name, tensor in parameters.items():  # a checkpoint is loaded on the CPU
+            for name, tensor in parameters.items():  # averages from a checkpoint are on the CPU
                 self.average[name] = self.average[name].to(tensor.device)
             averages = [self.average[name] for name in parameters]
             weights = [tensor.float() for tensor in parameters.values()]

@@ -79,7 +79,7 @@ class CarriedOptimizer(Feature):
 
     def check(self, run: PlannedRun) -> None:
         trainings = [each for plan in run.plans[1:] for each in plan.trainings]
-        if len(run.plans) > 1 and not any(each.start for each in trainings):  # a single stage may get successors
+        if len(run.plans) > 1 and not any(each.start for each in trainings):  # one stage: more stages may follow later
             raise ValueError(
                 "--carry-optimizer: the learner starts each stage with new weights and a new optimizer; omit the option"
             )

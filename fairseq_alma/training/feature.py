@@ -146,7 +146,7 @@ class Feature(Options):
         """Process the log outputs of the criterion for an update: one log output per batch and process."""
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return the indices of training sequences sampled from earlier stages (only text); None: no earlier sequences.
+        """Return the indices of training sequences sampled from earlier stages (text only); None if there are none.
 
         Args:
             sizes: for each stage up to the current stage, the number of sequences in each mega-batch.
@@ -155,7 +155,7 @@ class Feature(Options):
         return None
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the weights to evaluate, by name (only images); None: the weights of the model."""
+        """Return the weights to evaluate, by name (images only); None for the weights of the model."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Features:
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
-        """Return the options of fairseq-train for a `Part` of a stage, one group of words per feature."""
+        """Return the options of fairseq-train for a `Part` of a stage, one tuple of arguments per feature."""
         return [words for each in self.each if (words := tuple(each.for_part(part).words()))]
 
     def for_part(self, part: Part) -> "Features":
@@ -245,7 +245,7 @@ class Features:
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return the value of ``anytime`` in stage.json; empty if run.json has no options of features."""
+        """Return the value of ``anytime`` in stage.json; empty if no feature option is given."""
         own = {name: value for each in self.each for name, value in each.describe(part).items()}
         return {"predicts_with": self.predicts_with, **own} if self.record() else {}
 

@@ -45,7 +45,7 @@ class TimedSaves(Feature):
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Restart the clock; return no state. fairseq calls this method in a save, after selecting the file name."""
+        """Restart the clock; return no state. fairseq calls this method when saving, after choosing file names."""
         self._saved = time.monotonic()
         self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}

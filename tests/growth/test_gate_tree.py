@@ -85,7 +85,7 @@ def test_a_tree_may_be_two_thousand_choices_deep():
         ("[[0,1]", r"--gate-trees \[\[0,1\]: not JSON"),
         ("[" * 200_000 + "]" * 200_000, "…: not JSON"),
         ("3", "expected a list of 2 trees"),
-        ("[[0,1],[0,1,2]]", "layer 1 has 3 experts, but --num-experts is 2"),
+        ("[[0,1],[0,1,2]]", "tree 1 has 3 experts, but --num-experts is 2"),
         ("[[0,1],[0,0]]", "each exactly once"),
         ("[" + "[0,1]," * 400 + "[0,1]]", "…: expected a list of 2 trees"),
     ],
