@@ -78,7 +78,7 @@ def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: M
     if before["inputs"] != now["inputs"]:
         changed = [str(new["name"]) for new in now["inputs"] if new not in before["inputs"]]
         difference = f"changed or new files: {', '.join(changed[:3])}" if changed else "missing or moved files"
-        raise AlmaError(f"--out {out}: the stream was made from other input ({difference}); {advice}")
+        raise AlmaError(f"--out {out}: the stream was made from different input ({difference}); {advice}")
 
 
 def recorded_name(path: Path) -> str:

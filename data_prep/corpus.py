@@ -242,8 +242,8 @@ def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise AlmaError(
-            f"{archive}: expected the published archive, found a damaged or other file ({error}); remove the file and "
-            "run the command again"
+            f"{archive}: expected the published archive, found a damaged or different file ({error}); remove the file "
+            "and run the command again"
         ) from error
 
 

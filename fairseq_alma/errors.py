@@ -111,7 +111,7 @@ def refuse_no_folder(out: Path, flag: str) -> None:
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:
-    """Raise AlmaError if the output folder, or else the nearest existing parent of the output, is not writable."""
+    """Raise AlmaError unless the folder ``out`` (if it does not exist: the nearest existing parent) is writable."""
     folder = out if out.is_dir() else out.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

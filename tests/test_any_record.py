@@ -128,7 +128,7 @@ def test_any_json_in_any_place_of_a_record_and_any_bytes_are_one_line_or_a_recor
         (("num_updates",), -1, "$.num_updates: Expected int >= 0"),
         (("megabatches",), [0, 10_000], "$.megabatches[1]: Expected int <= 9999"),
         (("valid",), {"loss": 1.0}, "$.valid: Object missing required field ppl"),
-        (("stage",), 7, "expected record of stage 0, found stage 7"),
+        (("stage",), 7, "expected stage 0, found stage 7"),
     ],
 )
 def test_what_is_wrong_in_a_record_is_named_with_its_place_and_what_to_do(place, value, line, tmp_path: Path) -> None:

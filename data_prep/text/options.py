@@ -65,7 +65,7 @@ class PrepOptions(Options):
     append: bool = opt(False, "add mega-batches with new documents to the stream at --out")
     seed: int = opt(1, "random seed for assigning documents to sets of the stream", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
-        None, "paper: a test set of the size of a mega-batch, a validation set of 1/10 of this size", choices=("paper",)
+        None, "paper: a test set as large as a mega-batch and a validation set of 1/10 of this size", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
         None, "size of the validation set (default: half of --test-bytes, at most half of its default)", parse=read_size
@@ -83,7 +83,7 @@ class PrepOptions(Options):
         None, f"field or column with the text (default: {DEFAULT_FIELD})", parse=utf8_word, metavar="NAME"
     )
     keep_duplicates: bool = opt(
-        False, "keep documents with the same letters as an earlier document (default: drop such documents)"
+        False, "keep documents with the same letters and digits as an earlier document (default: drop them)"
     )
     decontaminate_ngram: int = opt(
         DEFAULT_NGRAM,

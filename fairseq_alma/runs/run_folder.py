@@ -134,7 +134,7 @@ class RunFolder:
         content = _read(path, STAGE_REMEDY)
         found = as_record(content, stage_type(content), path, STAGE_REMEDY).stage
         if found != stage:
-            raise AlmaError(f"{path}: damaged, expected record of stage {stage}, found stage {found}; {STAGE_REMEDY}")
+            raise AlmaError(f"{path}: damaged, expected stage {stage}, found stage {found}; {STAGE_REMEDY}")
         return content
 
     def write_stage(self, stage: int, record: Mapping[str, Any]) -> None:

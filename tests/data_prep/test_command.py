@@ -121,7 +121,7 @@ def test_files_in_out_are_not_input(text, tmp_path, capsys):
     [
         (["--seed", 2], "was made with --seed 1, not with --seed 2"),
         (["--format", "lines"], "was made with the default of --format, not with --format lines"),
-        ([], r"made from other input \(changed or new files: text\.txt"),
+        ([], r"made from different input \(changed or new files: text\.txt"),
         (["--field", "body"], r"^--field body: .*text\.txt is plain text, which has no fields; remove --field"),
     ],
 )

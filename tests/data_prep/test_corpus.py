@@ -117,7 +117,7 @@ def test_files_of_an_archive_are_fetched_once_checked_and_unpacked(folder, publi
         main([name, "--source", "other", *IMAGES])
     content = b"no archive"
     publish(name, sha256=(sha256(content),))
-    with pytest.raises(AlmaError, match="expected the published archive, found a damaged or other file"):
+    with pytest.raises(AlmaError, match="expected the published archive, found a damaged or different file"):
         main([name, "--source", "third", *IMAGES])
 
 
