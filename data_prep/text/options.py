@@ -70,7 +70,9 @@ class PrepOptions(Options):
     valid_bytes: Optional[Size] = opt(
         None, "size of the validation set (default: half of --test-bytes, at most half of its default)", parse=read_size
     )
-    test_bytes: Optional[Size] = opt(None, "size of the test set (default: 2%, from 12 kB to 1.2 MB)", parse=read_size)
+    test_bytes: Optional[Size] = opt(
+        None, "size of the test set (default: 2%, but 12 kB to 1.2 MB, and at most 20%)", parse=read_size
+    )
     holdout_bytes: Optional[Size] = opt(
         None, "size of the held-out part of each mega-batch, also with --append (default: none)", parse=read_size
     )

@@ -367,6 +367,6 @@ class Work:
 def _refuse_many_groups(number: int) -> None:
     if number > MAX_MEGABATCHES:
         raise AlmaError(
-            f"--by: expected at most {MAX_MEGABATCHES:,} values (mega-batches), found {number:,}; give a longer "
-            "--period, or another field"
+            f"--by: expected at most {MAX_MEGABATCHES:,} values (mega-batches), found {number:,}; give "
+            "another field, or for dates a longer --period"
         )

@@ -78,6 +78,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         context = max(context, vocabulary.context)
         settings = folder_config(options, weights, vocabulary, context)
         first = json.loads(vocabulary.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
+        first = first.get("content") if isinstance(first, dict) else first
         tensors = dict(folder_weights(weights, options, settings["tie_word_embeddings"], vocabulary.rows))
         facts = describe_model(config, weights, path)
     except (AttributeError, KeyError, TypeError) as error:

@@ -30,7 +30,7 @@ from transformers import pipeline
 print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
 ```
 
-The architecture is {architecture} of transformers 5 or newer; no other package is needed. The tokenizer puts `{first}`
+The architecture is {architecture} of transformers 5 or newer; no other package is needed. The tokenizer puts {first}
 before a text, as in training. The maximum sequence length is {context:,} tokens.
 
 Licence: not specified; add the licence before publishing the model.
@@ -62,7 +62,9 @@ def model_card(
         **_record_rows(path, stream),
     }
     table = "\n".join(["| property | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-    return _PAGE.format(table=table, architecture=architecture, context=context, first=first)
+    return _PAGE.format(
+        table=table, architecture=architecture, context=context, first=f"`{first}`" if first else "no token"
+    )
 
 
 def _amount(splits: Sequence[Split]) -> str:

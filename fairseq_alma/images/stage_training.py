@@ -207,7 +207,7 @@ class StageTraining:
             is_out_of_patience = self.epoch - unit.best_epoch >= patience
             if not unit.best_epoch and (is_out_of_patience or self.epoch == self.settings.max_epoch):
                 raise AlmaError(
-                    f"training diverged: the validation loss is {score} after {self.epoch} epochs; start a new --run "
+                    f"training diverged: the validation score is {score} after {self.epoch} epochs; start a new --run "
                     "with a lower --lr"
                 )
             if is_out_of_patience:

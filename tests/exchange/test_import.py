@@ -132,6 +132,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     assert perplexity_there(tmp_path / "back", stream, 20) == pytest.approx(here, rel=5e-6)
     config = exported(tmp_path / "back").config
     assert (config.model_type, config.num_experts, config.vocab_size) == ("qwen3_moe", 4, 347)
+    assert "puts no token\nbefore a text" in (tmp_path / "back/README.md").read_text()
 
 
 @pytest.mark.parametrize(
