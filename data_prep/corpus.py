@@ -110,9 +110,7 @@ CORPORA: Mapping[str, Corpus] = {
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Download and check a corpus, and make a stream. For a text corpus without ``--out``, write only the text file."""
     parser = Parser(
-        prog="python -m data_prep.corpus",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m data_prep.corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, corpus in CORPORA.items():

@@ -113,9 +113,7 @@ class AlmaTransformerOptions(Options):
         range=SIZE,
     )
     head_dim: Optional[int] = shape_of_text(
-        None,
-        "even dimension of a head (default: 64 if the model dimension is at least 512, else 32)",
-        range=SIZE,
+        None, "even dimension of a head (default: 64 if the model dimension is at least 512, else 32)", range=SIZE
     )
     rope_theta: Optional[float] = shape_of_text(
         None, "base of the rotary frequencies (default: 10000)", range=real(1, 1e12)
@@ -187,8 +185,7 @@ class GrownVGGOptions(Options):
     """Options of VGG networks whose layers grow (``alma_firefly_vgg``)."""
 
     layer_channels: str = shape_of_images(
-        "",
-        "comma-separated numbers of feature maps, one per layer, set by model growth; empty: --channels",
+        "", "comma-separated numbers of feature maps, one per layer, set by model growth; empty: --channels"
     )
 
 

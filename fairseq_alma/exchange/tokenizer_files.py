@@ -106,10 +106,7 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
     }
-    return {
-        TOKENIZER: json.dumps(content, ensure_ascii=False),
-        TOKENIZER_CONFIG: json.dumps(config, indent=2) + "\n",
-    }
+    return {TOKENIZER: json.dumps(content, ensure_ascii=False), TOKENIZER_CONFIG: json.dumps(config, indent=2) + "\n"}
 
 
 def misread_text(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:

@@ -30,12 +30,7 @@ from fairseq_alma.images.image_classifier import image_architectures
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.training.loading import (
-    check_architecture,
-    check_weights,
-    load_for_task,
-    refuse_other_weights,
-)
+from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 
 

@@ -10,17 +10,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES, NETWORK, VGGVariantOptions
 from fairseq_alma.learners.learner import Learner
 from fairseq_alma.learners.presets import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Preset, with_preset
-from fairseq_alma.options import (
-    TRAINING,
-    Option,
-    Options,
-    flags_of,
-    group_words,
-    integer,
-    opt,
-    options_of,
-    real,
-)
+from fairseq_alma.options import TRAINING, Option, Options, flags_of, group_words, integer, opt, options_of, real
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.watch.arrivals import CURVE_OPTIONS
 
@@ -51,10 +41,7 @@ class LoopOptions(Options):
         None, "stop a stage after N epochs without improvement (default: never)", range=integer(1), kinds=IMAGES
     )
     select: str = opt(
-        "loss",
-        "validation metric that selects the best epoch of a stage",
-        choices=("loss", "accuracy"),
-        kinds=IMAGES,
+        "loss", "validation metric that selects the best epoch of a stage", choices=("loss", "accuracy"), kinds=IMAGES
     )
     least_gain: float = opt(
         0.0,

@@ -66,10 +66,7 @@ class ScheduledGrowth(GrowingModel):
     grow_method: str = opt("split", METHOD_HELP, choices=EXPERT_METHODS)
     grow_select: str = opt("loss", "selection of experts to copy or split (see alma-grow --select)", choices=SELECTIONS)
     grow_noise: float = opt(
-        0.0,
-        "standard deviation of noise on gate rows of copied experts",
-        range=real(0, 1_000_000),
-        metavar="X",
+        0.0, "standard deviation of noise on gate rows of copied experts", range=real(0, 1_000_000), metavar="X"
     )
 
     def __post_init__(self) -> None:

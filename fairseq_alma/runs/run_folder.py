@@ -11,14 +11,7 @@ from typing import Any, Iterator, Mapping, Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import (
-    as_record,
-    locked,
-    read_json_object,
-    require_version,
-    sweep,
-    write_json_atomically,
-)
+from fairseq_alma.files import as_record, locked, read_json_object, require_version, sweep, write_json_atomically
 from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.records import ClockRecord, RunRecord, stage_type
 

@@ -209,10 +209,7 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
     [
         ("", "no document|empty|too little text|nothing"),
         (month_of(0), "already has this text|too little text|duplicates|no document"),
-        (
-            "Жили-были старик со старухой у самого синего моря\n\n" * 20,
-            r"bytes per token, as in the .*, found \d",
-        ),
+        ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, as in the .*, found \d"),
     ],
 )
 def test_a_bad_month_leaves_the_model_as_it_was(text, message, model, tmp_path, capsys):

@@ -6,15 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.data.stream import (
-    MANIFEST,
-    Split,
-    Stream,
-    StreamFile,
-    TokenizerEntry,
-    split_name,
-    write_manifest,
-)
+from fairseq_alma.data.stream import MANIFEST, Split, Stream, StreamFile, TokenizerEntry, split_name, write_manifest
 from fairseq_alma.errors import AlmaError
 
 NAMES = (split_name(0), split_name(1), "valid", "test")

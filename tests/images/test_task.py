@@ -141,11 +141,7 @@ def test_without_a_stage_valid_is_that_of_all_mega_batches_and_train_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("options", "split", "reason"),
-    [
-        ({"megabatch": 1, "wait": 3}, "train", "--megabatch 1"),
-        ({}, "dev", "'dev'"),
-    ],
+    ("options", "split", "reason"), [({"megabatch": 1, "wait": 3}, "train", "--megabatch 1"), ({}, "dev", "'dev'")]
 )
 def test_stages_and_splits_that_do_not_exist_are_refused(stream, options, split, reason):
     with pytest.raises(AlmaError, match=reason):

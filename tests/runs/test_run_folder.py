@@ -13,10 +13,7 @@ from tests.runs.runs import RUN
 
 def test_a_directory_with_other_files_does_not_become_a_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with (
-        pytest.raises(AlmaError, match=r"found other files \(no run.json\)"),
-        RunFolder(tmp_path).lock_run(),
-    ):
+    with pytest.raises(AlmaError, match=r"found other files \(no run.json\)"), RunFolder(tmp_path).lock_run():
         pass
     assert os.listdir(tmp_path) == ["thesis.tex"]
 

@@ -36,11 +36,7 @@ def test_a_missing_file_is_named_with_all_required_files(tmp_path):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (
-            None,
-            np.arange(40) % 11,
-            "train-labels-idx1-ubyte: expected labels from 0 to 9, found 10 at image 10",
-        ),
+        (None, np.arange(40) % 11, "train-labels-idx1-ubyte: expected labels from 0 to 9, found 10 at image 10"),
         (
             None,
             np.zeros(41),
