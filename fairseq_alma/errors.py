@@ -111,7 +111,7 @@ def refuse_no_folder(out: Path, flag: str) -> None:
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:
-    """Raise AlmaError unless the folder ``out`` (if it does not exist: the nearest existing parent) is writable."""
+    """Raise AlmaError if the folder ``out``, or the nearest parent that exists, is not writable."""
     folder = out if out.is_dir() else out.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

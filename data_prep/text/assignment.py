@@ -82,7 +82,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         sizes_of = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}
         requested = {flag: f"{size:,}" for flag, (given, size) in sizes_of.items() if given is not None}
         raise AlmaError(
-            f"{', '.join(requested)}: expected less than the {total:,} bytes of the text, found "
+            f"{', '.join(requested)}: expected a sum below the {total:,} bytes of the text, found "
             f"{' + '.join(requested.values())}; give smaller sizes, or more text"
         )
     sets = np.empty(len(sizes), np.int16)
@@ -110,7 +110,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch {number}, "
-                    "and at least one document for training; give a smaller size, or more text"
+                    "with at least one document left for training; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]

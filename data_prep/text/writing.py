@@ -37,7 +37,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         The stream with its new manifest.
 
     Raises:
-        AlmaError: all documents of a mega-batch share words with held-out text.
+        AlmaError: every document of a mega-batch shares an n-gram with held-out text.
     """
     plan, assignment, tokenizer = work.plan, work.assignment, work.tokenizer
     there = plan.there

@@ -145,7 +145,7 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
 
     Copied slices get the moments of the source slice, and new slices get zeros. Other fields, such as the number of
     steps, do not change. Adam counts steps per tensor: the first step of a new slice is (1 - beta1) / sqrt(1 - beta2)
-    times the learning rate, 0.7 times for betas 0.9 and 0.98.
+    times the learning rate (0.7 times with betas 0.9 and 0.98).
 
     With ``is_shared``, each half of a split expert gets the expected moments for half of the tokens. The gradient of an
     expert is a sum over k tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability

@@ -79,7 +79,7 @@ class CandidateBlock(CandidateLayer):
         self.set_path(1.0)
 
     def set_path(self, position: float) -> tuple[Tensor, Tensor]:
-        """Set the position of all candidates on their paths.
+        """Set the position of each candidate on its path.
 
         Returns:
             (positions of splits (O), positions of new channels (Q)); gradients flow to both tensors.

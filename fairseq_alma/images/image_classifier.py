@@ -36,7 +36,7 @@ class GrownLayers:
         """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads.
 
         Raises:
-            AlmaError: a gate tree is nested deeper than JSON allows.
+            AlmaError: a gate tree is too deeply nested for the ``json`` module.
         """
         options: dict[str, Any] = {}
         if self.trees:

@@ -91,8 +91,8 @@ class StageTrainer:
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
         """Train the models of ``trainings`` in a stage, and return the training cost for stage.json.
 
-        If ``trainings`` contains all models of the stage, the models of the other runs are also trained, in one network
-        with these models. If the file of a model is missing, train all models again, with bit-identical results.
+        If ``trainings`` contains every model of this run, one network also trains the models of the runs with other
+        seeds. If the file of a model is missing, train all models again, with bit-identical results.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]

@@ -63,7 +63,7 @@ class ExpertLosses:
         """Add a batch in which each layer routes each token to one expert.
 
         Args:
-            losses: loss of each token, (S,), 0 for padding; the function moves the sums to the CPU.
+            losses: (S,) loss of each token, 0 for padding. Only the sums for each expert are moved to the CPU.
             routings: routing of each layer.
             is_real: (S,) bool, False for padding.
         """

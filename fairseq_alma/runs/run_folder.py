@@ -28,7 +28,7 @@ PREDICTIONS_FILE = "ensemble-predictions.npz"
 """Name of the file with the joint predictions of all ensemble members; see `text.split_losses`."""
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 TRAIN_LOG = "train-member-{}.log"
-"""File name of the training log of a member (text); for the log of a branch, replace ``{}`` by ``MEMBER-branch``."""
+"""Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its branch."""
 RUN_REMEDY = "give another --run folder, or remove this folder"
 STAGE_REMEDY = "remove the file and repeat the command, which then runs the stage again"
 
@@ -171,11 +171,11 @@ class RunFolder:
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether the temporary files of a complete stage have been removed. The clock is removed last."""
+        """Return whether the temporary files of a complete stage have been removed; ``clock.json`` is the last of them."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Mark the temporary files of a stage as removed: delete the clocks of the stage (see `is_tidy`)."""
+        """Mark the temporary files of a stage as removed: delete the clock files of the stage (see `is_tidy`)."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
@@ -188,7 +188,7 @@ class RunFolder:
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether separate training of a member is complete: the clock has stopped, or the stage is complete."""
+        """Return whether separate training of a member is complete: its clock file records the end, or the stage is complete."""
         clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
         return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 

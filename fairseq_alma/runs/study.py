@@ -147,13 +147,13 @@ class ProcessOptions(Options):
     )
     jobs: Optional[int] = of_this_call(
         None,
-        "{learners}: number of processes that train members, each on --num-procs GPUs",
+        "{learners}: number of members to train in parallel; each member uses --num-procs GPUs",
         range=PROCESSES,
         trait=MEMBERS_ALONE,
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
-        "{learners}: train only these members (from 0); a call without --member completes stages",
+        "{learners}: train only the members with these indices (from 0); then run without --member to complete the stage",
         trait=MEMBERS_ALONE,
         metavar="I",
     )

@@ -254,7 +254,7 @@ def complete(
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
-    """Return the default value of each option for a row of the table."""
+    """Return one row of the table of defaults: option -> default value."""
     arch = given.get("--arch", "alma_transformer_lm")
     steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
     many = passes > MANY_PASSES

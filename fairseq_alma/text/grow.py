@@ -178,7 +178,7 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
         (sums in fp64 on the CPU, record with the number of tokens and the mean loss in nats).
 
     Raises:
-        AlmaError: ``args.stream`` is not a text stream, lacks the split, or has another dictionary than the checkpoint;
+        AlmaError: ``args.stream`` is not a text stream, lacks the split, or has a different dictionary;
             or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None

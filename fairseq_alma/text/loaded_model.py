@@ -174,7 +174,7 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
         stream: stream with the tokenizer of the model; None: the stream on which the model was trained.
 
     Raises:
-        AlmaError: the file is not a checkpoint, or the stream has another dictionary than the model.
+        AlmaError: the file is not a checkpoint, or the dictionaries of stream and model differ.
     """
     path = Path(path)
     if path.is_dir():

@@ -68,7 +68,7 @@ def repair_last(folder: Path) -> Optional[Path]:
     """Replace a damaged ``checkpoint_last.pt`` with the newest undamaged checkpoint of the folder.
 
     Args:
-        folder: save directory of one model, which may not exist.
+        folder: save directory of one model; it can be missing.
 
     Returns:
         The checkpoint to resume from; None if the stage must start again.

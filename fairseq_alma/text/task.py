@@ -234,7 +234,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 print(f"skipped a prompt of {dataset.size(index)} tokens, more than the maximum length of the model")
         elif len(indices) and not len(kept):
             raise AlmaError(
-                f"--tokens-per-sample {self.args.tokens_per_sample}: all sequences are longer with --sample-break-mode "
+                f"--tokens-per-sample {self.args.tokens_per_sample}: every sequence is longer than this value with --sample-break-mode "
                 f"{self.args.sample_break_mode}; give a larger --tokens-per-sample, or --sample-break-mode none"
             )
         return kept
@@ -352,7 +352,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Check the vocabulary of a checkpoint; called by fairseq-eval-lm.
 
         Raises:
-            AlmaError: the model was trained with another vocabulary than the vocabulary of the stream.
+            AlmaError: the model was trained with a vocabulary that differs from the vocabulary of the stream.
         """
         check_dictionary({"task_state": state_dict}, self.args.path, self.stream)
         super().load_state_dict(state_dict)

@@ -39,7 +39,7 @@ GROWN_FILE = "grown.pt"
 
 
 def check_start(path: Path, stream: Path) -> None:
-    """Raise AlmaError if the checkpoint to start from has another dictionary than the stream."""
+    """Raise AlmaError if the dictionary of the initial checkpoint differs from the dictionary of the stream."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 

@@ -41,7 +41,7 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
-"""Values of `Train.part`; the third value is `BRANCH`, the branch (copy of the model whose learning rate decays)."""
+"""Values of `Train.part`; the third value is `BRANCH`."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
 """Name of the file with the results of tests before training. alma-stream may later remove the tested weights."""
@@ -167,8 +167,8 @@ class Train(TrainingStep):
     """Training step: train one model with fairseq-train.
 
     Attributes:
-        part: ``COMPLETE``: all updates; ``UP_TO_BRANCH``: the updates before the branch (copy of the model whose
-            learning rate decays); ``BRANCH``: the updates of the branch.
+        part: ``COMPLETE``: all updates; ``UP_TO_BRANCH``: the updates before the branch; ``BRANCH``: the
+            updates of the branch, a copy of the model that is trained with a decaying learning rate.
     """
 
     part: str = COMPLETE

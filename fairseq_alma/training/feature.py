@@ -176,7 +176,9 @@ def register_feature(kind: Kind) -> Kind:
     """Register and return a feature class. Raises ValueError if another feature has an option of the same name."""
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
-            raise ValueError(f"feature {kind.__name__}: {other.__name__} has option {min(shared)}; rename the option")
+            raise ValueError(
+                f"feature {kind.__name__}: option {min(shared)} already belongs to {other.__name__}; rename the option of {kind.__name__}"
+            )
     FEATURES.append(kind)
     return kind
 

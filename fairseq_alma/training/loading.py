@@ -140,7 +140,7 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
 
 
 def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
-    """Raise AlmaError if the tensor shapes of a model differ from the checkpoint that the training starts from.
+    """Raise AlmaError if tensor shapes of a model differ from the shapes in the checkpoint to start from.
 
     `check_architecture` compares options; this function also compares shapes that no option determines.
     """
