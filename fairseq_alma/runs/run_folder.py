@@ -171,7 +171,7 @@ class RunFolder:
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether the temporary files of a complete stage have been removed; ``clock.json`` is the last of them."""
+        """Return whether the temporary files of a complete stage have been removed; ``clock.json`` is the last file."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
