@@ -153,7 +153,7 @@ class ProcessOptions(Options):
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
-        "{learners}: train only the members with these indices (from 0); then run without --member to complete the stage",
+        "{learners}: train only members with these indices (from 0); then run without --member to complete the stage",
         trait=MEMBERS_ALONE,
         metavar="I",
     )

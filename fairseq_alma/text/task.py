@@ -234,8 +234,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 print(f"skipped a prompt of {dataset.size(index)} tokens, more than the maximum length of the model")
         elif len(indices) and not len(kept):
             raise AlmaError(
-                f"--tokens-per-sample {self.args.tokens_per_sample}: every sequence is longer than this value with --sample-break-mode "
-                f"{self.args.sample_break_mode}; give a larger --tokens-per-sample, or --sample-break-mode none"
+                f"--tokens-per-sample {self.args.tokens_per_sample}: every sequence is longer with "
+                f"--sample-break-mode {self.args.sample_break_mode}; give a larger --tokens-per-sample, or --sample-break-mode none"
             )
         return kept
 
