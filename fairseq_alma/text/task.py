@@ -235,7 +235,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         elif len(indices) and not len(kept):
             raise AlmaError(
                 f"--tokens-per-sample {self.args.tokens_per_sample}: every sequence is longer with "
-                f"--sample-break-mode {self.args.sample_break_mode}; give a larger --tokens-per-sample, or --sample-break-mode none"
+                f"--sample-break-mode {self.args.sample_break_mode}; give a larger --tokens-per-sample, or "
+                "--sample-break-mode none"
             )
         return kept
 

@@ -177,7 +177,7 @@ def register_feature(kind: Kind) -> Kind:
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
             raise ValueError(
-                f"feature {kind.__name__}: option {min(shared)} already belongs to {other.__name__}; rename the option of {kind.__name__}"
+                f"feature {kind.__name__}: option {min(shared)} already belongs to {other.__name__}; rename it"
             )
     FEATURES.append(kind)
     return kind
