@@ -18,8 +18,7 @@ def publish_stream(built: Path, stream: Stream) -> None:
 def publish_additions(built: Path, stream: Stream) -> None:
     """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
 
-    Files of a killed command are overwritten. The manifest does not list these files, so they do not belong to the
-    stream.
+    Overwrite files that a killed command moved into the stream. The manifest does not list these files.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.
@@ -43,7 +42,7 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
     """Return the stream of the given kind at ``--out``, or None if the folder does not exist or is empty.
 
     Raises:
-        AlmaError: ``--out`` is a stream of another kind, a file, a folder with other files, or an empty mount point.
+        AlmaError: ``--out`` is a stream of another kind, a file, a folder of unrelated files, or an empty mount point.
     """
     if (out / MANIFEST).exists():
         stream = Stream.open(out)
@@ -59,12 +58,12 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
 
 
 def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, Any], advice: str) -> None:
-    """Raise AlmaError unless a command equals the command that made the stream at ``--out``.
+    """Raise AlmaError if the options or input differ from those of the command that made the stream at ``--out``.
 
     Args:
         out: folder of the stream.
-        history: records of the commands that made the stream.
-        now: record of the new command: ``options`` (flag -> value) and ``inputs`` (records with ``name`` and digest).
+        history: records of the commands that made the stream, oldest first.
+        now: record of the new command: ``options`` (flag -> value) and ``inputs`` (one record per input file).
         advice: next step for the user, appended to error messages.
     """
     if not history:

@@ -126,7 +126,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
                 "--text",
                 type=utf8_path,
                 metavar="FILE",
-                help=f"text file for the documents (default: corpora/{name}.txt)",
+                help=f"text file to write (default: corpora/{name}.txt, written if missing)",
             )
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
@@ -175,7 +175,7 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each article in the output of wikiextractor: one line for the title and each paragraph, without tags."""
+    """Yield each article in the output of wikiextractor: without tags, one line for the title and one per paragraph."""
     article: list[str] = []
     for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):

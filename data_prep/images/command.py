@@ -70,7 +70,7 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class ImagePrepOptions(Options):
-    """Options of ``alma-prep-images``. An option that a data set does not support has the default value."""
+    """Options of ``alma-prep-images``. Options that the data set does not support have default values."""
 
     out: Path = opt(MISSING, "stream folder to write", parse=utf8_path, metavar="STREAM")
     megabatches: int = opt(
@@ -108,8 +108,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     """Parse the command line and return the options. Exit with status 2 on a usage error."""
     parser = Parser(
         prog="alma-prep-images",
-        description="Convert an image data set to a stream: B mega-batches of equal size, each split into training "
-        "and validation images, and a test set.",
+        description="Convert an image data set to a stream: a test set and B mega-batches of equal size, each split "
+        "into training and validation images.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,7 +1,7 @@
 """Read image data sets in their published file formats, and images from arrays and folders.
 
 - idx: a magic number, the sizes of the dimensions, then bytes (http://yann.lecun.com/exdb/mnist/). In EMNIST (Cohen et
-  al. 2017), rows and columns of the images are exchanged.
+  al. 2017), the images are transposed.
 - binary version of CIFAR-10 and CIFAR-100 (Krizhevsky 2009): for each image, the label bytes, then the pixels, channels
   first.
 - scikit-learn's digits: ``digits.csv.gz``, with 64 pixels from 0 to 16 and a label in each row.
@@ -134,7 +134,7 @@ def join_parts(
     test_fraction: float = 0.0,
     seed: int = 0,
 ) -> ImageSet:
-    """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample a test set.
+    """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample it from the images.
 
     Args:
         dataset: name in the manifest.

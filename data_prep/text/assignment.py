@@ -14,25 +14,25 @@ from fairseq_alma.data.ngrams import scrambled
 from fairseq_alma.errors import AlmaError
 
 Size = Union[int, float]
-"""Number of bytes (int), or share of all bytes (float below 1)."""
+"""Number of bytes (int), or share of a total (float below 1)."""
 _TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the uint64 sort key of each document. Different ``positions`` give equal documents different keys."""
+    """Return the uint64 sort key of each document. Without ``positions``, equal hashes have equal keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Number of sets, and requested sizes of the sets."""
+    """Number of mega-batches, and requested sizes of the held-out sets."""
 
     num_megabatches: int
     by_argument: bool = False  # whether each INPUT or each group of ``--by`` is a mega-batch
     held_out: bool = True  # whether the stream gets a validation set and a test set
-    like_paper: bool = False  # whether the sets have the sizes of the paper by default
+    like_paper: bool = False  # whether the default sizes are the sizes of the paper
     valid: Optional[Size] = None
     test: Optional[Size] = None
     holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None: no held-out parts
@@ -68,7 +68,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     follow, if requested. Set number ``num_sets`` marks the documents of mega-batch 0 that train the tokenizer.
 
     Args:
-        sizes: ``(documents,)``, not empty: bytes of each document. The documents are sorted by key.
+        sizes: ``(documents,)``, not empty: number of bytes of each document, in the order of the sort keys.
         arguments: ``(documents,)``: index of the INPUT (with ``--by``, of the group) of each document.
         shares: number and sizes of the sets.
 
@@ -110,7 +110,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch {number}, "
-                    "with at least one document left for training; give a smaller size, or more text"
+                    "and at least one document that remains for training; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]

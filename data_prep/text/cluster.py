@@ -88,7 +88,7 @@ class StreamStage(PipelineStep):
                 return
             if (there and there.fingerprint) != (plan.there and plan.there.fingerprint):
                 raise AlmaError(
-                    f"--out {plan.options.out}: another command appended to the stream in the meantime; give another "
+                    f"--out {plan.options.out}: another command changed the stream after the plan stage; give another "
                     "work folder and another logging_dir"
                 )
             stream = write_stream(work, root / "stream", self._encoded(len(plan.pieces)), record)
@@ -107,7 +107,7 @@ def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
 
     Args:
         words: command-line arguments of ``alma-prep-text``. ``--workers`` has no effect.
-        work: work folder that all ranks can access. The stream does not need this folder after the last stage.
+        work: work folder that all ranks can access; it can be deleted after the last stage.
 
     Raises:
         AlmaError: an input is ``-`` (standard input).

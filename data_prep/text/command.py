@@ -101,7 +101,7 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
     """
     if options.append:
         return any(all(entry[key] == record[key] for key in record) for entry in there.history)
-    advice = "choose another --out, remove the stream, or add later text with --append"
+    advice = "choose another --out, remove the stream, or add new text with --append"
     refuse_other_command(options.out, there.history, record, advice)
     return True
 
@@ -149,9 +149,9 @@ def _describe(stream: Stream, seconds: float) -> None:
         )
         if share > LARGE_SHARE:
             print(
-                f"warning: a large share of the text was dropped. Texts such as program code can share {size} words "
-                f"without being copies. {DECONTAMINATE} {4 * size} drops only longer copies. --no-decontaminate keeps "
-                "all documents."
+                f"warning: a large share of the text was dropped. Program code, for example, can share {size} "
+                f"words in a row without being a copy. {DECONTAMINATE} {4 * size} drops only longer copies; "
+                "--no-decontaminate keeps all documents."
             )
     requested = last["options"].get("--vocab-size")
     if requested not in (None, AUTO) and requested != vocab_size:

@@ -82,7 +82,7 @@ def documents_of(block: Block) -> list[str]:
 
 
 def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
-    """Return (document, group) for each document of a block; the group is empty without ``--by``.
+    """Return (document, group) for each document of a block. Without ``--by``, the group is an empty string.
 
     Remove white space at the start and end of a document, and drop documents that contain only white space.
 
@@ -177,7 +177,7 @@ def _group_name(block: Block, number: int, value: object) -> str:
             return name[:length]
     expected = f"a date with a {period}, such as 2024-05-17"
     if period is None:
-        expected = f"1 to {_MAX_GROUP_NAME} printable characters or an integer"
+        expected = f"an integer, or 1 to {_MAX_GROUP_NAME} printable characters"
     raise AlmaError(
         f"{block.where(number)}: expected {expected} in field {block.source.by!r}, found {value!r:.40}; correct the "
         "record, or give another --by"
@@ -193,7 +193,7 @@ class FilePart:
     end: Optional[int] = None  # first byte or row group after the range; None for the end of the file
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of this part. Raises AlmaError if the file is damaged or a document is too long."""
+        """Yield the blocks of this part of the file. Raises AlmaError if the file is damaged or a document too long."""
         source, start = self.source, self.start
         if source.form == "parquet":
             yield from _table_blocks(self)
@@ -273,7 +273,7 @@ def _part_starts(source: Source) -> list[int]:
 
 @contextmanager
 def reading_table(source: Source) -> Iterator[Any]:
-    """Yield the module pyarrow. Raises AlmaError if pyarrow is not installed or cannot read the file."""
+    """Yield the module pyarrow for reading a file. Raises AlmaError if pyarrow is missing or cannot read the file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -291,7 +291,7 @@ def reading_table(source: Source) -> Iterator[Any]:
 
 
 def _table_blocks(part: FilePart) -> Iterator[Block]:
-    """Yield the text and group columns of a Parquet file, in blocks of at most `_ROWS_AT_ONCE` rows."""
+    """Yield the text and group columns of a range of row groups, in blocks of at most `_ROWS_AT_ONCE` rows."""
     source = part.source
     with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as table:
         names = table.schema_arrow.names

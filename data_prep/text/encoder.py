@@ -34,7 +34,7 @@ _MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:
-    """Encoder of documents as bytes of a token file. The cache has up to ``cache_size`` entries of about 200 bytes."""
+    """Encoder of documents to bytes of a token file. The cache has up to ``cache_size`` entries of about 200 bytes."""
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +67,7 @@ class DocumentEncoder:
 
 
 def _unsplit_documents(tokenizer_json: Path) -> re.Pattern:
-    """Return the pattern of documents that the encoder must not split. The empty pattern matches every document."""
+    """Return a pattern that matches every document that the encoder must not split; an empty pattern matches all."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
     model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
     is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")

@@ -20,7 +20,7 @@ FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Option that ``--append`` does not accept. An addition uses the value recorded in the history of the stream."""
+"""Option that conflicts with ``--append``, which uses the value recorded in the history of the stream."""
 AUTO = 0
 """Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 _EPILOG = """examples:
@@ -29,18 +29,18 @@ _EPILOG = """examples:
   alma-prep-text posts.parquet --by date --period month --out stream
   alma-prep-text 2026.txt.xz --out stream --append --megabatches 1
 
-A size is a number of UTF-8 bytes (N) or a share of all bytes (3%). Repeating a completed command changes nothing."""
+A size is a number of UTF-8 bytes (N) or a percentage (3%). Repeating a completed command changes nothing."""
 
 
 def read_size(word: str) -> Size:
-    """Return a number of bytes, or a share such as 0.03 for ``3%``. Raises ValueError with the valid range."""
+    """Parse a size: a number of bytes, or a share (0.03 for ``3%``). Raises ValueError that states the valid range."""
     if word.endswith("%"):
         return float(real(0, 50, above=True).read(word[:-1])) / 100
     return int(integer(1, MAX_COUNT).read(word))
 
 
 def read_vocab_size(word: str) -> int:
-    """Return a vocabulary size of at least 256, or `AUTO`. Raises ValueError with the valid range."""
+    """Parse a vocabulary size; return `AUTO` for ``auto``. Raises ValueError that states the valid range."""
     return AUTO if word == "auto" else int(integer(256, 2**24).read(word))
 
 
@@ -63,18 +63,18 @@ class PrepOptions(Options):
         None, "make one mega-batch for each year, month or day of the dates in the --by field", choices=tuple(PERIODS)
     )
     append: bool = opt(False, "add mega-batches with new documents to the stream at --out")
-    seed: int = opt(1, "random seed for assigning documents to sets of the stream", range=integer(0, 2**63 - 1))
+    seed: int = opt(1, "random seed for assigning documents to splits of the stream", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
         None, "paper: a test set as large as a mega-batch and a validation set of 1/10 of this size", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
-        None, "size of the validation set (default: half of --test-bytes, at most half of its default)", parse=read_size
+        None, "validation set size (default: half the test set, at most half the default test set)", parse=read_size
     )
     test_bytes: Optional[Size] = opt(
-        None, "size of the test set (default: 2%, but 12 kB to 1.2 MB, and at most 20%)", parse=read_size
+        None, "size of the test set (default: 2%, at least 12 kB, at most 1.2 MB and at most 20%)", parse=read_size
     )
     holdout_bytes: Optional[Size] = opt(
-        None, "size of the held-out part of each mega-batch, also with --append (default: none)", parse=read_size
+        None, "held-out size (or share) of each mega-batch, also of appended ones (default: none)", parse=read_size
     )
     format: str = opt(
         "auto",
@@ -93,7 +93,7 @@ class PrepOptions(Options):
         range=integer(1, 1000),
         metavar="N",
     )
-    no_decontaminate: bool = opt(False, "do not drop training documents that share words with held-out text")
+    no_decontaminate: bool = opt(False, "keep training documents that share N words in a row with held-out text")
     vocab_size: int = opt(
         50_000,
         "vocabulary size of the new tokenizer; auto: derived from the size of the first mega-batch",
@@ -151,7 +151,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     parser = Parser(
         prog="alma-prep-text",
         usage="%(prog)s INPUT… --out STREAM (--megabatches B | --one-per-input | --by NAME) [options]",
-        description="Convert raw text to a stream: B mega-batches, a validation set and a test set of token files.",
+        description="Convert raw text to a stream of token files: B mega-batches, a validation set and a test set.",
         epilog=_EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=120),
     )
@@ -169,7 +169,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     fixed = [*trains, *(given[name] for name in sizes if name in given)]
     if args.tokenizer is not None and trains:
         parser.error(
-            f"{trains[0]}: this option trains a tokenizer, but --tokenizer gives a trained tokenizer; remove one of "
+            f"{trains[0]}: this option applies to a new tokenizer, but --tokenizer gives a trained one; remove one of "
             "the options"
         )
     if args.append and fixed:
@@ -181,7 +181,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         parser.error(f"--period {args.period}: expected --by with a field of dates, found no --by; give --by NAME")
     chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
     if len(chosen) > 1 and "--by" in chosen:
-        parser.error(f"--by {args.by}: this option makes one mega-batch for each value; remove {chosen[0]}")
+        parser.error(f"--by {args.by}: the values of this field determine the mega-batches; remove {chosen[0]}")
     if not chosen:
         parser.error("expected the number of mega-batches; give --megabatches B, --one-per-input, or --by NAME")
     num_inputs = len(args.inputs)

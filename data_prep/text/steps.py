@@ -80,7 +80,7 @@ class Encoded:
 
 
 class Work:
-    """Steps that share a work folder. Each step reads the files that earlier steps wrote."""
+    """The steps of a command, with their work folder. Each step reads files that earlier steps wrote."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -182,7 +182,7 @@ class Work:
         """Drop duplicates and assign all other documents to sets, with less than 64 bytes of memory per document.
 
         Raises:
-            AlmaError: an input has no document or only duplicates, there are too many groups, or a set is empty.
+            AlmaError: an input or a set has no document, all documents are duplicates, or there are too many groups.
         """
         plan, options = self.plan, self.plan.options
         hashed = [self.load(f"hashed-{piece:05d}") for piece in range(len(plan.pieces))]
@@ -268,7 +268,7 @@ class Work:
 
         Args:
             counts: number of documents of each set.
-            num_dropped: number of documents that were dropped because they share words with held-out text.
+            num_dropped: number of documents dropped because they share n-grams with held-out text.
         """
         if all(counts):
             return
@@ -281,12 +281,12 @@ class Work:
             advice = "remove duplicate input, add text, or give smaller --valid-bytes and --test-bytes"
         found = f"{sum(counts):,} documents found"
         if num_dropped:
-            found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share words with held-out text"
+            found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share n-grams with held-out text"
             advice = "give other text, or --no-decontaminate"
         raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, values of ``marks``, bytes read) per block. Raises AlmaError if a file has changed."""
+        """Yield (documents, marks of the documents, bytes read) per block. Raises AlmaError if a file has changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -315,7 +315,7 @@ class Work:
         self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Write all held-out n-grams. Train a tokenizer, or copy the tokenizer of ``--tokenizer`` or of the stream."""
+        """Write all held-out n-grams. Train a tokenizer, or copy the ``--tokenizer`` or the stream's tokenizer."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:

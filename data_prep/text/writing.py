@@ -34,7 +34,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         record: record of the command, see `record_of`.
 
     Returns:
-        The stream with its new manifest.
+        The new or extended stream.
 
     Raises:
         AlmaError: every document of a mega-batch shares an n-gram with held-out text.

@@ -361,7 +361,7 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
             ["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"],
             "remove one of the options",
         ),
-        (["a", "--out", "s", "--megabatches", "1", "--by", "date"], "--by date: this option makes one mega-batch"),
+        (["a", "--out", "s", "--megabatches", "1", "--by", "date"], "--by date: the values of this field determine"),
         (["a", "--out", "s", "--megabatches", "1", "--period", "month"], "give --by NAME"),
         (["a", "--out", "s", "--by", "date", "--format", "lines"], "--by date: --format lines has no fields"),
         (
