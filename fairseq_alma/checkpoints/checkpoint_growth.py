@@ -52,7 +52,7 @@ def grow_experts(
     """Return a checkpoint of the model with additional experts in each layer of experts.
 
     Args:
-        checkpoint: checkpoint to grow. The function removes weights from the checkpoint one by one to limit memory.
+        checkpoint: checkpoint to grow, whose ``model`` is emptied step by step to limit memory.
         step: growth plans and options of the growth step.
         names: parameter names, in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
@@ -98,7 +98,7 @@ def add_layers(
         checkpoint: checkpoint to grow.
         config: new values of options in ``cfg.model``.
         fresh: random weights of the larger model, by tensor name.
-        outputs: name suffixes of the output projections in a layer; new layers have zero output projections.
+        outputs: name suffixes of the output projections of a layer, which are zero in new layers.
         names: parameter names of the old and of the new model, each in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
         optimizer: ``reset``, or ``copy`` to keep the optimizer state of the old layers.

@@ -28,14 +28,14 @@ class Dispatch(NamedTuple):
 
 
 def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
-    """Assign tokens to the experts that the gate selected. An expert at its capacity gets no further tokens.
+    """Assign tokens to the experts that the gate selected. If an expert is full, later tokens get no expert.
 
     The capacity is ceil(capacity factor x non-padding tokens / experts) (Fedus et al. 2021, equation 3), at least 1.
 
     Args:
-        routing: routing of S tokens. If an expert is full, earlier tokens have priority.
+        routing: routing of S tokens.
         capacity_factor: capacity of an expert, as a multiple of non-padding tokens / experts; 0: no limit.
-        padding: (S,) bool, True for padding tokens, which get no expert.
+        padding: (S,) bool, True for padding tokens, which get no expert; None: no padding.
     """
     num_experts = routing.probs.size(1)
     expert = routing.expert if padding is None else routing.expert.masked_fill(padding, num_experts)
@@ -63,7 +63,7 @@ class ExpertLosses:
         """Add a batch in which each layer routes each token to one expert.
 
         Args:
-            losses: (S,) loss of each token, 0 for padding. Only the sums for each expert are moved to the CPU.
+            losses: (S,) loss of each token, 0 for padding.
             routings: routing of each layer.
             is_real: (S,) bool, False for padding.
         """

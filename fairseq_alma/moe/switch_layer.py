@@ -130,11 +130,11 @@ class SwitchLayer(nn.Module):
 
     @torch.compiler.disable  # a compiled graph cannot read token counts on the host
     def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Routing, SwitchStatistics]:
-        """Apply the layer without a residual connection.
+        """Apply the layer without a residual connection. If an expert is full, earlier tokens have priority.
 
         Args:
-            x: token features, (S, M). If an expert is full, earlier tokens have priority.
-            padding: (S,) bool, True for padding tokens.
+            x: token features, (S, M).
+            padding: (S,) bool, True for padding tokens; None: no padding.
 
         Returns:
             (output (S, M), routing, statistics); the output is zero for padding and for tokens over capacity.

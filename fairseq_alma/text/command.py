@@ -13,7 +13,7 @@ FUNCTIONS = {
     "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
     "alma-grow": "fairseq_alma.cli.grow:main",
 }
-"""Function that runs each command, as ``module:name``."""
+"""Command -> function that the command calls, as ``module:name``."""
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
     All metrics are means over the tokens of an update; with ``sentence_avg``, ``loss`` is a mean over sequences. The
-    number of batches per update and of processes affects only the balance loss and the capacity of experts, which are
+    numbers of batches per update and of processes affect only the balance loss and the capacity of experts, which are
     computed for each batch. Metrics:
 
     - ``loss``: the minimized sum, in bits
     - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity
-    - ``balance_loss``: unweighted load-balancing loss, mean over Switch layers; 1 if experts get equally many tokens
+    - ``balance_loss``: unweighted load-balancing loss, mean over Switch layers; 1 if token shares are equal
     - ``switch{n}_dropped``: share of the tokens that Switch layer n drops
     - ``switch{n}_expert{e}``: share of the tokens routed to expert e of Switch layer n, including dropped tokens
     - ``switch{n}_entropy``: mean entropy of the gate's probabilities in Switch layer n, in nats
@@ -57,7 +57,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         if getattr(getattr(model, "decoder", None), "output_projection", None) is None:
             raise AlmaError(
                 "--criterion alma_switch_cross_entropy: requires a language model with an output projection; give "
-                "--criterion cross_entropy for other language models, alma_image_cross_entropy for images"
+                "--criterion cross_entropy for other language models, or alma_image_cross_entropy for images"
             )
         compute: Any = self._losses
         if model.training and getattr(model, "is_compiled", False):

@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
-        """Return (output (B, T, M), routing of the B x T tokens, statistics); the last two are None for a dense FFN.
+        """Return (output (B, T, M), routing of the B x T tokens, statistics). For a dense FFN, the last two are None.
 
         ``padding`` (B, T) is True for padding tokens; ``positions`` is the second result of `Decoder.embed`.
         """
@@ -125,7 +125,7 @@ class Decoder(FairseqIncrementalDecoder):
         self.register_buffer("logit_bias", None, persistent=False)
 
     def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return ((B, T, M) input of the first layer, position tensors for each attention layer).
+        """Return ((B, T, M) input of the first layer, position tensors that all attention layers share).
 
         If ``state`` is given, embed only the newest position (T = 1).
         """
@@ -177,7 +177,7 @@ class LanguageModelConfig(StartOptions, FairseqDataclass):
     """Model options that fairseq copies from the option groups ``task`` and ``checkpoint``."""
 
     # The maximum length is --tokens-per-sample unless the task sets another limit, as in fairseq's transformer_lm.
-    # Both are None if the task has no such options; build_model then raises an error.
+    # Both fields are None if the task has no such options; build_model then raises an error.
     tokens_per_sample: Optional[int] = II("oc.select:task.tokens_per_sample")
     max_target_positions: Optional[int] = II("oc.select:task.max_target_positions")
 
@@ -233,7 +233,7 @@ class LanguageModel(FairseqLanguageModel):
 
     @classmethod
     def complete_options(cls, cfg: Any, continue_once: Optional[str] = None) -> None:
-        """Set missing options to the values in the checkpoint that training starts from, otherwise to the defaults.
+        """Set each missing option to the value in the starting checkpoint, or to the default if there is none.
 
         Args:
             cfg: model options, changed in place.

@@ -127,8 +127,8 @@ class Recipe:
 
     Attributes:
         words: arguments after ``--``: first the defaults, then the arguments of the user.
-        chosen: default value of each option after ``--``.
-        features: default value of each feature option. Users give feature options before ``--``.
+        chosen: defaults of the options after ``--`` that the user does not give, by option.
+        features: defaults of the feature options that the user does not give before ``--``, by field name.
         passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
         lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
         record: ``recipe`` of run.json; None: the run uses no defaults.
@@ -145,7 +145,7 @@ class Recipe:
 
 
 def num_heads(width: int) -> int:
-    """Return the number of attention heads of an ``alma_transformer_lm``; this number does not divide every width."""
+    """Return the default number of attention heads of an ``alma_transformer_lm``, which need not divide the width."""
     return max(1, width // (32 if width < 512 else 64))
 
 
@@ -163,7 +163,7 @@ def row_of(tokens: float) -> Row:
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return the row whose model size is closest to ``size``. Raises ValueError if ``size`` is out of range."""
+    """Return a row with the width whose model size is closest to ``size``. Raises ValueError if out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
@@ -184,7 +184,7 @@ def complete(
     vocab_size: int = 0,
     before: Optional[Mapping[str, Any]] = None,
 ) -> Recipe:
-    """Return the options of a run including the defaults.
+    """Return the options of a run including the defaults. A resumed run keeps all defaults except ``passes``.
 
     Args:
         words: arguments after ``--``.
@@ -192,7 +192,7 @@ def complete(
         context: properties of the run that change the defaults.
         tokens: number of tokens in the text of each stage; None: a dry run without a stream.
         vocab_size: vocabulary size of the stream's tokenizer.
-        before: ``recipe`` of an existing run.json; model and learning rate do not change, but ``passes`` may change.
+        before: ``recipe`` of an existing run.json, with the previous defaults; None: a new run.
 
     Raises:
         ValueError: options contradict each other; the message begins with the name of an option.
@@ -293,7 +293,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
-    """Return the number of tokens per update; use the default for an invalid number, which another check reports."""
+    """Return the number of tokens per update. Use defaults for invalid numbers, which another check reports."""
     sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
     if "--batch-size" not in filled and "--max-tokens" in filled:
         sizes = {"--update-freq": 1, "--max-tokens": 1}

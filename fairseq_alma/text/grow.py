@@ -154,7 +154,7 @@ def _with_gates(
         )
     if not layers:
         depth = config["decoder_layers"]
-        raise AlmaError(f"--moe-freq {every}: {args.path} has {depth} layers; give --moe-freq 1 to {depth}")
+        raise AlmaError(f"--moe-freq {every}: gives no Switch layer in {args.path} ({depth} layers); give 1 to {depth}")
     if args.optimizer == "reset":
         checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
     assert args.experts is not None
@@ -175,7 +175,7 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
     """Measure the loss of each expert on ``args.split``, summed over the tokens that the expert processes.
 
     Returns:
-        (sums in fp64 on the CPU, record with the number of tokens and the mean loss in nats).
+        (`ExpertLosses` in fp64 on the CPU, dictionary with the number of tokens and the mean loss in nats).
 
     Raises:
         AlmaError: ``args.stream`` is not a text stream, lacks the split, or has a different dictionary;

@@ -1,6 +1,6 @@
 """Cross entropy of a linear output layer with a large vocabulary, computed in chunks of tokens to save memory.
 
-The fp32 logits of all 32,768 tokens of a batch would take 6.6 GB with a vocabulary of 50,000.
+With a vocabulary of 50,000, the fp32 logits of a batch of 32,768 tokens would take 6.6 GB.
 
 Letters: S tokens, M model dim, V vocabulary size.
 """

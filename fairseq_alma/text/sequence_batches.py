@@ -100,7 +100,7 @@ class SequenceBatches(EpochBatchIterating):
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
-        """Return the batches of the next epoch, or the remaining batches of the epoch after `load_state_dict`."""
+        """Return the batches of the next epoch, or, after `load_state_dict`, the remaining batches."""
         if self.next_epoch_idx > self.epoch:
             self.epoch, self.position = self.next_epoch_idx, 0
         order = np.random.default_rng((*self.seed, self.epoch)).permutation(self.indices) if shuffle else self.indices

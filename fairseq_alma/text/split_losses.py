@@ -1,8 +1,8 @@
-"""Test one checkpoint on several splits in one process, in place of one fairseq-eval-lm for each split.
+"""Test one checkpoint on several splits in one process, instead of running fairseq-eval-lm for each split.
 
-`main` takes the options of fairseq-eval-lm, with several splits in ``--gen-subset``. A single model gives the same
-loss as fairseq-eval-lm, bit for bit. For an ensemble, ``--out FILE`` stores the joint predictions of all members, and
-``--known FILE`` provides the joint predictions of the members that an earlier test covered (`joint_losses`).
+`main` takes the options of fairseq-eval-lm, with several splits in ``--gen-subset``. For a single model, the losses
+equal those of fairseq-eval-lm bit for bit. For an ensemble, ``--out FILE`` stores the joint predictions of all members,
+and ``--known FILE`` provides the joint predictions of the members that an earlier test covered (`joint_losses`).
 """
 
 import argparse
@@ -44,12 +44,12 @@ def joint_losses(
     excludes tokens with an infinite loss, as in fairseq.
 
     Args:
-        text: description of the test text and of the sequence length.
+        text: string that identifies the test data and the sequence length.
         members: sha256 of the members' checkpoints, in order.
         splits: names of the splits.
         log_probs: function that yields the log-probabilities of a member for each split.
-        known: file with the sums over the first members; ignored if the text or the members differ; None: no file.
-        out: file for the sums over all members; read like ``known`` if it exists; None: no file.
+        known: file with the log-sums of the first members, ignored if ``text`` or a member differs; None: no file.
+        out: file for the log-sums of all members. If the file exists, it is also read like ``known``. None: no file.
     """
     num_known, stored = next(filter(None, (_read_sums(path, text, members) for path in (out, known) if path)), (0, {}))
     log_sums = {split: stored[split] for split in splits if split in stored}
@@ -70,7 +70,7 @@ def joint_losses(
 
 
 def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[int, dict[str, np.ndarray]]]:
-    """Return (number of members, sums); None if the file is missing, damaged, or for another text or other members."""
+    """Return (number of members, log-sums by split); None if the file is missing, damaged, or does not match."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -102,7 +102,7 @@ def main() -> dict[str, float]:
         return model
 
     def batches(split: str, model: Any) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a split, then close its files, because there may be thousands of splits."""
+        """Yield the batches of a split, then close the split's files, because there may be thousands of splits."""
         task.load_dataset(split)
         yield from task.eval_lm_dataloader(
             dataset=task.datasets.pop(split),

@@ -29,7 +29,7 @@ class Progress:
         num_epochs: number of complete epochs.
         train_tokens: number of training tokens since the beginning of the stage, summed over epochs.
         first_update: number of optimizer updates before the stage.
-        batches: one record for each batch size, with the first update of this size; see `carried_optimizer.BATCHES`.
+        batches: one record for the first update and for each change of the batch size; see `carried_optimizer.BATCHES`.
     """
 
     num_updates: int
@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether a maximum is reached. If so, do not resume: fairseq-train would make one more update."""
+        """Return whether training has reached a limit. If resumed then, fairseq-train would make one more update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint is complete. A truncated zip file lacks the directory at the end of the file."""
+    """Return whether a checkpoint is complete. A truncated zip file lacks the zip directory at its end."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
@@ -68,7 +68,7 @@ def repair_last(folder: Path) -> Optional[Path]:
     """Replace a damaged ``checkpoint_last.pt`` with the newest undamaged checkpoint of the folder.
 
     Args:
-        folder: save directory of one model; it can be missing.
+        folder: save directory of one model, which may not exist yet.
 
     Returns:
         The checkpoint to resume from; None if the stage must start again.

@@ -123,7 +123,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 from the manifest; or ``--path`` is not a checkpoint.
         """
         check_options(cfg)
-        if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the window
+        if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
             raise AlmaError("--context-window: must be smaller than --tokens-per-sample; give a smaller number")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
@@ -148,7 +148,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Load a split; ``train`` contains the mega-batches of the stage and earlier sequences sampled by features.
 
         Raises:
-            AlmaError: ``--megabatch`` is missing or does not exist, or a file differs from the manifest.
+            AlmaError: ``--megabatch`` is not given or is not in the stream, or a file differs from the manifest.
         """
         if split != "train":
             self.stream.verify([self.stream.split(split).name])
@@ -234,9 +234,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 print(f"skipped a prompt of {dataset.size(index)} tokens, more than the maximum length of the model")
         elif len(indices) and not len(kept):
             raise AlmaError(
-                f"--tokens-per-sample {self.args.tokens_per_sample}: every sequence is longer with "
-                f"--sample-break-mode {self.args.sample_break_mode}; give a larger --tokens-per-sample, or "
-                "--sample-break-mode none"
+                f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
+                f"{self.args.sample_break_mode}, all sequences exceed this length; give a larger --tokens-per-sample, "
+                "or --sample-break-mode none"
             )
         return kept
 
@@ -244,7 +244,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """Build the model.
 
         Raises:
-            AlmaError: the checkpoint to start from has another dictionary, architecture, mega-batch or tensor shape.
+            AlmaError: dictionary, architecture, mega-batch or tensor shapes do not match the starting checkpoint.
         """
         with in_one_line():  # not a decorator, as fairseq inspects the signature
             if from_checkpoint:
@@ -333,7 +333,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         Raises:
             AlmaError: test sequences exceed the maximum length of the model, so that fairseq-eval-lm would skip them.
         """
-        length = self.args.tokens_per_sample + context_window  # fairseq has already subtracted the window
+        length = self.args.tokens_per_sample + context_window  # fairseq has already subtracted the context window
         if max_positions is not None and length > max_positions:
             raise AlmaError(
                 f"--tokens-per-sample {length}: must be at most {max_positions}, the maximum length of the model; give "
@@ -360,7 +360,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
 
 def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if the user gives a length."""
+    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if given or unknown."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -58,7 +58,7 @@ class TextJob:
     Attributes:
         folder: folder of the run.
         engine: first arguments of each fairseq command.
-        branch: training feature of the branch (copy of the model whose learning rate decays).
+        branch: training feature of the branch (copy of the model, trained with a decaying learning rate).
         carries_optimizer: whether a stage starts with the optimizer state of the previous stage.
         keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
         stripped: last checkpoint of a model -> identities of the last and the evaluated checkpoint after `strip`.
@@ -151,11 +151,11 @@ class TextJob:
         if plan.combine == "single":
             (model,) = plan.predictors
             return (self.of(folder).predicting(model),)
-        assert plan.combine == "probabilities", plan.combine  # no learner for text combines predictions otherwise
+        assert plan.combine == "probabilities", plan.combine  # learners for text support no other combination
         return (folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
 
     def predicting(self, model: ModelId) -> Path:
-        """Return the checkpoint that represents a trained model in tests and ensembles."""
+        """Return the checkpoint of a trained model to use in tests and ensembles."""
         return predicting_checkpoint(self.folder, model, self.features.predicts_with)
 
     def starting_checkpoint(self, model: ModelId) -> Path:

@@ -185,7 +185,7 @@ class Train(TrainingStep):
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the last checkpoint has reached a limit, and the best checkpoint (if required) exists.
+        """Return whether the last checkpoint has reached a limit, and any required best checkpoint exists.
 
         Raises:
             AlmaError: the last checkpoint is damaged.
@@ -234,7 +234,7 @@ class Train(TrainingStep):
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
     def _given_options(self) -> list[tuple[str, ...]]:
-        """Return the options after ``--``, adapted to the length, model size and log folders of this training."""
+        """Return the options after ``--`` with the length, model size and log folders of this training."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
@@ -384,7 +384,7 @@ class Before(TextStep):
         return [self.evaluation(path, *splits) for _, path, splits in self.tests]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Return the results in `BEFORE_RECORD`; if this file is missing or damaged, test and write the file."""
+        """Return the results in `BEFORE_RECORD`; if this file is missing or damaged, run all tests first."""
         found = self.read()
         if found is None:
             found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
@@ -400,7 +400,7 @@ class Before(TextStep):
 
 
 class Join(TextStep):
-    """Ensemble step: write a checkpoint with all members after the stage."""
+    """Ensemble step: write the ensemble checkpoint of the stage."""
 
     def commands(self) -> Sequence[Command]:
         (predictor,) = self.job.predictors(self.job.folder, self.plan)

@@ -28,7 +28,7 @@ _OWNED = {
     "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
     "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
     "give --best-checkpoint before the --": "keep-best-checkpoints",
-    "the next stage, or a resumed stage, needs the checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
+    "a stage starts or resumes from the last checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
     "write-checkpoints-asynchronously checkpoint-suffix",
     "each epoch uses all sequences": "skip-remainder-batch",
     "the order of the sequences must not change when a stage resumes": "update-ordered-indices-seed",

@@ -50,7 +50,7 @@ def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Lin
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary position embeddings to heads (B, T, H, D); dimensions i and i + D/2 form a pair, as in Qwen3."""
+    """Apply rotary embeddings to queries or keys (B, T, H, D); dimensions i and i + D/2 form a pair, as in Qwen3."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
@@ -109,7 +109,7 @@ class TransformerDecoderLayer(DecoderLayer):
 
 
 class TransformerDecoder(Decoder):
-    """Decoder with rotary position embeddings; ``--share-decoder-input-output-embed`` ties the embeddings."""
+    """Decoder with rotary position embeddings; ``--share-decoder-input-output-embed`` ties both embeddings."""
 
     norm_name = "norm"
 

@@ -1,4 +1,4 @@
-"""``--branch-share``: evaluate a branch (copy of the model whose learning rate decays to zero).
+"""``--branch-share``: evaluate a branch (copy of the model, trained with a learning rate that decays to zero).
 
 The learning rate of the main training does not decay. The schedule is warmup-stable-decay (Hu et al. 2024, MiniCPM),
 with the 1 - sqrt decay (Hägele et al. 2024).
@@ -23,7 +23,7 @@ class LRBranch(Feature):
 
     branch_share: Optional[float] = opt(
         None,
-        "evaluate a copy of the model whose learning rate decays to 0 over the last fraction S of all updates",
+        "decay the learning rate to 0 over the last fraction S of all updates, in a model copy for evaluation",
         range=real(0, 1, above=True, below=True),
         side=PLAN,
         metavar="S",
@@ -68,5 +68,5 @@ class LRBranch(Feature):
                 group["lr"] *= 1.0 - min(1.0, max(0.0, progress)) ** 0.5
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        for group, rate in zip(self._groups, self._rates, strict=True):  # for images, no scheduler resets the rate
+        for group, rate in zip(self._groups, self._rates, strict=True):  # image training has no scheduler
             group["lr"] = rate

@@ -2,8 +2,8 @@
 
 fairseq loads either the weights of a checkpoint or the complete training state. ``--continue-once`` loads the training
 state of another training: weights, optimizer, number of updates, schedule, and position in the data. A stage with a
-carried optimizer resets the position. A branch (copy of the model whose learning rate decays) does not reset the
-position. If the same command runs again, fairseq-train resumes from the last checkpoint of the stage.
+carried optimizer resets the position. A branch (copy of the model, trained with a decaying learning rate) does not
+reset the position. If the same command runs again, fairseq-train resumes from the last checkpoint of the stage.
 """
 
 from dataclasses import dataclass, field
@@ -109,7 +109,7 @@ class CarriedOptimizer(Feature):
         """Reset the token count and the best loss in the checkpoint; for a new stage, also reset the data position.
 
         Raises:
-            AlmaError: the checkpoint has another optimizer, or no optimizer state.
+            AlmaError: the checkpoint has no optimizer state, or the state of an optimizer other than ``--optimizer``.
         """
         found = checkpoint["optimizer_history"][-1]["optimizer_name"]
         if setting.optimizer not in (None, found):

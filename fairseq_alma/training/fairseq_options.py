@@ -60,11 +60,11 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
 def configuration_of(args: Namespace) -> DictConfig:
     """Return the same configuration as fairseq's ``convert_namespace_to_omegaconf``, without hydra.
 
-    Hydra parses the text of 300 options, which takes half of the time of a short command.
+    Hydra parses the text of 300 options, which takes half of the time of a short command. If a choice, such as the
+    model ``lstm_lm``, declares no dataclass, call ``convert_namespace_to_omegaconf``.
 
     Args:
-        args: options from a parser of fairseq. If a choice such as the model ``lstm_lm`` declares no dataclass, call
-            ``convert_namespace_to_omegaconf``.
+        args: options from a parser of fairseq.
     """
     registries: dict[str, dict[str, Any]] = {name: each["dataclass_registry"] for name, each in REGISTRIES.items()}
     models = {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()}

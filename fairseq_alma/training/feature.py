@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ENDLESS = ("fixed", "inverse_sqrt")
-"""Learning-rate schedules that do not depend on the training length; ``fixed`` is constant after a warm-up."""
+"""Learning-rate schedules that do not depend on the training length; ``fixed`` is constant after the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PlannedRun:
     def require_endless(self, flag: str, alternative: str = "") -> None:
         """Check that the learning rate depends neither on the training length nor on the epoch.
 
-        The message about an unsupported schedule ends with ``alternative``, a text about further supported schedules.
+        If a schedule is not supported, the message ends with ``alternative``, which names further supported schedules.
         """
         if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
             choices = " or ".join(ENDLESS)
@@ -137,7 +137,7 @@ class Feature(Options):
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Run before each optimizer step. ``optimizer`` is an optimizer of fairseq or torch with ``param_groups``."""
+        """Run before each optimizer step; ``optimizer`` is a fairseq or torch optimizer with ``param_groups``."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
         """Run after each step of the optimizer."""
@@ -177,7 +177,7 @@ def register_feature(kind: Kind) -> Kind:
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
             raise ValueError(
-                f"feature {kind.__name__}: option {min(shared)} already belongs to {other.__name__}; rename it"
+                f"{kind.__name__}: feature {other.__name__} also has option {min(shared)}; rename one of the options"
             )
     FEATURES.append(kind)
     return kind
@@ -230,7 +230,7 @@ class Features:
             given = [
                 " ".join(flag(name) + (value is not True) * f" {value}" for name, value in each) for each in testing
             ]
-            raise ValueError(f"{given[0]}: {given[1]} also selects the checkpoint to evaluate; omit one of them")
+            raise ValueError(f"{given[0]}: {given[1]} also selects the checkpoint to evaluate; omit one of the options")
         for each in self.each:
             each.check(run)
 

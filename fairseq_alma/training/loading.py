@@ -50,7 +50,7 @@ def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Load a checkpoint in fairseq's format; ``arg_overrides`` replaces options in the file, by name.
+    """Load a checkpoint in fairseq's format; ``arg_overrides`` has option values that replace those in the file.
 
     Raises:
         AlmaError: the file is not a checkpoint of a supported model, task and criterion.
@@ -84,7 +84,7 @@ def _load_checkpoint_to_cpu(
 def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
     if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
         return _stock_load_training(trainer, filename, *arguments, **more)
-    _ = trainer.optimizer  # builds the optimizer before loading: errors in its options are not errors in the file
+    _ = trainer.optimizer  # build the optimizer first: errors in optimizer options are not errors in the file
     try:
         return _stock_load_training(trainer, filename, *arguments, **more)
     except Exception as error:
@@ -103,7 +103,7 @@ Trainer.load_checkpoint = _load_training
 
 
 def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
-    """Raise AlmaError if the architecture or a shape option of ``model_cfg`` differs from the checkpoint."""
+    """Raise AlmaError if ``model_cfg`` and the checkpoint differ in architecture or a shape option."""
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
@@ -112,14 +112,14 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
             f"{found['_name']}, or start from another checkpoint"
         )
     if differing := _differing_options(found, model_cfg):
-        raise AlmaError(f"{path}: the sizes of the model differ from the options of the command; give {differing}")
+        raise AlmaError(f"{path}: the model sizes differ from the options of the command; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
         of_members = [(config["member_arch"], config["member_options"]) for config in (found, model_cfg)]
         members = [vars(joint.member_config(*options)[1]) for options in of_members]
         if differing := _differing_options(*members):
             raise AlmaError(
-                f"{path}: the options of the members differ from the command; give {differing} in --member-options "
+                f"{path}: the member options differ from those of the command; give {differing} in --member-options "
                 f"(options in the checkpoint: {found['member_options']!r})"
             )
 

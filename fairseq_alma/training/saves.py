@@ -1,7 +1,7 @@
 """``--save-interval-minutes``: set the checkpoint interval in minutes; fairseq has intervals in updates and epochs.
 
 fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due, the
-feature sets this interval to the number of the current update. In distributed training, the clock of rank 0 decides.
+feature sets this interval to the number of the current update. In distributed training, rank 0 measures the time.
 """
 
 import time
@@ -45,7 +45,7 @@ class TimedSaves(Feature):
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Restart the clock; return no state. fairseq calls this method when saving, after choosing file names."""
+        """Restart the interval; return no state. fairseq calls this method when saving, after choosing file names."""
         self._saved = time.monotonic()
         self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}
