@@ -221,7 +221,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def complete_options(
     request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
 ) -> Recipe:
-    """Return the options of a run on text, including the defaults; set feature options in ``arguments``."""
+    """Return the options of a run on text, including the defaults. Write training features to ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name}: requires images; give --preset paper, or remove --preset")
     learner = request.build_learner("text", request.seeds[0])

@@ -47,7 +47,7 @@ RUN, REPORT, EXPORT = "run", "report", "export"
 NEXT = "run.next"
 """Folder of a new run until the new run replaces the current run."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
-"""Held-out shares of the first month. For later months, only --holdout-bytes applies."""
+"""Held-out shares of text in the first month. For later months, only --holdout-bytes applies."""
 LEAST_OF_USUAL = 0.7
 """Minimum bytes per token of a month, relative to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
@@ -70,7 +70,7 @@ class UpdateOptions(Options):
     inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "maximum number of passes through the new text in each month, and through all text in all months together",
+        "maximum number of passes: through the new text of a month, and on average through all text so far",
         range=real(0, 1000, above=True),
         metavar="R",
     )

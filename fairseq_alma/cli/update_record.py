@@ -23,7 +23,7 @@ TOKENS_PER_PARAMETER = 8
 AHEAD = 6
 """Expected growth factor of the text, for choosing the size of a new model (see how-to/monthly.md)."""
 LEAST_TOKENS = 2_600_000
-"""Minimum number of tokens for choosing the size of a new model, so that its width is at least 128.
+"""Minimum number of tokens for choosing the size of a new model, so that the width of the model is at least 128.
 
 Bits per byte after six months of novels (mean over the months), by number of parameters:
 
@@ -31,7 +31,7 @@ Bits per byte after six months of novels (mean over the months), by number of pa
 - 522k (batch 4): 2.004
 - 320k (batch 8; size chosen from the text of the first month alone): 2.065"""
 WORSE = 1.01
-"""Maximum ratio (after / before a month) of bits per byte on old text; a higher ratio causes a warning."""
+"""Maximum ratio of (bits per byte on old text after a month) to (before the month) without a warning."""
 
 
 class Month(Struct, omit_defaults=True):

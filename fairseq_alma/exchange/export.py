@@ -1,4 +1,4 @@
-"""Export a checkpoint of ``alma_transformer_lm`` to a Qwen3 folder, or to a Qwen3-MoE folder if the model has experts.
+"""Export a checkpoint of ``alma_transformer_lm`` to a model folder of Qwen3, or of Qwen3-MoE for models with experts.
 
 Most weight names differ only in the prefix: ``decoder.`` in the checkpoint, ``model.`` in the folder. The export splits
 stacked experts into separate tensors. The output of the embedding norm depends only on the token, so the export applies
@@ -55,8 +55,8 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         One-line message with architecture and sizes.
 
     Raises:
-        AlmaError: transformers has no equivalent architecture, the checkpoint is damaged, or the stream has another
-            dictionary or a tokenizer that cannot be exported. In these cases, no file is written.
+        AlmaError: transformers has no equivalent architecture, the checkpoint is damaged, the dictionaries of model and
+            stream differ, or the tokenizer cannot be exported. In these cases, no file is written.
     """
     checkpoint = read_checkpoint(path)
     config, weights = checkpoint["cfg"]["model"], checkpoint["model"]
@@ -68,7 +68,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         refuse_other_shapes(weights, build_from_config(config, num_rows), str(path), _REMEDY)
         if num_rows != tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:
             raise AlmaError(
-                f"{path}: expected a stream with the {num_rows:,} tokens of the model, found "
+                f"{path}: expected a stream with {num_rows:,} tokens, as in the model, found "
                 f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} tokens in {stream.root}; give the training stream as "
                 "--stream"
             )
@@ -178,7 +178,7 @@ def folder_weights(
         weights: weights of the checkpoint.
         options: model options of the checkpoint.
         is_tied: whether the folder has the same matrix for input and output embeddings.
-        rows: row in the checkpoint for each token of the folder; None: checkpoint and folder have the same order.
+        rows: row in the checkpoint for each token of the folder; None: the order of tokens is the same in both.
     """
     for name, tensor in weights.items():
         own = name.removeprefix("decoder.")

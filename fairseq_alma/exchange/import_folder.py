@@ -41,8 +41,8 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
         stream: stream for further training, prepared with the tokenizer of the folder; None: no further training.
 
     Raises:
-        AlmaError: ``alma_transformer_lm`` does not support the model, a file is missing or damaged, or the stream has
-            another tokenizer.
+        AlmaError: ``alma_transformer_lm`` does not support the model, a file is missing or damaged, or the tokenizers
+            of folder and stream differ.
     """
     from transformers import AutoConfig
 
@@ -155,8 +155,8 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     """Return the tokens of the folder that correspond to the special symbols of fairseq.
 
     Returns:
-        Two lists with one token id for each symbol: the token that the symbol replaces (None without such a token, or
-        if another symbol replaces the token), and the token whose row initializes the row of the symbol.
+        Two lists with a token id for each symbol. First list: the token that the symbol replaces; None without such a
+        token, or if another symbol replaces it. Second list: the token whose row initializes the row of the symbol.
 
     Raises:
         AlmaError: the folder has no valid EOS token.

@@ -40,10 +40,10 @@ Licence: not specified; add the licence before publishing the model.
 def model_card(
     path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, first: Optional[str]
 ) -> str:
-    """Return the model card in Markdown.
+    """Return the model card in Markdown. The results come from the run that contains the checkpoint.
 
     Args:
-        path: exported checkpoint. The results on the card come from the run that contains the checkpoint.
+        path: exported checkpoint.
         stream: stream that the model was trained on.
         facts: sizes of the model.
         architecture: name of the model class in transformers.

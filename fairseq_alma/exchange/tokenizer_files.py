@@ -24,7 +24,7 @@ class Vocabulary(NamedTuple):
     Attributes:
         files: content of the tokenizer files and of generation_config.json, by file name.
         special_ids: values of ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
-        rows: row in the checkpoint for each token of the folder; None: checkpoint and folder have the same order.
+        rows: row in the checkpoint for each token of the folder; None: the order of tokens is the same in both.
         context: maximum sequence length of an imported model, in tokens; 0 for other models.
     """
 

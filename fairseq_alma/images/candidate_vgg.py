@@ -1,6 +1,7 @@
-"""VGG networks of a Firefly growth step: `CandidateVGG` has all candidates; `keep_candidates` builds a grown network.
+"""VGG networks of a Firefly growth step. A candidate is a possible split of a channel, or a possible new channel.
 
-The module `firefly` explains the method and selects the candidates.
+`CandidateVGG` contains all candidates. `keep_candidates` builds the grown network. The module `firefly` explains the
+method and selects the candidates.
 
 Letters in shapes: B images, I input channels and O output channels of a layer, P new channels of the previous layer, Q
 new channels of this layer, T channels of the previous layer that are split, H height, W width, K classes.
@@ -53,7 +54,7 @@ class CandidateLayer(nn.Module):
         self.outgoing_length = steps.new * (weight.square().sum() / weight.size(1)).sqrt()
 
     def sample_directions(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
-        """Return random directions (directions, channels, …) of norm 1, which do not depend on the device."""
+        """Return random directions (directions, channels, …) of norm 1; the values do not depend on the device."""
         directions = torch.randn(num_directions, num_channels, *self.weight.shape[2:], generator=generator)
         return nn.Parameter(unit_length(directions).to(self.weight))
 
@@ -63,7 +64,7 @@ class CandidateLayer(nn.Module):
 
 
 class CandidateBlock(CandidateLayer):
-    """`ConvBlock` with P = ``num_new_before`` new input channels and Q = ``num_new`` new output channels."""
+    """`ConvBlock` with candidates: P = ``num_new_before`` new input channels, Q = ``num_new`` new output channels."""
 
     def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
         super().__init__(block.conv.weight.detach()[0], steps)
@@ -125,18 +126,18 @@ class CandidateClassifier(CandidateLayer):
         self.outgoing = self.sample_directions(num_new_before, len(self.weight), generator)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map (1, B, 2 I + P) to (1, B, K)."""
+        """Map features (1, B, 2 I + P) to logits (1, B, K)."""
         old, new = join_halves(features[0], self.weight.size(1))
         weight = torch.cat([self.weight, self.outgoing_weight()], dim=1)
         return F.linear(torch.cat([old, new], dim=1), weight, self.bias)[None]
 
 
 class CandidateVGG(VGG):
-    """VGG network with candidates in every layer. The only parameters are the candidates' directions, of norm 1.
+    """VGG network with candidates in every layer. Its only parameters are the directions (norm 1) of the candidates.
 
     Args:
         network: network of `ConvBlock`s with one member; not modified.
-        num_new: number of new channels of each convolution.
+        num_new: number of possible new channels of each convolution.
         generator: random generator for the initial directions, on the CPU.
         steps: step sizes of the candidates.
     """

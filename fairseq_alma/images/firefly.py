@@ -5,11 +5,11 @@ A growth step follows section 2 of Wu et al.:
 1. Every channel of every layer may be split, and every layer may get new channels. A *split* replaces a channel with
    incoming weights w by two halves with incoming weights w + d and w - d. Each half has half of the outgoing weights,
    so the next layer takes the mean of the halves. A *new* channel has separate incoming weights and small outgoing
-   weights. `CandidateVGG` is one network with all candidates, and costs about three times as much as the network
-   without candidates. A factor moves each candidate along a *path*, from 0 (network without the candidate) to 1
-   (network with the candidate).
-2. `tune_directions` tunes the directions of all candidates together on the images of the stage. The weights of the
-   network do not change.
+   weights. `CandidateVGG` is one network with all candidates; its compute is about three times the compute of the
+   network without candidates. A factor moves each candidate along a *path*, from 0 (network without the candidate) to
+   1 (network with the candidate).
+2. `tune_directions` tunes the *directions* of all candidates (d and the weights of new channels, scaled to norm 1) on
+   the images of the stage. The weights of the network do not change.
 3. `score_candidates` estimates the change of the loss along each path from the gradient at the middle of the path. At
    the start of a path, the gradient of a split is 0, because the effects of the two halves cancel each other. The
    gain from a split is of second order.
@@ -48,7 +48,7 @@ class LayerScores(NamedTuple):
 
 
 def vgg_size(image_channels: int, channels: Sequence[int], num_classes: int, share_of: str = "parameters") -> int:
-    """Return the number of ``parameters`` or ``neurons`` of a VGG network with output ``channels`` of each layer."""
+    """Return the number of ``parameters`` or ``neurons`` of a VGG network with ``channels`` outputs in each layer."""
     if share_of == "neurons":
         return sum(channels)
     inputs = [image_channels, *channels[:-1]]
@@ -61,8 +61,8 @@ def select_candidates(
 ) -> list[KeptCandidates]:
     """Return the candidates to keep, for each layer ("greedy selection" in Wu et al. 2020).
 
-    The function adds candidates in the order of their scores, and stops at the size that is nearest to the present size
-    plus ``num_added`` parameters or neurons.
+    The function adds candidates from the lowest score on. It stops when the size is nearest to the current size plus
+    ``num_added`` parameters or neurons.
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)
@@ -151,8 +151,8 @@ def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
 def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
     """Move the direction of every candidate against the gradient of the loss, in place, once for each batch.
 
-    An update scales the gradient to norm 1 and subtracts ``rate`` times the scaled gradient from the direction. Then
-    the update scales the direction to norm 1.
+    Each update scales the gradient to norm 1, subtracts ``rate`` times the scaled gradient from the direction, and
+    scales the direction to norm 1.
     """
     directions = [direction for direction in candidates.parameters() if len(direction)]
     for images, labels in batches:

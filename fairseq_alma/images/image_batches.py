@@ -15,7 +15,7 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a random generator on the CPU, seeded with ``numbers``, such as random seed, stage index and `ORDER`."""
+    """Return a random generator on the CPU, seeded with ``numbers``: random seed, stage, purpose such as `ORDER`."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -81,7 +81,7 @@ class TrainingImages:
         """Yield the batches of one epoch; each member's generator determines the member's image order.
 
         Yields:
-            (images, labels): images (N, B, C, H, W), or (B, C, H, W) for all members; labels (N, B).
+            (images, labels): images (N, B, C, H, W), or (B, C, H, W) if the members share them; labels (N, B).
         """
         if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # one batch
             yield self.images, self.labels.expand(len(self.rows), -1)

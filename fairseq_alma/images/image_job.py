@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ImageJob:
-    """Options of ``alma-stream`` on images, and back end of the runs; see `loop.Backend`.
+    """Back end of ``alma-stream`` for streams of images, with the options of the runs; see `loop.Backend`.
 
     Args:
         request: options of ``alma-stream``.
@@ -125,7 +125,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """Step that runs ``trainings`` in one network. If ``trainings`` is empty, the step tests the predictors."""
+    """Step of a stage: train ``trainings`` in one network, or test the predictors if ``trainings`` is empty."""
 
     job: ImageJob
     folder: RunFolder

@@ -114,7 +114,7 @@ class ImageDataset(FairseqDataset):
 
 @dataclass
 class ImageTaskConfig(CommandConfig):
-    """Stream folder, and the options of fairseq's commands that the task reads."""
+    """Options of the task: stream folder, and options that fairseq's commands define."""
 
     data: str = field(default=MISSING, metadata={"help": "stream folder written by alma-prep-images"})
     seed: int = II("common.seed")
@@ -123,7 +123,7 @@ class ImageTaskConfig(CommandConfig):
 AlmaImageClassificationConfig = fairseq_config(
     "AlmaImageClassificationConfig", ImageTaskConfig, [StageOptions, *FEATURES], "images"
 )
-"""Configuration of the task: options of the stage and of training features."""
+"""Configuration of the task, with the options that select a stage and the options of training features."""
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)

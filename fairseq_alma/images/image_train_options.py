@@ -148,7 +148,7 @@ class ImageTrainOptions:
 
 
 def feature_options() -> dict[str, Option]:
-    """Return (by flag) the options of training features that are allowed after ``--`` on streams of images."""
+    """Return flag -> option for the training features that are allowed after ``--`` on streams of images."""
     return {
         option.flag: option
         for kind in FEATURES

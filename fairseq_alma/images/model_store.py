@@ -24,7 +24,7 @@ from fairseq_alma.terminal import print_line
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
-"""Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel`, except weights."""
+"""Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel`, except the weights."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
 
@@ -38,7 +38,7 @@ class TrainedModel:
         grown: layer sizes after growth, which a checkpoint stores as model options.
         num_updates: number of updates in the last stage that trained the model, without updates of the branch (copy of
             the model that is trained with a decaying learning rate).
-        num_images: number of training images in this stage, including the branch; an image counts once per epoch.
+        num_images: number of training images in this stage, including images of the branch, counted in each epoch.
         growth: record of the growth step before these updates; empty without growth.
         tested: weights to predict with: average of weights, or weights of the branch; None: ``state``.
     """
@@ -57,7 +57,7 @@ class TrainedModel:
 
 
 def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
-    """Write a checkpoint that fairseq's commands can load; ``config``: see `ImageSettings.checkpoint_config`."""
+    """Write a checkpoint that fairseq's commands can load; ``config`` comes from `ImageSettings.checkpoint_config`."""
     history = {
         "criterion_name": "AlmaImageCrossEntropy",
         "optimizer_name": str(config["optimizer"]["_name"]),
@@ -82,7 +82,7 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
 
 
 def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers]) -> TrainedModel:
-    """Read a checkpoint that `write_model` wrote; ``read_grown``: see `ImageSettings.read_grown`.
+    """Read a checkpoint that `write_model` wrote; ``read_grown`` is `ImageSettings.read_grown`.
 
     Raises:
         AlmaError: the file is missing or damaged, or another command wrote it.
@@ -184,14 +184,14 @@ class ModelStore:
             self.models.pop(model, None)
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Return one network that predicts with several models. The store caches the newest network."""
+        """Return one network that predicts with several models. The store caches the last network."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model].predicting for model in models])
             self.built = ([*models], network)
         return self.built[1]
 
     def flops_of(self, grown: GrownLayers) -> NetworkFlops:
-        """Return the FLOPs of one model with layer sizes ``grown``."""
+        """Return the FLOPs of one model with layer sizes ``grown``, for one image."""
         if grown not in self.flops:
             network = self.settings.build(self.settings.num_joint, grown)
             for parameter in network.parameters():
@@ -204,7 +204,7 @@ class ModelStore:
 
 
 def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
-    """Build a network on the device, with the weights of one joint model or of several models of equal layer sizes."""
+    """Build a network on the device, with the weights of a joint model, or of models with the same layer sizes."""
     if settings.is_joint:
         network = settings.build(settings.num_joint, models[0].grown)
         network.load_state_dict(dict(models[0].state))

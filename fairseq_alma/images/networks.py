@@ -3,7 +3,7 @@
 A network has N members: models with separate weights that run in one batched operation. Except for rounding, a member
 has the same output as a separate network with the same weights. A single model is the case N = 1.
 
-The paper uses the reduced VGG of Wu et al. 2020 (Firefly) and gives no details. This network has sixteen 3 x 3
+The paper uses the reduced VGG of Wu et al. 2020 (Firefly) and gives no details. `VGG` has sixteen 3 x 3
 convolutions in five groups, with batch norm and the same number of channels in every layer. Max pooling follows each of
 the first four groups; global average pooling and one linear layer follow the last group. The initial weights follow He
 et al. 2015 (fan-out), as in VGG. The paper's released code has a fifth max pooling and torch's initial weights.
@@ -49,7 +49,7 @@ class ImageNetwork(nn.Module):
         """Return the logits (N, B, K) of all members.
 
         Args:
-            images: normalized images (N, B, C, H, W), or (B, C, H, W) for all members.
+            images: normalized images (N, B, C, H, W), or images (B, C, H, W) that all members share.
             generators: random generators on the CPU for hard gates in training, one for each member or one for all
                 members. Empty: torch's global generator.
         """
@@ -204,7 +204,7 @@ class MemberConv2d(nn.Module):
                 nn.init.uniform_(weight, -bound, bound, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, N I, H, W), or (B, I, H, W) for all members, to (B, N O, H, W)."""
+        """Map inputs (B, N I, H, W), or inputs (B, I, H, W) that all members share, to outputs (B, N O, H, W)."""
         num_members, _, in_channels = self.weight.shape[:3]
         groups = x.size(1) // in_channels
         assert groups in (1, num_members)
@@ -266,7 +266,7 @@ class ConvBlock(nn.Module):
         self.norm = MemberBatchNorm2d(num_members, out_channels)
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Map (B, N I, H, W) to (B, N O, H, W)."""
+        """Map inputs (B, N I, H, W) to outputs (B, N O, H, W)."""
         return F.relu(self.norm(self.conv(x)))
 
 
@@ -324,7 +324,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the batch norm statistics to the mean of the statistics of ``batches``: normalized images (B, C, H, W)."""
+    """Set the batch norm statistics to their mean over ``batches`` of normalized images (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

@@ -131,7 +131,7 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return (loss and error on the test set, expert usage of the last network as returned by `predict`)."""
+        """Return (loss and error on the test set, share of images per expert in the last network; see `predict`)."""
         can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []

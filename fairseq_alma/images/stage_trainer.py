@@ -61,7 +61,7 @@ class StageTrainer:
         settings: settings of all runs.
         runs: runs whose stages are trained together.
         shared_folder: folder for the files of unfinished trainings that several runs share.
-        keep_maps: whether to call `write_experts` after every stage; False: after the last stage only.
+        keep_maps: whether `write_experts` runs after every stage; False: after the last stage only.
         features: training features of all runs.
         save_every: seconds between two saves of an unfinished training; None: `SAVE_EVERY_SECONDS`.
 
@@ -91,8 +91,8 @@ class StageTrainer:
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
         """Train the models of ``trainings`` in a stage, and return the training cost for stage.json.
 
-        If ``trainings`` contains every model of this run, one network also trains the models of the runs with other
-        seeds. If the file of a model is missing, train all models again, with bit-identical results.
+        If ``trainings`` are all trainings of the stage, the network also contains the models of runs with other seeds.
+        If the file of a model is missing, train all models of the network again, with bit-identical results.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]
@@ -215,14 +215,14 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` for training on ``num_images`` images without early stopping."""
+        """Return the `Part` for training features, for ``num_images`` training images without early stopping."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the weights to test for each unit (member or joint model); averages get new batch norm statistics."""
+        """Return the weights to test for each unit (member or joint model). Measure the batch norm of averages."""
         averages = [each for each in training.tested if each is not None]
         is_last = all(  # whether the averages equal the weights
             torch.equal(tensor, state[name])
@@ -237,7 +237,7 @@ class StageTrainer:
         return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
-        """Resume from ``unfinished``, run the remaining epochs, and save the state every ``save_every`` seconds."""
+        """Resume from ``unfinished`` if it exists, run all remaining epochs, and save the state at intervals."""
         before = read_unfinished(unfinished)
         if before is not None and before.get(SEEDS) == seeds:  # with other seeds, the file belongs to other runs
             try:

@@ -62,8 +62,8 @@ class StageTraining:
         generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
             model.
         features: training features; None: no features.
-        branch: training features of the branch (copy of the model whose learning rate decays); None: no branch.
-        branch_from: last update (from 0) before the learning rate of the branch decays. The branch starts with the
+        branch: training features of the branch; None: no branch.
+        branch_from: last update (from 0) before the learning rate decays. The training of the branch starts with the
             epoch of this update.
 
     Attributes:
@@ -120,7 +120,7 @@ class StageTraining:
         return self.epoch if stopped is None else stopped
 
     def run_epoch(self) -> Tensor:
-        """Train for one epoch and store the best weights. Return the mean loss of the last update, in nats."""
+        """Train for one epoch and update the weights in ``best``. Return the mean loss of the last update, in nats."""
         if self._is_part_over:  # restore the state before the first epoch of the branch, and train the branch
             assert self.branch is not None and self._branch_start is not None
             self.load_state_dict({**self._branch_start, "trunk": deepcopy(self.best)})
@@ -142,7 +142,7 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load each unit's weights of the best epoch into the network. The next stage starts from these weights."""
+        """Load the weights of each unit's best epoch into the network. The next stage starts from these weights."""
         if self._main_best is not None:
             self.tested = [*self.best]
         for state, best in zip(self.states, self._main_best or self.best, strict=True):
@@ -179,7 +179,7 @@ class StageTraining:
         self.epoch = state["epoch"]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the units' mean cross entropies, summed over units; a sum keeps the gradients of units independent."""
+        """Return the sum over units of the mean cross entropy; a sum keeps the gradients of the units independent."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
             logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)

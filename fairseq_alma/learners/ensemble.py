@@ -17,8 +17,8 @@ from fairseq_alma.learners.learner import (
 from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
-"""Default number of members, from Table 2 of the paper (text) and the paper's image study (v5, Appendix B.1)."""
-MEMBERS_HELP = "number of members (default: text 2, images 5; gens: 1 new member in each stage)"
+"""Default number of members: on text from Table 2 of the paper, on images from Appendix B.1 (v5)."""
+MEMBERS_HELP = "number of members (default: 2 on text, 5 on images; gens: 1 new in each stage)"
 MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 
 

@@ -16,7 +16,7 @@ from fairseq_alma.options import integer, opt, real
 
 SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}
 """Name of a size in the schedule of ``--learner grow`` -> option of fairseq-train that sets this size."""
-METHOD_HELP = "how experts are added (default: split; gmoe on text: copy)"
+METHOD_HELP = "how experts are added (default: copy for gmoe on text, else split)"
 
 
 def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
@@ -99,15 +99,15 @@ class ScheduledGrowth(GrowingModel):
             if now > 2 * before > 2:  # a dense layer can be copied any number of times
                 raise ValueError(
                     f"--grow-schedule {self.grow_schedule}: grows from {before} to {now} experts before stage {stage}, "
-                    f"but growth at most doubles the experts; give at most {2 * before}, or --grow-method scratch"
+                    f"but a growth step can at most double it; give at most {2 * before}, or --grow-method scratch"
                 )
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
         for name, numbers in self.sizes.items():
             if len(numbers) != len(planned):
                 raise ValueError(
-                    f"--grow-schedule {self.grow_schedule}: has {len(numbers)} numbers of {name}, but the run has "
-                    f"{len(planned)} stages; give one number for each stage"
+                    f"--grow-schedule {self.grow_schedule}: expected numbers of {name} for {len(planned)} stages, "
+                    f"found {len(numbers)} numbers; give one number for each stage"
                 )
 
     def check_model(self, last: Last) -> None:

@@ -33,10 +33,10 @@ class ScheduleOptions(Options):
 
     wait: int = opt(1, "waiting time: number of new mega-batches in each stage", range=integer(1), metavar="W")
     replay: bool = opt(False, "train on all mega-batches so far (default: on the new mega-batches)")
-    drop_rest: bool = opt(False, "drop the last mega-batches if fewer than W remain")
+    drop_rest: bool = opt(False, "drop the last stage if it has fewer than W new mega-batches")
     iid: Optional[int] = opt(
         None,
-        "control run: one stage on the first K mega-batches, with K times the updates of a stage",
+        "control run: one stage on the first K mega-batches, with as many updates as K stages",
         range=integer(1),
         trait="has_iid_control",
         metavar="K",
@@ -68,7 +68,7 @@ def stages(
     """Return the stages of a stream of B mega-batches with waiting time w; see `ScheduleOptions`.
 
     For B = 4 and w = 3, the first stage has mega-batches 0 to 2, and the second stage has mega-batch 3. ``drop_rest``
-    drops the last mega-batches if fewer than w remain, as in Table 2 of the paper.
+    drops the last stage if it has fewer than w new mega-batches, as in Table 2 of the paper.
     """
     if num_megabatches < 1 or wait < 1:
         raise ValueError(f"expected at least 1 mega-batch and --wait 1, found {num_megabatches} and --wait {wait}")
@@ -114,7 +114,7 @@ def member_seed(seed: int, member: int) -> int:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """Identifier of a trained model: the last stage that trained the model, and the number of the member."""
+    """Identifier of a trained model: the last stage that trained the model, and the member's index."""
 
     stage: int
     member: int
@@ -257,7 +257,7 @@ class Learner(Options):
     )
 
     def check(self) -> None:
-        """Raise ValueError if two options conflict; the message begins with an option."""
+        """Raise ValueError if two options conflict; the message begins with the name of an option."""
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
         """Raise ValueError if an option does not match the stages of the run."""
@@ -276,7 +276,7 @@ class Learner(Options):
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
         """Return a plan that trains every member; `starts_from` selects the initial weights.
 
-        ``training`` contains the other attributes of each `Training`, such as ``growth``.
+        ``training`` contains further attributes of each `Training`, such as ``growth``.
         """
         trainings = tuple(
             Training(ModelId(stage.index, m), member_seed(self.seed, m), self.starts_from(stage, m), **training)
@@ -316,7 +316,7 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
-    """Build a learner from option values. Raises ValueError with a message that begins with an option."""
+    """Build a learner from option values. Raises ValueError; the message begins with an option name."""
     values = {
         name: option.default_on(kind) if given.get(name) is None else option.value(given[name])
         for name, option in options_of(learner).items()

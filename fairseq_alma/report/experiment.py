@@ -62,7 +62,7 @@ class Experiment:
     """One learner with one set of options, over any number of seeds.
 
     Attributes:
-        runs: runs with distinct seeds, in descending order of the number of completed updates.
+        runs: runs with distinct seeds, in descending order of the number of complete stages.
         times: ``--max-update``, divided by the smallest ``--max-update`` of runs with the same backbone size.
         name: name of the experiment in the report.
     """
@@ -97,7 +97,7 @@ class Experiment:
 
     @cached_property
     def course(self) -> DataFrame:
-        """Return mean metrics, compute and sizes of the runs with the most completed updates, one row per arrival.
+        """Return mean metrics, compute and sizes of the runs with the most complete stages, one row per arrival.
 
         Column ``deviation`` contains the sample standard deviation of ``curve`` over these runs, or 0 for one run.
         """
@@ -111,7 +111,7 @@ class Experiment:
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """Group runs into experiments, sorted by size of the backbone, learner and waiting time.
 
-    Of several runs with the same options and seeds, keep the run with the most completed updates.
+    Of several runs with the same options and seeds, keep the run with the most complete stages.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):

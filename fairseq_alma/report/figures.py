@@ -24,7 +24,7 @@ from fairseq_alma.report.table import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 UNTRAINED_RATIO = 2.0
-"""The curve omits the untrained model if its metric exceeds this number times the largest other value."""
+"""The curve omits the untrained model if its metric exceeds the metrics of trained models by this factor."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -134,7 +134,7 @@ def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None
 
 
 def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
-    """Draw complete experiments: average perplexity or CER against training compute, and against parameters.
+    """Draw average perplexity or CER of complete experiments against training compute and against parameters.
 
     For text, draw a line over the arrivals (Figure 5). For images, draw a point for the full stream (Figures 2, 7).
     """

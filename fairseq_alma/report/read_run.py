@@ -146,8 +146,8 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
 
     Args:
         path: run folder.
-        on_fault: function that receives the error of each damaged stage.json, whose stage counts as incomplete. None:
-            raise the error.
+        on_fault: function that receives the error of each damaged stage.json; the stage then counts as incomplete.
+            None: the error is raised.
 
     Raises:
         AlmaError: the folder is not a run folder, or a record is damaged.

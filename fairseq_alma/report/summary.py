@@ -62,4 +62,4 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
         train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
-        yield "Training and test", f"perplexity {train:.2f} in the last epoch, {last.value:.2f} on the test set"
+        yield "Training and test", f"train perplexity {train:.2f} in the last epoch, test perplexity {last.value:.2f}"

@@ -107,7 +107,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", head, f"|{'|'.join(rule)}|", *rest, "", self.notes, ""])
 
     def csv(self) -> str:
-        """Return the table as CSV with unrounded numbers. A column of standard deviations follows a column of means."""
+        """Return the table as CSV with unrounded numbers. A column of deviations follows each column of means."""
         columns = {}
         for title in self.rows[0]:
             cells = [row[title] for row in self.rows]

@@ -45,7 +45,7 @@ def test_a_single_run_is_described(runs):
     details = dict(Report([run]).details)
     assert details["Newest model"].startswith("after mega-batch 2 of 2: test perplexity 24.00, 1.146 bits per byte, 1k")
     assert details["Last arrival"] == "test perplexity 20.0 % lower than after the previous update (30.00)"
-    assert details["Training and test"] == "perplexity 16.00 in the last epoch, 24.00 on the test set"
+    assert details["Training and test"] == "train perplexity 16.00 in the last epoch, test perplexity 24.00"
     assert details["Sample of text, SM_w1"] == "In the beginning"
 
 
