@@ -110,7 +110,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(str(error))
     refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
     root, is_new = options.model, not options.model.exists()
-    read_record(root)  # Refuse a folder that is not a model folder before writing a lock into it.
+    read_record(root)  # Before writing a lock file, refuse a folder that is not a model folder.
     try:
         with locked(root / ".lock", f"{root}", who="alma-update"):
             record = read_record(root)

@@ -175,7 +175,7 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     if end is None:
         raise AlmaError(f"{folder}: expected an EOS token in {TOKENIZER_CONFIG} or {CONFIG}, found none; {_REMEDY}")
     own: list[Optional[int]] = [None] * len(SYMBOLS)
-    for number in (2, 1, 0, 3):  # EOS comes first, because its token often is the padding token too.
+    for number in (2, 1, 0, 3):  # EOS comes first, because the EOS token is often also the padding token.
         if found[number] not in own:
             own[number] = found[number]
     return own, [end if token is None else token for token in found]

@@ -1,7 +1,6 @@
 """VGG networks of a Firefly growth step. A candidate is a possible split of a channel, or a possible new channel.
 
-`CandidateVGG` contains all candidates. `keep_candidates` builds the grown network. The module `firefly` explains the
-method and selects the candidates.
+`CandidateVGG` has all candidates. `keep_candidates` builds the grown network. Module `firefly` explains the method.
 
 Letters in shapes: B images, I input channels and O output channels of a layer, P new channels of the previous layer, Q
 new channels of this layer, T channels of the previous layer that are split, H height, W width, K classes.
@@ -133,7 +132,7 @@ class CandidateClassifier(CandidateLayer):
 
 
 class CandidateVGG(VGG):
-    """VGG network with candidates in every layer. Its only parameters are the directions (norm 1) of the candidates.
+    """VGG network with candidates in every layer. The only parameters are the directions (norm 1) of candidates.
 
     Args:
         network: network of `ConvBlock`s with one member; not modified.

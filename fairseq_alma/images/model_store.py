@@ -119,7 +119,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
     with contextlib.suppress(Exception):  # a damaged file raises errors of many types
         state = load_archive(path, mmap=False)
     if not isinstance(state, dict):
-        print_line(f"note: {path}: damaged; training of the stage restarts", sys.stderr)
+        print_line(f"note: {path}: damaged; the stage is trained from the beginning", sys.stderr)
         return None
     return state
 
@@ -184,7 +184,7 @@ class ModelStore:
             self.models.pop(model, None)
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Return one network that predicts with several models. The store caches the last network."""
+        """Return one network that predicts with several models. The store keeps the last network in memory."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model].predicting for model in models])
             self.built = ([*models], network)

@@ -324,7 +324,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the batch norm statistics to their mean over ``batches`` of normalized images (B, C, H, W)."""
+    """Set the batch norm statistics to their mean over ``batches`` (normalized images (B, C, H, W))."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

@@ -58,7 +58,7 @@ class Tally:
             log_probs = F.log_softmax(self.log_sum / self.num_models, dim=-1)
         else:
             log_probs = self.log_sum - torch.log(torch.tensor(float(self.num_models)))
-        # Half of a mean probability is less than one vote, so it only breaks ties.
+        # Half of a mean probability is less than one vote, so probabilities only break ties.
         scores = log_probs if self.votes is None else self.votes + log_probs.exp() / 2
         wrong = (scores.argmax(dim=-1) != labels).sum().item()
         return {"loss": F.nll_loss(log_probs, labels).item(), "error": wrong / len(labels)}

@@ -114,7 +114,7 @@ def member_seed(seed: int, member: int) -> int:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """Identifier of a trained model: the last stage that trained the model, and the member's index."""
+    """Identifier of a trained model: the last stage that trained the model, and the member's index (from 0)."""
 
     stage: int
     member: int

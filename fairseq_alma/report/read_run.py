@@ -1,7 +1,7 @@
 """Read the records of a run into a DataFrame with one row for each arrival.
 
-At an arrival without an update, the current model is the model after the previous update, or the untrained model if no
-update came before. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).
+An update is the training of a stage. At an arrival without an update, the model of the last update is current;
+before the first update, the untrained model. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).
 """
 
 import itertools
