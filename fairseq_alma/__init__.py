@@ -17,7 +17,7 @@ Packages (each package imports only packages above it):
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
 Importing this package does not import fairseq, which takes seconds and prints warnings. If fairseq is already imported
-(for example with ``--user-dir``), the package registers names with fairseq immediately, else after fairseq is imported.
+(for example with ``--user-dir``), the package registers names with fairseq immediately, else after that import.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
     """Open a temporary file for writing. Rename it to `path` at the end of the block; remove it if the block raises.
 
     Args:
-        path: the file; its folder is created if it does not exist.
+        path: path of the file; the parent folder is created if it does not exist.
         mode: ``wb``, or ``w`` for text in UTF-8.
         durable: whether to fsync the file and its folder. Otherwise, a system crash may lose or truncate the file.
 

@@ -15,7 +15,7 @@ def transformer_params(
         num_layers: total number of dense layers and Switch layers.
         heads: (number of query heads, number of key-value heads, dimension of a head).
         vocab_size: vocabulary size, including the four special symbols of fairseq.
-        num_experts: number of experts of each Switch layer; the gates are flat.
+        num_experts: number of experts of each Switch layer with a flat gate (one linear layer).
     """
     query_heads, kv_heads, head_dim = heads
     attention = model_dim * head_dim * 2 * (query_heads + kv_heads)

@@ -144,7 +144,7 @@ class Option:
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Convert a string to the option's type; check the range. ValueError: the message begins with the flag."""
+        """Convert a string to the option's type; check the range. Raises ValueError that begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):

@@ -1,7 +1,7 @@
 """Read and write a stream of images: arrays of images and labels, and the image indices of each split.
 
-One memory-mapped array contains all images in the order of publication. Each split is an array of image indices. An
-image has the same index in all streams of a data set. This module requires only NumPy.
+A memory-mapped array contains all images in the order of the published files. Each split is an array of image indices.
+An image has the same index in all streams of a data set. This module requires only NumPy.
 """
 
 import math
@@ -103,7 +103,7 @@ class ImageStream:
 
         Args:
             part: ``train`` or ``valid`` if ``megabatches`` is given, else ``valid`` or ``test``.
-            megabatches: mega-batches whose splits are concatenated in this order; None for a set of the whole stream.
+            megabatches: indices of mega-batches, in order of concatenation; None for the ``valid`` or ``test`` set.
         """
         names = [part] if megabatches is None else [split_name(t, part) for t in megabatches]
         splits = [self.stream.split(name) for name in names]
@@ -116,8 +116,8 @@ def _load(
     """Return the array in a file of the stream: memory-mapped, or in memory if ``end`` is given.
 
     Raises:
-        AlmaError: the file is damaged, the array has another dtype, the array does not fit ``shape`` (None: any size),
-            or a value is not from 0 to ``end - 1``.
+        AlmaError: the file is damaged, the array does not have ``dtype`` and ``shape`` (None: any size), or a value
+            is not from 0 to ``end - 1``.
     """
     path = root / file.path
     try:

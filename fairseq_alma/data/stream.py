@@ -137,7 +137,7 @@ class ImagesEntry:
 
 
 class CommandRecord(Struct, frozen=True):
-    """Record of a command that created or extended the stream. The manifest also has counts for each command."""
+    """Record of a command that created or extended the stream. In the manifest, the record also has counts."""
 
     command: Name
     options: dict[str, Any]
@@ -191,7 +191,7 @@ class Stream:
                 f"{root}: not a stream (no {MANIFEST} found); give the --out of alma-prep-text or alma-prep-images"
             )
         content = read_json_object(manifest, _REMEDY)
-        remedy = "prepare the stream again, or install the version that wrote it"
+        remedy = "prepare the stream again, or install the version of fairseq_alma that wrote the stream"
         require_version(content.get("format_version"), FORMAT_VERSION, manifest, remedy)
         stream = as_record({**content, "root": root}, cls, manifest, _REMEDY)
         for entry in stream.history:

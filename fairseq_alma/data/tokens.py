@@ -61,8 +61,8 @@ def _load_tokenizers(path: Path) -> Backend:
 def _load_sentencepiece(path: Path) -> Backend:
     """Load a SentencePiece ``.model``.
 
-    SentencePiece represents a space by U+2581, so it decodes a literal U+2581 as a space. Therefore, the returned
-    function encodes a literal U+2581 as bytes if the model has byte pieces and adds no space before a text.
+    SentencePiece represents a space by U+2581, so it decodes a literal U+2581 as a space. Therefore, the encoding
+    function converts a literal U+2581 to byte pieces if the model has them and adds no space before a text.
     """
     from sentencepiece import SentencePieceProcessor
 
@@ -219,7 +219,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenFileWriter:
-    """Writer of a token file in parts. No file is open between two parts.
+    """Writer of a token file in parts. No file is open between two calls.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
@@ -278,7 +278,7 @@ class TokenFile:
         sizes: ``(num_sequences,)``, int32: number of ids of each sequence.
 
     Raises:
-        AlmaError: the index is not in the mmap format, or the size of the token file does not match the index.
+        AlmaError: the index is not in fairseq's mmap format, or the size of the token file does not match the index.
     """
 
     def __init__(self, prefix: Union[str, Path]) -> None:

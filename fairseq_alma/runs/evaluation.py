@@ -1,4 +1,4 @@
-"""``--then-evaluate``: run a shell command after each stage, and read metrics from the last output line (JSON)."""
+"""``--then-evaluate``: run a shell command after each stage, and read metrics from the last line that it prints."""
 
 import json
 import math
@@ -29,7 +29,7 @@ class StageEvaluation:
     Attributes:
         template: command of the user, with placeholders such as ``{checkpoint}``.
         stream: folder of the stream.
-        predictors: function that returns the checkpoints to evaluate after a stage; an image ensemble has several.
+        predictors: function that returns the checkpoints to evaluate after a stage; several for an image ensemble.
     """
 
     template: str
@@ -48,7 +48,7 @@ class StageEvaluation:
         return _PLACE.sub(lambda place: shlex.join(map(str, values[place[1]])), self.template)
 
     def run(self, work: StageWork) -> Mapping[str, object]:
-        """Run the command and return an entry of ``stage.json``. Raises AlmaError for a failure or invalid output."""
+        """Run the command and return an entry of ``stage.json``. Raises AlmaError if it fails or prints no metrics."""
         work.display.show_activity(work.plan, "evaluating")
         log = work.folder.stage_folder(work.plan.stage.index) / "evaluation.log"
         words = ["sh", "-c", self.command(work.folder, work.plan)]

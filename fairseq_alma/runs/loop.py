@@ -32,7 +32,7 @@ class StageWork:
 
     Attributes:
         locks: file descriptors of locks. The stage stays locked until all processes with the descriptors exit.
-        in_step: `StageWork` of each run that needs this stage, including this run. One network may train all seeds.
+        in_step: `StageWork` of all runs (seeds) in which this stage is incomplete; one network may train all seeds.
     """
 
     folder: RunFolder
@@ -59,7 +59,7 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work and return entries of ``stage.json``; `OF_ALL_TRAININGS` combines duplicate keys."""
+        """Do the remaining work and return entries for ``stage.json``; for duplicate keys, see `OF_ALL_TRAININGS`."""
 
 
 class Backend(Protocol):
@@ -89,12 +89,12 @@ class Run:
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the stage record; None if the stage is incomplete. Raises AlmaError if the plan differs."""
+        """Return a stage's record, or None if incomplete. Raises AlmaError if the plan has other mega-batches."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
                 f"{self.folder.stage_folder(stage) / STAGE_RECORD}: expected mega-batches {planned}, found "
-                f"{record['megabatches']}; give another --run (a growing stream requires --drop-rest)"
+                f"{record['megabatches']}; give another --run (with --drop-rest if the stream grows)"
             )
         return record
 
@@ -157,7 +157,7 @@ def run_stages(
         only: index of the only stage to run; None for all stages.
         keep_checkpoints: whether to keep the weights of all models.
         await_models: function that waits until other processes have trained the models of a stage.
-        keep: indices (from 0) of the arrivals whose models remain.
+        keep: indices (from 0) of the arrivals whose models are kept.
 
     Returns:
         Number of stages that this call ran, for each run.
@@ -179,7 +179,7 @@ def run_stages(
 def train_members(run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None) -> None:
     """Train some members in stage ``only`` (None: all incomplete stages). Other processes may train other members.
 
-    The stages remain incomplete; a later call of `run_stages` completes them with the trained members.
+    The stages remain incomplete until `run_stages` evaluates the trained members and writes the stage records.
     """
     for plan in run.plans:
         stage, trainings = plan.stage.index, [each for each in plan.trainings if each.model.member in members]

@@ -15,7 +15,7 @@ Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run. Only images have the last four fields; only text has ``vocab_size`` and ``decontaminated``."""
+    """Stream of a run. The last four fields are for images; ``vocab_size`` and ``decontaminated`` are for text."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -65,7 +65,7 @@ class RunRecord(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """Evaluation loss in bits per token (text) or nats (images); infinite or NaN if the model diverged."""
+    """Evaluation loss in bits per token or nats per image; infinite or NaN if the model diverged."""
 
     loss: float
 
@@ -99,7 +99,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Record of training features: evaluated weights, first update of the stage (text), number of branch updates."""
+    """Record of training features: evaluated weights, first update of the stage (text), updates of the `BRANCH`."""
 
     predicts_with: Name
     first_update: Count = 0
@@ -156,7 +156,7 @@ class ImageStage(StageRecord[ImageResult], frozen=True, kw_only=True):
 
 
 class ClockRecord(Struct, frozen=True):
-    """``clock.json``: seconds of earlier launches, and start of the current launch (Unix time) or null."""
+    """``clock.json``, the wall time of a stage: seconds of earlier launches, Unix time of the current start or null."""
 
     spent: Amount
     started: Optional[Amount]

@@ -1,4 +1,4 @@
-"""The run folder RUN/: records, clocks and locks of a run and its stages.
+"""The run folder RUN/: records, clock files (wall time) and locks of a run and its stages.
 
 The first file of a run is ``run.json``, which describes the run. The last file of a stage is ``stage-NNN/stage.json``.
 A stage without this file is incomplete and runs again.
@@ -34,9 +34,9 @@ STAGE_REMEDY = "remove the file and repeat the command, which then runs the stag
 
 
 class StageClock:
-    """Clock that counts the seconds of all launches of a stage or member, without the pauses between launches.
+    """Timer for the total wall time of all launches of a stage or member, saved in a clock file.
 
-    The end of a killed launch is the time of the last file change in the folder.
+    A killed launch counts until the time of the last file change in the folder.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -139,7 +139,7 @@ class RunFolder:
 
         Yields:
             A file descriptor. A child process that inherits the descriptor keeps the lock until it exits. If
-            alma-stream is killed, the stage therefore remains locked until no process can write checkpoints.
+            alma-stream is killed, the stage therefore remains locked until its child processes exit.
         """
         folder = self.stage_folder(stage)
         with (
@@ -171,7 +171,7 @@ class RunFolder:
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether the temporary files of a complete stage have been removed; ``clock.json`` is the last file."""
+        """Return whether the temporary files of a complete stage were removed: `mark_tidy` deleted ``clock.json``."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
@@ -181,14 +181,14 @@ class RunFolder:
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)
 
     def start_clock(self, stage: int, member: Optional[int] = None) -> StageClock:
-        """Start or resume the clock of a stage, or of a member that a separate process trains."""
+        """Start or resume the timer of a stage, or of a member that a separate process trains."""
         folder = self.stage_folder(stage)
         if member is None:
             return StageClock(folder / CLOCK, folder)
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether the separate training of a member is complete, by its clock file or the stage record."""
+        """Return whether the separate training of a member is complete, from its clock file or the stage record."""
         clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
         return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 
@@ -205,7 +205,7 @@ def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str)
 
 
 def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
-    """Return the evaluated checkpoint of the stage in ``record``. Raises AlmaError if the checkpoint is missing."""
+    """Return the checkpoint evaluated after the stage of ``record``. Raises AlmaError if the checkpoint is missing."""
     stage = record["stage"]
     ensemble = folder.stage_folder(stage) / ENSEMBLE_FILE
     if ensemble.is_file():

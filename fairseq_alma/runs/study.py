@@ -123,7 +123,7 @@ class StudyOptions(ScheduleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PartOptions(Options):
-    """Options that restrict a call of ``alma-stream`` to a part of the run."""
+    """Options that restrict a call of ``alma-stream`` to one stage or to a dry run."""
 
     stage: Optional[int] = of_this_call(None, "run only this stage (from 0); the previous stage must be complete")
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
@@ -168,13 +168,13 @@ FREE_OPTIONS = (
 ROUNDING_OPTIONS = ("jobs",)
 """Keys of run.json that a resumed run may not change, because they affect rounding. Reports ignore these keys."""
 OPTION_OF = {"best_every": "--save-every"}
-"""Option for each key of run.json that is not the name of an option."""
+"""Flag of each key of run.json that does not have the name of its option."""
 
 
 def describe_run(
     learner: str, seed: int, options: Mapping[str, Any], train_options: Mapping[str, Any], stream: Stream
 ) -> dict[str, Any]:
-    """Return the content of run.json. ``options`` come before ``--``, and ``train_options`` come after ``--``."""
+    """Return the content of run.json for the ``options`` before ``--`` and the ``train_options`` after ``--``."""
     splits = {name: stream.split(name) for name in ("valid", "test")}
     own: dict[str, Any] = {"decontaminated": stream.decontaminated} if stream.kind == "text" else {}
     if stream.images is not None:
@@ -312,7 +312,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
                 name = self.learner.name
                 raise ValueError(f"--seed: several seeds on images require --learner {possible}, found {name}")
         if len(given) == 2:
-            raise ValueError("--jobs (all members) and --member (some members) are both given; remove one")
+            raise ValueError("--jobs (all members) and --member (some members) exclude each other; remove one")
         if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest or self.first_wait is not None):
             raise ValueError("--iid trains in one stage; remove --wait, --first-wait, --replay and --drop-rest")
         if self.first_wait is not None and self.wait != 1:
@@ -324,7 +324,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         if isinstance(self.save_every, str) and self.features[BestCheckpoint].best_checkpoint:
             raise ValueError(
                 f"--save-every {self.save_every}: expected a number of updates with --best-checkpoint, because a time "
-                "would change results; give a number such as 500"
+                "makes results depend on the machine; give a number such as 500"
             )
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[byt
 
 
 def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Send SIGTERM to the groups of running processes, then SIGKILL to all groups; wait up to 10 seconds each time."""
+    """Send SIGTERM to the process groups of running children, then SIGKILL to all; wait up to 10 seconds each time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         running = [child for child in children if number == signal.SIGKILL or child.poll() is None]
         for child in running:
@@ -110,7 +110,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return environment variables that select ``num_procs`` GPUs, for each job. Raises AlmaError for too few GPUs."""
+    """Return, for each job, environment variables that select ``num_procs`` GPUs. Raises AlmaError for too few GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
     devices = devices if visible is None else [each for each in visible.split(",") if each]

@@ -25,7 +25,7 @@ COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_sec
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str, float]]:
-    """Return the results at each arrival from the end of the first stage to the last complete stage.
+    """Return the results at each arrival from the end of the first stage to the end of the last complete stage.
 
     An arrival within a later stage has the results of the previous stage (paper, section 3.1) and zero cost.
     """
@@ -59,7 +59,7 @@ def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[s
 
 
 class ArrivalCurves:
-    """Writer of the results of a run at each arrival; each launch rewrites all results in TensorBoard.
+    """Writer of the results of a run at each arrival. Each launch deletes and rewrites the TensorBoard results.
 
     Raises:
         AlmaError: a package that an option requires is not installed.
@@ -77,7 +77,7 @@ class ArrivalCurves:
                 raise AlmaError(f"{option} {value}: requires the package {package}; run pip install {package}")
 
     def catch_up(self, at_end: bool = False) -> None:
-        """Write new arrivals to TensorBoard and, if ``at_end``, to W&B. On failure, print a note and return."""
+        """Write results of new arrivals to TensorBoard and, if ``at_end``, to W&B. On failure, only print a note."""
         try:
             points = arrival_points(self.run, self.plans) if self.wanted else []
             if TENSORBOARD in self.wanted:
