@@ -121,7 +121,7 @@ def add_layers(
 def with_one_expert(
     checkpoint: Checkpoint, names: Sequence[str], every: int, factor: float
 ) -> tuple[Checkpoint, list[str]]:
-    """Replace each n-th MLP of a dense ``alma_transformer_lm`` by a mixture of one expert with a zero gate.
+    """Replace every n-th MLP of a dense ``alma_transformer_lm`` by a mixture of one expert with zero gate weights.
 
     The result is an intermediate format for `grow_experts`; trained models have no mixture of one expert.
 
@@ -193,8 +193,8 @@ def _complete(
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
     """Return a table of the measured losses and the growth plan, with one line per expert.
 
-    For each layer, ``losses`` has the summed loss of each expert in nats, and ``counts`` the number of tokens of each
-    expert. Both arguments are empty if the losses were not measured.
+    For each layer, ``losses`` has the summed loss of each expert in nats, and ``counts`` has the tokens of each expert.
+    Both arguments are empty if the losses were not measured.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
     for layer, growth in step.layers.items():

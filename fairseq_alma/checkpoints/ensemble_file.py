@@ -1,4 +1,4 @@
-"""Ensembles in one checkpoint file: format, and functions that join, find and load members.
+"""Checkpoint files of ensembles: format, and functions that join, find and load members.
 
 The file is a fairseq checkpoint with ``cfg.model`` ``{"_name": "alma_ensemble", …, "members": [...]}``. The ellipsis
 represents the sizes common to all members (`shared_outputs`). Each member is a single model. The entry of a member has
@@ -162,7 +162,7 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
 
 
 class TrainedMembers:
-    """Mixin of ensemble models that loads the embedded members from the checkpoint of the ensemble."""
+    """Mixin for ensemble models, to load the embedded members from the checkpoint of the ensemble."""
 
     embedded: frozenset[int]  # indices of the embedded members
 

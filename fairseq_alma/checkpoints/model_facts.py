@@ -1,4 +1,4 @@
-"""Compute the number of parameters, experts and FLOPs per token of the model in a checkpoint.
+"""Compute the numbers of parameters and experts, and the FLOPs per token, of the model in a checkpoint.
 
 The computation uses only names and shapes of the weights. The output projection of attention is named ``out_proj`` in
 ``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Expert weights are stacked: (E, …).

@@ -77,7 +77,7 @@ class ExpertOptions(Options):
         0.0, "maximum tokens per expert in evaluation, as a multiple of tokens / experts; 0: no limit", range=FACTOR
     )
     balance_loss_weight: float = of_text(
-        0.01, "weight of the load-balancing loss, summed over Switch layers", range=FACTOR
+        0.01, "weight of the summed load-balancing losses of all Switch layers", range=FACTOR
     )
     gate_trees: Optional[str] = shape_of_text(
         None,
@@ -86,7 +86,7 @@ class ExpertOptions(Options):
     )
     checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass to save memory")
     compile: bool = of_text(
-        False, "compile model and criterion for training with torch.compile; needs g++, and Triton on a GPU"
+        False, "compile model and criterion with torch.compile for training; needs g++, and Triton on a GPU"
     )
 
 
@@ -185,7 +185,7 @@ class GrownVGGOptions(Options):
     """Options of VGG networks whose layers grow (``alma_firefly_vgg``)."""
 
     layer_channels: str = shape_of_images(
-        "", "comma-separated numbers of feature maps, one per layer, set by model growth; empty: --channels"
+        "", "comma-separated numbers of feature maps, one per layer, set by growth; empty: --channels for each layer"
     )
 
 

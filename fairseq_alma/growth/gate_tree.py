@@ -24,7 +24,7 @@ Nested = Union[int, list["Nested"]]
 
 
 class Choice(NamedTuple):
-    """Softmax over the gate rows ``start`` to ``stop`` (exclusive); ``parent_row`` leads to the choice (None: root)."""
+    """Softmax over gate rows ``start`` to ``stop`` - 1; row ``parent_row`` leads to the choice (None: root choice)."""
 
     start: int
     stop: int

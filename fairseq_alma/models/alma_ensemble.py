@@ -43,7 +43,7 @@ class AlmaEnsembleConfig(FairseqDataclass):
 class EnsembleDecoder(FairseqIncrementalDecoder):
     """Decoder that predicts the weighted mean of the members' probabilities.
 
-    All members share one incremental state. Each key contains a module id, so the entries of the members are separate.
+    All members share one incremental state. The keys of the state contain module ids, so entries are separate.
 
     Args:
         dictionary: vocabulary of all members.

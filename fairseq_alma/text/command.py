@@ -1,4 +1,4 @@
-"""Print command lines of fairseq and alma for ``--dry-run``, or run the commands in the helper process."""
+"""Print fairseq and alma commands for ``--dry-run``, or run the commands in the helper process."""
 
 import shlex
 from dataclasses import dataclass, field

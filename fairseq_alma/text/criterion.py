@@ -69,7 +69,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         sample_size = nsentences if self.sentence_avg else sample["ntokens"]
         loss = nll_loss
         if switch:
-            # fairseq divides the loss by the sample size; the balance loss is a mean already.
+            # fairseq divides the loss by the sample size, but the balance loss is already a mean.
             balance_loss = torch.stack([each.balance_loss for each in switch]).sum()
             loss = loss + model.balance_loss_weight * balance_loss * sample_size
         log = {"loss": loss.detach(), "nll_loss": nll_loss.detach(), "ntokens": sample["ntokens"]}

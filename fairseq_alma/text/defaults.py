@@ -1,8 +1,8 @@
 """Choose the default model, optimizer and training length of a run on text from one table.
 
 Options after ``--`` take precedence. For an ``--arch`` other than ``alma_transformer_lm``, an option gets a default
-only if fairseq's default is missing or not useful, such as ``--lr`` 0.25. ``docs/reference/defaults.md`` has the
-measurements. This module imports neither torch nor fairseq, because a dry run must be fast.
+only if fairseq's default is missing or not useful, such as ``--lr`` 0.25. The measurements behind the table are in
+``docs/reference/defaults.md``. This module imports neither torch nor fairseq, because a dry run must be fast.
 """
 
 import math
@@ -105,7 +105,7 @@ class Context:
     Attributes:
         owned: option of fairseq-train that the learner sets -> reason or alternative.
         num_experts: number of experts in the first stage; None: the learner does not set this number.
-        continues: whether a stage starts from the weights of the previous stage.
+        continues: whether each later stage starts from the weights of the previous stage.
         features: value of each feature option by name; None: the option is not given.
         selects_weights: whether the user selects the weights to test, for example with ``--best-checkpoint``.
         has_start: whether the run starts from a checkpoint.
@@ -163,7 +163,7 @@ def row_of(tokens: float) -> Row:
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return a row with the width whose model size is closest to ``size``. Raises ValueError if out of range."""
+    """Return a row with the width whose model size is closest to ``size``; raise ValueError if out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]

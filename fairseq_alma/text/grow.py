@@ -86,7 +86,7 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
 
 
 def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
-    """Return the checkpoint with ``args.layers`` layers; new gates get the gate tree of the last gate."""
+    """Return the checkpoint with ``args.layers`` layers; new gates get the gate tree of the last old gate."""
     config, new = checkpoint["cfg"]["model"], args.layers
     old, trees = config["decoder_layers"], [each.gate.tree for each in model.modules() if isinstance(each, SwitchLayer)]
     assert new is not None
@@ -178,7 +178,7 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
         (`ExpertLosses` in fp64 on the CPU, dictionary with the number of tokens and the mean loss in nats).
 
     Raises:
-        AlmaError: ``args.stream`` is not a text stream, lacks the split, or has a different dictionary;
+        AlmaError: ``args.stream`` is not a text stream, lacks the split, or lacks the model's dictionary;
             or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None

@@ -135,7 +135,7 @@ def call(
         function: function to call, as ``module:name``.
         arguments: arguments of the function; arguments and return value must be picklable.
         words: `sys.argv` of the child; empty: unchanged.
-        log: file to which the child appends all output; None: discard output.
+        log: file to which the child appends all output; None: output is discarded.
         environment: additional environment variables.
         num_procs: number of distributed processes, each with the environment variables of ``torchrun``.
         files: file descriptors that the children keep open, such as locks.
@@ -229,7 +229,7 @@ def _await(
 
 
 def _await_end(pipe: Connection) -> None:
-    """Wait until a child has exited, which closes the pipe."""
+    """Wait until a child exits and thereby closes the pipe."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.recv_bytes()
@@ -255,7 +255,7 @@ def serve(file: int) -> None:
 
 
 def preload() -> None:
-    """Import the modules that the commands need, and build fairseq's configurations with `configuration_of`."""
+    """Import the modules that the commands need, and make fairseq use `configuration_of`."""
     gc.disable()  # saves a tenth of the import time
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})

@@ -115,8 +115,8 @@ class LoadedModel:
         length = min(ids.size(1) + max_new_tokens, self.longest) - 1
         if ids.size(1) > length:
             raise AlmaError(
-                f"prompt: {ids.size(1)} tokens, but the model supports {self.longest} tokens including the generated "
-                "text; give a shorter prompt"
+                f"prompt: {ids.size(1)} tokens, but the model supports at most {self.longest} tokens including the "
+                "generated text; give a shorter prompt"
             )
         strategy = None if seed is None else search.Sampling(self.dictionary, top_k, top_p)
         generator = SequenceGenerator(

@@ -144,7 +144,7 @@ class SequenceBatches(EpochBatchIterating):
         return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume at a saved position; raise AlmaError if the position counts batches or exceeds the epoch."""
+        """Resume at a saved position; raise AlmaError if the position counts batches or is beyond the epoch."""
         position = state_dict.get("iterations_in_epoch", 0)
         unit = "sequence" if state_dict.get("version") == POSITION_VERSION else "batch"
         if position and (unit == "batch" or position > len(self.indices)):

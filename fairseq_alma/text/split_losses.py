@@ -39,9 +39,9 @@ def joint_losses(
 ) -> dict[str, float]:
     """Return the loss of an ensemble for each split: cross entropy of the members' mean probability, in bits per token.
 
-    A growing ensemble consists of the members of the previous stage and new members. Therefore a file stores the log of
-    the sum of the members' probabilities (8 bytes per token), and this function tests only new members. The mean
-    excludes tokens with an infinite loss, as in fairseq.
+    A growing ensemble consists of the members of the previous stage and new members. Therefore a file stores, for
+    each token, the log of the sum of the members' probabilities (8 bytes). This function tests only new members. The
+    mean excludes tokens with an infinite loss, as in fairseq.
 
     Args:
         text: string that identifies the test data and the sequence length.
@@ -70,7 +70,7 @@ def joint_losses(
 
 
 def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[int, dict[str, np.ndarray]]]:
-    """Return (number of members, log-sums by split); None if the file is missing, damaged, or does not match."""
+    """Return (number of members, log-sums by split); None if no readable file matches ``text`` and ``members``."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -113,7 +113,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def drop_optimizer_state(path: Path) -> None:
-    """Remove the optimizer state, about two thirds of the file, from a checkpoint."""
+    """Remove the optimizer state (about two thirds of the file) from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 
     state = read_checkpoint(path)

@@ -175,7 +175,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices)
 
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
-        """Return the batches of a split for this process; the batches of ``train`` are a `SequenceBatches`.
+        """Return the batches of a split for this process; for ``train``, return a `SequenceBatches`.
 
         ``--required-batch-size-multiple`` has no effect, because this option would make fairseq drop batches.
 
@@ -322,7 +322,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])
 
     def build_bpe(self, args: Any) -> Any:
-        """Return the tokenizer of the stream unless ``--bpe`` is given; called by fairseq-interactive."""
+        """Return the tokenizer of ``--bpe`` (default: tokenizer of the stream); called by fairseq-interactive."""
         return super().build_bpe(args) or AlmaBPE(AlmaBPEConfig(data=self.args.data))
 
     def eval_lm_dataloader(
@@ -346,7 +346,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the task for a checkpoint, including the vocabulary of the model."""
+        """Return the state of the task for a checkpoint, including the sha256 of the vocabulary."""
         return {**super().state_dict(), DICTIONARY_KEY: self.stream.dictionary_sha256}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -360,7 +360,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
 
 def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if given or unknown."""
+    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if the user gives a length."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

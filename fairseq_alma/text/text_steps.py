@@ -175,7 +175,7 @@ class Train(TrainingStep):
 
     @property
     def folder(self) -> Path:
-        """Return the save directory."""
+        """Return the save directory of fairseq-train."""
         own = self.job.folder.model_folder(self.training.model)
         return own / BRANCH if self.part == BRANCH else own
 
@@ -185,7 +185,7 @@ class Train(TrainingStep):
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the last checkpoint has reached a limit, and any required best checkpoint exists.
+        """Return whether the last checkpoint has reached a limit, and the best checkpoint exists if it is required.
 
         Raises:
             AlmaError: the last checkpoint is damaged.
@@ -198,7 +198,7 @@ class Train(TrainingStep):
         )
 
     def commands(self) -> Sequence[Command]:
-        """Return the command of fairseq-train; the same command resumes after a kill."""
+        """Return the command of fairseq-train; the same command also resumes an interrupted training."""
         job, training, request, stage = self.job, self.training, self.job.request, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
         data = ("--megabatch", str(stage.arrivals[-1]), "--wait", str(wait))
@@ -217,7 +217,7 @@ class Train(TrainingStep):
         if request.features_from is not None:
             groups.append(("--features-from", str(Path(request.features_from).resolve())))
         groups += job.features.words(job.part(training, self.part))
-        # fairseq saves every --save-interval epochs, but only the last epoch must be saved.
+        # fairseq saves every --save-interval epochs, but only the last epoch needs to be saved.
         groups.append(("--no-epoch-checkpoints", "--save-interval", str(job.options.max_epoch or NEVER)))
         if (seconds := seconds_of(request.save_every)) is None:
             groups.append(("--save-interval-updates", str(request.save_every or SAVE_EVERY_UPDATES)))
@@ -408,7 +408,7 @@ class Join(TextStep):
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Write the ensemble. Strip the member files first, because the ensemble stores checksums of these files."""
+        """Write the ensemble. First strip the member files, because the ensemble stores checksums of these files."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)

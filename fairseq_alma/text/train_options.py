@@ -106,7 +106,7 @@ class TrainOptions:
         return found
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return the options with the values of the options in `LENGTHS` multiplied by ``times``."""
+        """Return the options, with numbers of updates (options in `LENGTHS`) multiplied by ``times``."""
         longer = copy(self)
         longer.options = [
             (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)

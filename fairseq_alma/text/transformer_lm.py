@@ -109,7 +109,7 @@ class TransformerDecoderLayer(DecoderLayer):
 
 
 class TransformerDecoder(Decoder):
-    """Decoder with rotary position embeddings; ``--share-decoder-input-output-embed`` ties both embeddings."""
+    """Decoder with rotary position embeddings and, with ``--share-decoder-input-output-embed``, tied embeddings."""
 
     norm_name = "norm"
 

@@ -26,7 +26,7 @@ class _RejectedPrecision(argparse.Action):
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Make the parser of a fairseq command reject half precision; evaluation commands accept fp16 and ``--amp``."""
+    """Make the parser of a fairseq command reject bf16 and ``--tpu`` and, for training, also fp16 and ``--amp``."""
     group = parser.add_argument_group("rejected options", conflict_handler="resolve")  # replaces fairseq's options
     for option in _FOR_TPUS if evaluates else (*_FOR_TPUS, *_INEXACT):
         group.add_argument(option, action=_RejectedPrecision, nargs=0, default=False, help="see --autocast")

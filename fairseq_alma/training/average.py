@@ -1,7 +1,7 @@
 """``--ema-half-life``: a moving average of the weights whose half-life is relative to the training length.
 
 The decay factor at update t (from 1) is 2^(-1 / (f t)): the half-life is f times the number of updates so far. The
-average is therefore useful at every arrival while the learning rate is constant. The contribution of update t is a
+average is therefore useful at every arrival, even with a constant learning rate. The contribution of update t is a
 power of t, as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion Models", section 3.1).
 fairseq's ``--store-ema`` has a constant decay factor.
 """

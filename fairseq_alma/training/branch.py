@@ -68,5 +68,5 @@ class LRBranch(Feature):
                 group["lr"] *= 1.0 - min(1.0, max(0.0, progress)) ** 0.5
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        for group, rate in zip(self._groups, self._rates, strict=True):  # image training has no scheduler
+        for group, rate in zip(self._groups, self._rates, strict=True):  # for images, no scheduler resets the rate
             group["lr"] = rate

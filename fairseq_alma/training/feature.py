@@ -58,7 +58,7 @@ class PlannedRun:
         return " ".join(self.last(name) or ())
 
     def require_updates(self, flag: str) -> None:
-        """Check that each stage has a fixed length: ``--max-update`` for text, no ``--patience`` for images."""
+        """Check that stages have a fixed length: text: only ``--max-update``; images: no ``--patience``."""
         if self.kind == "images" and self.last("--patience") is not None:
             raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience (early stopping)")
         if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
@@ -94,7 +94,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive updates of a stage, in the main training or a branch (model copy with a decaying learning rate)."""
+    """Updates of a stage, in the main training or in a branch (model copy, trained with a decaying learning rate)."""
 
     first_update: int = 0  # number of updates of the optimizer before the stage
     num_updates: Optional[int] = None  # number of updates in the stage; None: the stage ends after its epochs

@@ -33,7 +33,7 @@ _ALLOWED = {
     "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
 }
 _REMEDY = (
-    "give the options of the first command, or --reset-optimizer --reset-lr-scheduler --reset-meters "
+    "give the options of the interrupted training, or --reset-optimizer --reset-lr-scheduler --reset-meters "
     "--reset-dataloader to start a new training from the weights in the checkpoint"
 )
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
@@ -150,7 +150,7 @@ def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
 
 
 def refuse_other_weights(model: nn.Module, path: str) -> None:
-    """Make a model raise AlmaError when it loads weights whose names or shapes do not match."""
+    """Make a model raise AlmaError on loading weights with names or shapes that do not match the model."""
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:

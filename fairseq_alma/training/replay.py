@@ -34,7 +34,7 @@ class Replay(Feature):
         run.require_updates(given)
 
     def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return the indices of earlier sequences, uniformly sampled; repetition counts differ by at most 1."""
+        """Return the indices of uniformly sampled earlier sequences; repetition counts differ by at most 1."""
         import numpy
 
         if self.replay_share is None or len(sizes) == 1:

@@ -1,4 +1,4 @@
-"""``--save-interval-minutes``: set the checkpoint interval in minutes; fairseq has intervals in updates and epochs.
+"""``--save-interval-minutes``: set the checkpoint interval in minutes; fairseq supports only updates and epochs.
 
 fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due, the
 feature sets this interval to the number of the current update. In distributed training, rank 0 measures the time.

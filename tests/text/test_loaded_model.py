@@ -68,7 +68,7 @@ def test_text_follows_a_prompt_and_is_the_same_for_the_same_seed(checkpoints):  
     greedy = model.generate("the cat", 6)
     assert greedy.startswith("the cat") and greedy == model.generate("the cat", 6, seed=1, top_k=1)
     assert model.generate("the cat", 6, seed=3) == model.generate("the cat", 6, seed=3)
-    with pytest.raises(AlmaError, match=r"the model supports 24 tokens .*; give a shorter prompt"):
+    with pytest.raises(AlmaError, match=r"the model supports at most 24 tokens .*; give a shorter prompt"):
         model.generate("moons " * 30)
 
 
