@@ -74,7 +74,7 @@ class DescendingGate(nn.Module):
             best, expert = probs.max(dim=-1)
             return Routing(expert, probs, best)
         root, *inner = self.tree.choices
-        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # per choice: of the path to each row
+        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of the path to each row, per choice
         best, row = log_probs[0].max(dim=-1)
         combine_weights = best.exp()
         for choice in inner:

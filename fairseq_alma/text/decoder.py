@@ -38,7 +38,7 @@ IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 class CachedAttention(nn.Module):
     """Causal attention with a cache of keys and values for step-by-step decoding.
 
-    Sequences must be padded on the right, as in fairseq's language modeling data. Then no token attends to padding.
+    Sequences must be padded on the right, as in fairseq's language modeling data, so that no token attends to padding.
     """
 
     get_incremental_state: Any  # added by the decorator

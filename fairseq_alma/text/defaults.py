@@ -184,7 +184,7 @@ def complete(
     vocab_size: int = 0,
     before: Optional[Mapping[str, Any]] = None,
 ) -> Recipe:
-    """Return the options of a run including the defaults. A resumed run keeps all defaults except ``passes``.
+    """Return the options of a run including the defaults. A resumed run keeps its defaults, except ``passes``.
 
     Args:
         words: arguments after ``--``.

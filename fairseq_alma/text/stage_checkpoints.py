@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether training has reached a limit. If resumed then, fairseq-train would make one more update."""
+        """Return whether a limit is reached. After a limit, a resumed fairseq-train would still make one update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint is complete. A truncated zip file lacks the zip directory at its end."""
+    """Return whether a checkpoint is complete. A truncated zip file lacks the directory at the end of the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())

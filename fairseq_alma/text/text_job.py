@@ -59,9 +59,9 @@ class TextJob:
         folder: folder of the run.
         engine: first arguments of each fairseq command.
         branch: training feature of the branch (copy of the model, trained with a decaying learning rate).
-        carries_optimizer: whether a stage starts with the optimizer state of the previous stage.
+        carries_optimizer: whether each later stage starts with the optimizer state of the previous stage.
         keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
-        stripped: last checkpoint of a model -> identities of the last and the evaluated checkpoint after `strip`.
+        stripped: last checkpoint of a model -> file identities of the last and the evaluated checkpoint after `strip`.
         train_options: function that returns the options after ``--`` for run.json.
         options: options after ``--`` for each process.
         last: method `TrainOptions.last` of ``options``.

@@ -185,7 +185,7 @@ class Train(TrainingStep):
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the last checkpoint has reached a limit, and the best checkpoint exists if it is required.
+        """Return whether the last checkpoint has reached a limit and, if ``keeps_best``, the best checkpoint exists.
 
         Raises:
             AlmaError: the last checkpoint is damaged.
@@ -361,8 +361,8 @@ class Before(TextStep):
     """Test step before training.
 
     Test the grown model on ``valid``, and the model of the previous stage on the held-out splits of new arrivals. If
-    growth does not start from the evaluated checkpoint (such as an average), also test the starting checkpoint on
-    ``valid``.
+    growth starts from a checkpoint other than the evaluated checkpoint (such as an average), also test the starting
+    checkpoint on ``valid``.
     """
 
     @property

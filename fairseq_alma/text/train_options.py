@@ -13,7 +13,7 @@ from fairseq_alma.training.feature import FEATURES
 BALANCING = "alma_switch_cross_entropy"
 """Name of the criterion that adds the load-balancing loss of Switch layers."""
 _OWNED = {
-    "alma-stream sets it": "user-dir task",
+    "alma-stream sets this option": "user-dir task",
     "give this option before the --": "wait replay seed",
     "give --run before the --": "save-dir",
     "give this option, or --init, before the --": "finetune-from-model",
@@ -84,7 +84,7 @@ class TrainOptions:
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
-            raise ValueError("--max-update: not given after the --; give --max-update or --max-epoch there")
+            raise ValueError("--max-update: not given after the --; give --max-update or --max-epoch after the --")
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
             raise ValueError(f"--balance-loss-weight after the --: requires --criterion {BALANCING} after the --")
 
@@ -126,7 +126,7 @@ class TrainOptions:
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
                 f"--num-procs {num_procs}: must divide the number of batches per update, but {BATCHES_PER_UPDATE} "
-                f"after the -- is {words}; give a multiple of {num_procs} there, and a smaller --batch-size"
+                f"is {words} after the --; give a multiple of {num_procs}, and a smaller --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)

@@ -86,7 +86,7 @@ def write_average(path: Path, out: Path) -> None:
     wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
     if wrong or entry[AVERAGE].keys() - weights.keys():
         raise AlmaError(
-            f"{path}: names or shapes of the averaged weights do not match the model; remove the file to train again"
+            f"{path}: names or shapes of the averaged weights do not match the model; remove this file to train again"
         )
     states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
     kept = {name: entry for name, entry in checkpoint.items() if name != "last_optimizer_state"}

@@ -77,7 +77,7 @@ class PlannedRun:
             given, remedy = "--force-anneal", "omit --force-anneal"
             if "," in rates:
                 given, remedy = f"--lr {rates}", "give a single --lr"
-            raise ValueError(f"{flag}: {given} depends on the epoch, which restarts in each stage; {remedy}")
+            raise ValueError(f"{flag}: {given} depends on the epoch number, which restarts in each stage; {remedy}")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Replay(Feature):
     def check(self, run: PlannedRun) -> None:
         given = f"--replay-share {self.replay_share:g}"
         if run.replay or len(run.plans) == 1:
-            reason = "--replay trains on all mega-batches" if run.replay else "a single stage has no earlier stage"
+            reason = "--replay trains on all mega-batches" if run.replay else "the run has only one stage"
             raise ValueError(f"{given}: {reason}; omit --replay-share")
         run.require_updates(given)
 
