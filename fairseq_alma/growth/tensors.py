@@ -67,7 +67,7 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
     """Select the experts to copy or split.
 
     Args:
-        losses: (E,) summed loss of the held-out tokens of each expert, in any unit.
+        losses: (E,) total loss of the held-out tokens of each expert, in any unit such as nats.
         counts: (E,) number of held-out tokens of each expert.
         num_new: number of experts to select, at most E.
         select: ``loss`` (largest sums, the paper's rule), ``usage`` (most tokens) or ``random``.

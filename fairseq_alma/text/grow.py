@@ -58,7 +58,7 @@ def grow(args: GrowOptions) -> str:
     if args.layers is not None:
         before = checkpoint["cfg"]["model"]["decoder_layers"]
         checkpoint = _add_layers(checkpoint, model, args)
-        lines.append(f"added layers {before} to {args.layers - 1}; their output is zero")
+        lines.append(f"added layers {before} to {args.layers - 1}; new layers output zero")
         model = _build(checkpoint, args.out)
     if args.experts is not None:
         checkpoint, table = _add_experts(checkpoint, model, args)

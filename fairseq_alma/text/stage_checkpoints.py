@@ -1,7 +1,7 @@
 """Repair, read and remove the checkpoint files of a stage.
 
 fairseq writes ``checkpoint_E_U.pt`` atomically, and then copies this file to ``checkpoint_last.pt``. A kill during the
-copy truncates ``checkpoint_last.pt``, from which fairseq resumes.
+copy can leave a truncated ``checkpoint_last.pt``, from which fairseq would resume.
 """
 
 import re

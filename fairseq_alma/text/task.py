@@ -128,7 +128,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(
-                f"{cfg.data}: expected a stream of text, found a stream of {stream.kind}; give another stream"
+                f"{cfg.data}: expected a stream of text, found a stream of {stream.kind}; give a text stream"
             )
         stream.verify([])
         if cfg.path is not None:

@@ -181,7 +181,7 @@ class Train(TrainingStep):
 
     @property
     def limits(self) -> tuple[Optional[int], Optional[int]]:
-        """Return (maximum updates, maximum epochs) of this step; None means no limit."""
+        """Return (maximum number of updates, maximum number of epochs) of this step; None: no limit."""
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:

@@ -105,7 +105,7 @@ class Part:
 class Feature(Options):
     """Base class of training features. Fields are options (see `options.opt`); a subclass overrides hooks."""
 
-    # option of fairseq-train that alma-stream sets for the feature -> remedy in the error message if the user gives it
+    # option of fairseq-train that alma-stream sets for the feature -> remedy if the user gives this option
     owned: ClassVar[Mapping[str, str]] = {}
     # checkpoint to evaluate if the feature is active: ``average``, ``best`` or ``branch``; None: the last checkpoint
     predicts_with: ClassVar[Optional[str]] = None

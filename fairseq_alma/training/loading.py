@@ -50,7 +50,7 @@ def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Load a checkpoint in fairseq's format; ``arg_overrides`` has option values that replace those in the file.
+    """Load a checkpoint in fairseq's format; ``arg_overrides`` has option values that replace values in the file.
 
     Raises:
         AlmaError: the file is not a checkpoint of a supported model, task and criterion.
