@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 USER_CODE: list[str] = []
-"""Files and folders with user code, such as learners. Messages about errors in user code contain file and line."""
+"""Files and folders with user code, such as learners. Messages about errors in this code contain file and line."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
 

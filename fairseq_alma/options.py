@@ -22,7 +22,7 @@ KINDS = ("text", "images")
 PLAN, TRAINING = "plan", "training"
 """Commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Default of an option with choices in fairseq's parser and configurations. The value means: not given."""
+"""Value that means 'not given', for an option with choices in fairseq's parser and configurations."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option of a command line: (flag, values)."""
@@ -62,7 +62,7 @@ class Range:
         return value
 
     def check(self, value: Number) -> None:
-        """Raise ValueError with the violated limit if a number is not in the range."""
+        """Raise ValueError that states the violated limit if a number is not in the range."""
         if math.isnan(value):
             raise ValueError("expected a number")
         if value < self.least or (self.above and value == self.least):
@@ -109,7 +109,7 @@ class Option:
         free: whether a resumed run may change the value.
         recorded: whether run.json contains the option.
         shape: whether the option affects the shape of the network; an initial checkpoint must then have the same value.
-        side: the only command that accepts the option, `PLAN` or `TRAINING`. None: both commands accept the option.
+        side: the only command that accepts the option, `PLAN` or `TRAINING`; None if both commands accept it.
         quiet: whether run.json contains null instead of the default value.
         trait: name of a boolean attribute of learners; the option applies to learners whose attribute is true. In the
             help, the names of these learners replace ``{learners}``.
@@ -140,7 +140,7 @@ class Option:
     type: Any = str
 
     def default_on(self, kind: Optional[str] = None) -> Any:
-        """Return the default for a kind of data (None: the default of the field)."""
+        """Return the default value for a kind of data, or ``default`` if ``kind`` is None."""
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
@@ -166,10 +166,11 @@ class Option:
     def add_to(self, group: Any, kind: Optional[str] = None) -> None:
         """Add the option to a parser or group; the parsed value is None if the user does not give the option.
 
+        If ``kind`` is None and only one kind of data supports the option, the help names this kind.
+
         Args:
             group: parser, or group of a parser.
-            kind: kind of data of the group. None: all kinds; the help names the kind of data if only one kind supports
-                the option.
+            kind: kind of data of the group; None for all kinds.
         """
         words: dict[str, Any] = {"dest": self.name, "default": None, "required": self.default is MISSING}
         shown = f"{self.kinds[0]}: {self.help}" if len(self.kinds) == 1 and kind is None else self.help
@@ -366,7 +367,7 @@ def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list
 
     Args:
         words: command-line arguments.
-        left_out: flag to remove -> number of values to remove. None: remove all words up to the next flag.
+        left_out: flag to remove -> number of values to remove; None for all words up to the next flag.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

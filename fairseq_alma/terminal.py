@@ -19,7 +19,7 @@ class LiveLine:
     """Progress line of a command on standard error.
 
     Args:
-        every: seconds between two updates; None: 0.1 on a terminal, 15 otherwise.
+        every: seconds between two updates; None for 0.1 on a terminal and 15 otherwise.
     """
 
     def __init__(self, every: Optional[float] = None) -> None:
@@ -79,7 +79,7 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect an output stream to /dev/null; otherwise, the flush at interpreter exit would fail again."""
+    """Redirect an output stream to /dev/null, so that the flush at interpreter exit does not fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

@@ -30,7 +30,7 @@ _EPILOG = """examples:
   alma-prep-images arrays --images x.npy --labels y.npy --out stream --megabatches 10
   alma-prep-images folder --source photos/ --out stream --megabatches 10
 
-If the same command has already completed, the command does nothing."""
+Repeating a completed command changes nothing."""
 _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
     "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
     "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),

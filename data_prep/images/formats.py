@@ -287,8 +287,8 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
     images, labels = arrays
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise AlmaError(
-            f"--{part}images {images_path}: expected uint8 (images, height, width) or (images, channels, height, "
-            f"width), found {images.dtype} {images.shape}; convert the array and save it again"
+            f"--{part}images {images_path}: expected uint8 of shape (images, height, width) or (images, "
+            f"channels, height, width), found {images.dtype} {images.shape}; convert the array and save it again"
         )
     if images.ndim == 3:
         images = images[:, None]

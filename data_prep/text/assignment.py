@@ -20,7 +20,7 @@ _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the uint64 sort key of each document. Without ``positions``, equal hashes have equal keys."""
+    """Return the uint64 sort key of each document. Different ``positions`` give equal hashes different keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
@@ -35,7 +35,7 @@ class Shares:
     like_paper: bool = False  # whether the default sizes are the sizes of the paper
     valid: Optional[Size] = None
     test: Optional[Size] = None
-    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None: no held-out parts
+    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch, or None
     sample: int = 0  # number of bytes of mega-batch 0 for training the tokenizer
 
     @property
@@ -110,7 +110,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch {number}, "
-                    "and at least one document that remains for training; give a smaller size, or more text"
+                    "and fewer than all documents; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]
@@ -121,5 +121,5 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
 
 
 def _count(ends: np.ndarray, num_bytes: int) -> int:
-    """Return the smallest n such that the first n documents have ``num_bytes`` bytes or more; at most ``len(ends)``."""
+    """Return the smallest n such that the first n documents have a total of at least ``num_bytes`` bytes, or all."""
     return min(int(np.searchsorted(ends, num_bytes)) + 1, len(ends))

@@ -1,6 +1,6 @@
 """Run the steps of ``alma-prep-text`` as datatrove pipeline steps, on one machine, SLURM or Ray.
 
-The ranks of a stage share the pieces of the input (see ``documents``) and write files atomically. datatrove skips
+Each rank of a stage processes some pieces of the input (see ``documents``) and writes files atomically. datatrove skips
 completed ranks. The stream is byte-identical to a stream of ``alma-prep-text``. The module requires the extra
 ``[cluster]``.
 """

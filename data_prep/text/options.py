@@ -74,7 +74,7 @@ class PrepOptions(Options):
         None, "size of the test set (default: 2%, at least 12 kB, at most 1.2 MB and at most 20%)", parse=read_size
     )
     holdout_bytes: Optional[Size] = opt(
-        None, "held-out size (or share) of each mega-batch, also of appended ones (default: none)", parse=read_size
+        None, "size of the held-out part of each mega-batch, also of appended ones (default: none)", parse=read_size
     )
     format: str = opt(
         "auto",
@@ -93,7 +93,7 @@ class PrepOptions(Options):
         range=integer(1, 1000),
         metavar="N",
     )
-    no_decontaminate: bool = opt(False, "keep training documents that share N words in a row with held-out text")
+    no_decontaminate: bool = opt(False, "do not apply --decontaminate-ngram; keep all training documents")
     vocab_size: int = opt(
         50_000,
         "vocabulary size of the new tokenizer; auto: derived from the size of the first mega-batch",
@@ -103,7 +103,7 @@ class PrepOptions(Options):
     # More text hardly changes the vocabulary, and training needs memory for each distinct word.
     tokenizer_bytes: int = opt(
         180_000_000,
-        "train the tokenizer on at most this number of bytes of the first mega-batch",
+        "maximum number of bytes of the first mega-batch for training the tokenizer",
         range=integer(1, MAX_COUNT),
     )
     tokenizer: Optional[Path] = opt(

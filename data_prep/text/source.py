@@ -41,13 +41,13 @@ def find_sources(
         inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
         form: format of all files; ``auto`` to detect the format of each file by name and content.
         field: field or column with the text.
-        folder: folder for copies of pipes; None to refuse pipes, because several machines read the input.
-        out: folder of the stream. An input folder may contain this folder, whose files are ignored.
+        folder: folder for copies of pipes; None if pipes are not allowed, because several machines read the input.
+        out: folder of the stream, which is ignored within input folders.
         by: field or column with the group of a document, see `Source`.
         period: period of the dates in field ``by``, see `Source`.
 
     Raises:
-        AlmaError: an input does not exist or cannot be read, or a folder has no file, a special file or several splits.
+        AlmaError: an input does not exist or cannot be read, or a folder has no files, special files or several splits.
     """
     stream = None if out is None else out.resolve()
     found: list[Optional[list[Path]]] = []  # None for a pipe. Pipes are read after all other checks.

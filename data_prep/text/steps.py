@@ -136,11 +136,11 @@ class Work:
         Args:
             there: stream to append to; None for a new stream.
             options: options of the command.
-            copies: folder for copies of pipes; None to refuse pipes.
+            copies: folder for copies of pipes; None if pipes are not allowed.
             num_workers: maximum number of processes.
 
         Raises:
-            AlmaError: an input cannot be read, or an option names a field, but the input is plain text.
+            AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given for plain text, which has no fields.
         """
         field, by = options.field or DEFAULT_FIELD, options.by
         sources = tuple(find_sources(options.inputs, options.format, field, copies, options.out, by, options.period))
@@ -315,7 +315,7 @@ class Work:
         self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Write all held-out n-grams. Train a tokenizer, or copy the ``--tokenizer`` or the stream's tokenizer."""
+        """Write all held-out n-grams. Train a tokenizer, or copy the tokenizer of ``--tokenizer`` or of the stream."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:

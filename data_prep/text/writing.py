@@ -28,7 +28,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     """Write all files except the manifest into a folder, for a new stream or for an addition to a stream.
 
     Args:
-        work: steps of the command.
+        work: completed steps of the command, with their work folder.
         root: folder for the files.
         blocks: encoded documents.
         record: record of the command, see `record_of`.

@@ -116,8 +116,8 @@ def _load(
     """Return the array in a file of the stream: memory-mapped, or in memory if ``end`` is given.
 
     Raises:
-        AlmaError: the file is damaged, the array does not have ``dtype`` and ``shape`` (None: any size), or a value
-            is not from 0 to ``end - 1``.
+        AlmaError: the file is damaged, the array does not have ``dtype`` and ``shape`` (None allows any size), or a
+            value is not from 0 to ``end - 1``.
     """
     path = root / file.path
     try:

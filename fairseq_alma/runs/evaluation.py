@@ -48,7 +48,7 @@ class StageEvaluation:
         return _PLACE.sub(lambda place: shlex.join(map(str, values[place[1]])), self.template)
 
     def run(self, work: StageWork) -> Mapping[str, object]:
-        """Run the command and return an entry of ``stage.json``. Raises AlmaError if it fails or prints no metrics."""
+        """Run the command and return its ``stage.json`` entry. Raises AlmaError if it fails or prints no metrics."""
         work.display.show_activity(work.plan, "evaluating")
         log = work.folder.stage_folder(work.plan.stage.index) / "evaluation.log"
         words = ["sh", "-c", self.command(work.folder, work.plan)]

@@ -51,7 +51,7 @@ class Step(Protocol):
         return ()
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the step is done for a model (None: all models). Raises AlmaError if a file is damaged."""
+        """Return whether the step is done for a model, or for all models. Raises AlmaError if a file is damaged."""
         return False
 
     def commands(self) -> Sequence[object]:
@@ -59,7 +59,7 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work and return entries for ``stage.json``; for duplicate keys, see `OF_ALL_TRAININGS`."""
+        """Do the remaining work and return ``stage.json`` entries. If two steps return a key, see `OF_ALL_TRAININGS`."""
 
 
 class Backend(Protocol):
@@ -89,7 +89,7 @@ class Run:
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return a stage's record, or None if incomplete. Raises AlmaError if the plan has other mega-batches."""
+        """Return a stage's record, or None if incomplete. Raises AlmaError if its mega-batches differ from the plan."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
@@ -177,7 +177,7 @@ def run_stages(
 
 
 def train_members(run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None) -> None:
-    """Train some members in stage ``only`` (None: all incomplete stages). Other processes may train other members.
+    """Train ``members`` in stage ``only`` or, if None, in all incomplete stages. Other processes may train the rest.
 
     The stages remain incomplete until `run_stages` evaluates the trained members and writes the stage records.
     """
@@ -235,7 +235,7 @@ def _finish_stage(
 
 
 def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:
-    """Run all steps of one stage for some runs, write the stage record of each run, and return the records."""
+    """Run all steps of one stage for all ``runs``, write the stage record of each run, and return the records."""
     clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
     stages = [work.plan.stage for work in works]
     records: list[dict[str, Any]] = [

@@ -139,7 +139,7 @@ class RunFolder:
 
         Yields:
             A file descriptor. A child process that inherits the descriptor keeps the lock until it exits. If
-            alma-stream is killed, the stage therefore remains locked until its child processes exit.
+            alma-stream is killed, the stage therefore remains locked until all child processes exit.
         """
         folder = self.stage_folder(stage)
         with (
@@ -150,7 +150,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock_member(self, model: ModelId) -> Iterator[list[int]]:
-        """Lock one member, and share the lock of the stage so that `lock_stage` fails; yield both file descriptors."""
+        """Lock a member, and take a shared lock of its stage so that `lock_stage` fails; yield both descriptors."""
         folder = self.stage_folder(model.stage)
         with (
             locked(folder / ".lock", f"{folder}", shared=True) as stage,
@@ -171,11 +171,11 @@ class RunFolder:
             yield
 
     def is_tidy(self, stage: int) -> bool:
-        """Return whether the temporary files of a complete stage were removed: `mark_tidy` deleted ``clock.json``."""
+        """Return whether the temporary files of a complete stage were removed (see `mark_tidy`)."""
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Mark the temporary files of a stage as removed: delete the clock files of the stage (see `is_tidy`)."""
+        """Delete the clock files of a stage, which marks the other temporary files as removed (see `is_tidy`)."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)

@@ -68,7 +68,7 @@ def seconds_of(interval: Optional[Union[int, str]]) -> Optional[float]:
 class StudyOptions(ScheduleOptions):
     """Options of a run: data, schedule, and files to keep.
 
-    An option that is declared ``free`` affects only files and logs. A resumed run may change the value.
+    Options declared as ``free`` affect only files and logs. A resumed run may change their values.
     """
 
     stream: Path = of_this_call(MISSING, "stream of alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR")

@@ -1,4 +1,4 @@
-"""Write the results of each arrival to TensorBoard and Weights & Biases, as requested by options of fairseq.
+"""Write the results of each arrival to TensorBoard and Weights & Biases, according to options of fairseq.
 
 - ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, and the logs of fairseq-train are in
   ``DIR/RUN/stage-NNN/member-M``.

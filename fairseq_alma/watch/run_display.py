@@ -37,7 +37,7 @@ class TrainingProgress:
     Attributes:
         show: function with arguments (number of updates, final number of updates or None, text).
         unit: ``token`` or ``image``.
-        max_update: final number of updates; None: not known yet.
+        max_update: final number of updates; None if not known yet.
         first: (number of updates, time in seconds) at the first call of `update`.
     """
 
@@ -73,7 +73,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     Args:
         plans: plans of all stages.
         unit: ``token`` or ``image``.
-        curves: writer of the results; None: no curves.
+        curves: writer of the results; None to write no results.
         name: prefix of each line.
     """
 
