@@ -24,7 +24,7 @@ _MAGIC = {
     **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # pzstd writes skippable frames
 }
 _READ_SIZE = 1 << 17
-_ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses all input at once, to at most 30,000 times the size.
+_ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses all input at once, to at most 30,000 times its size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
 _XZ_MEMORY = 1 << 29  # bytes. Decompressing the output of xz -9 needs 65 MiB.
 _LARGEST_CONTENT = 1 << 30  # bytes. Every file of a published data set is smaller.

@@ -27,7 +27,7 @@ import sys
 from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # Each command imports this module before it can handle Ctrl-C.
+if TYPE_CHECKING:  # Keep the import of this module fast: a command cannot handle Ctrl-C before the import ends.
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Optional, Sequence

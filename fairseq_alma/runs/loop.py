@@ -59,7 +59,7 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work and return ``stage.json`` entries. If two steps return a key, see `OF_ALL_TRAININGS`."""
+        """Do the remaining work and return ``stage.json`` entries. For keys of two steps, see `OF_ALL_TRAININGS`."""
 
 
 class Backend(Protocol):

@@ -56,7 +56,7 @@ class StageClock:
         self._write(self.seconds(), None)
 
     def _write(self, spent: float, started: Optional[float]) -> None:
-        # Not durable, because a stage of images may take only a tenth of a second, as long as an fsync.
+        # No fsync, which takes about a tenth of a second: a stage of images may not take longer.
         write_json_atomically(self.path, {"spent": spent, "started": started}, durable=False)
 
 
@@ -163,7 +163,7 @@ class RunFolder:
     def lock_run(self) -> Iterator[None]:
         """Lock run.json. Raises AlmaError if another process holds the lock, or RUN/ has files but no run.json."""
         holds_files = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
-        if holds_files and not (self.root / RUN_RECORD).is_file():  # checked last: run.json may appear meanwhile
+        if holds_files and not (self.root / RUN_RECORD).is_file():  # last check: another process may create it
             raise AlmaError(f"{self.root}: expected a run, found other files (no {RUN_RECORD}); give a new --run")
         self.root.mkdir(parents=True, exist_ok=True)
         with locked(self.root / ".lock", f"{self.root}"):

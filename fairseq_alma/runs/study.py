@@ -331,8 +331,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         """Return the options for run.json, without the options of the learner."""
         given = {"iid": None} | super().record(kind) | self.features.record(kind)
         if self.features[BestCheckpoint].best_checkpoint:
-            given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # determines which checkpoints are compared
-        if kind == "images" and self.trains_members_separately:  # affects rounding
+            given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # because this interval affects results
+        if kind == "images" and self.trains_members_separately:  # because this affects rounding
             given["jobs"] = "given"
         return given
 

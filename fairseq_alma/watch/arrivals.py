@@ -72,7 +72,7 @@ class ArrivalCurves:
         self.writer: Any = None
         for option, value in self.wanted.items():
             found = importlib.util.find_spec(PACKAGES[option])
-            if found is None or found.origin is None:  # a folder ``wandb`` has no origin
+            if found is None or found.origin is None:  # a folder named ``wandb`` is not the package
                 package = PACKAGES[option]
                 raise AlmaError(f"{option} {value}: requires the package {package}; run pip install {package}")
 

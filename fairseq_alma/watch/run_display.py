@@ -93,7 +93,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show the progress of a training after ``done`` updates; ``training`` is None if all models train jointly."""
+        """Show the progress of a training from update ``done`` on; ``training`` is None if all models train jointly."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")
