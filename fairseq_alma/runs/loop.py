@@ -134,7 +134,7 @@ class NeededModels:
             self.user_knows = True
             kept = ", ".join(str(number) for number in sorted({model.stage for model in stay}))
             print_line(
-                f"{run.folder.root}: keeping only weights that the report or a later stage needs (stage {kept}); "
+                f"{run.folder.root}: keeping only weights that the report or a later stage needs (of stage {kept}); "
                 "to keep more, give --keep ARRIVAL or --keep-checkpoints",
                 sys.stderr,
             )
