@@ -99,7 +99,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Record of training features: evaluated weights, first update (text), updates of the branch (`run_folder.BRANCH`)."""
+    """Record of training features: evaluated weights, first update (text), branch updates (see `run_folder.BRANCH`)."""
 
     predicts_with: Name
     first_update: Count = 0
