@@ -33,11 +33,8 @@ def test_a_child_returns_a_value_and_its_output_is_in_the_log(tmp_path):
     assert call("math:hypot", 3, 4) == 5.0
 
 
-def test_fairseq_has_no_placeholder_for_other_modules():
+def test_the_helper_has_one_thread_no_cuda_and_no_placeholder_of_a_module():
     assert call("builtins:eval", "__import__('scipy.stats').stats.norm.cdf(0)") == 0.5
-
-
-def test_the_helper_has_one_thread_and_has_never_asked_for_cuda():
     assert call("builtins:eval", "len(__import__('os').listdir(f'/proc/{__import__(\"os\").getppid()}/task'))") == 1
     assert call("builtins:eval", "__import__('torch').cuda.is_initialized()") is False
 
