@@ -89,7 +89,7 @@ def describe_fault(error: BaseException) -> Optional[str]:
 
 
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if an input exists but is not a readable file. Code that reads the input reports a missing file.
+    """Raise AlmaError if an input exists but is not a readable file. A missing file is no error here.
 
     Args:
         path: path of the input.

@@ -62,7 +62,7 @@ class Range:
         return value
 
     def check(self, value: Number) -> None:
-        """Raise ValueError that states the violated limit if a number is not in the range."""
+        """Raise ValueError if a number is out of range. The message states the violated limit."""
         if math.isnan(value):
             raise ValueError("expected a number")
         if value < self.least or (self.above and value == self.least):

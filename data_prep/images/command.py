@@ -88,7 +88,10 @@ class ImagePrepOptions(Options):
     split: str = opt("balanced", "split of EMNIST", choices=tuple(EMNIST_CLASSES))
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
-        None, "name of the data set in the manifest (default: arrays or folder)", parse=utf8_word, metavar="NAME"
+        None,
+        "name of the data set in the manifest (default: the input type)",
+        parse=utf8_word,
+        metavar="NAME",
     )
     augment: bool = opt(False, "augment training images with random crops and flips")
     images: Optional[Path] = opt(None, "image array: uint8 (images, [channels,] height, width)", metavar="FILE.npy")

@@ -68,7 +68,7 @@ class PrepOptions(Options):
         None, "paper: a test set as large as a mega-batch and a validation set of 1/10 of this size", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
-        None, "validation set size (default: half the test set, at most half the default test set)", parse=read_size
+        None, "validation set size (default: half of --test-bytes or of its default, the smaller)", parse=read_size
     )
     test_bytes: Optional[Size] = opt(
         None, "size of the test set (default: 2%, at least 12 kB, at most 1.2 MB and at most 20%)", parse=read_size

@@ -49,10 +49,10 @@ class GrowthStep:
 def grow_experts(
     checkpoint: Checkpoint, step: GrowthStep, names: Sequence[str], record: Mapping[str, Any]
 ) -> Checkpoint:
-    """Return a checkpoint of the model with additional experts in each layer of experts.
+    """Return a checkpoint of the model with additional experts in each Switch layer.
 
     Args:
-        checkpoint: checkpoint to grow, whose ``model`` is emptied step by step to limit memory.
+        checkpoint: checkpoint to grow. To limit memory, the function removes each parameter from ``model`` once used.
         step: growth plans and options of the growth step.
         names: parameter names, in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.

@@ -199,7 +199,7 @@ class MixtureOptions(Options):
         "soft: weighted mean of all experts; hard: one expert (in training: sampled; in evaluation: best path)",
         choices=("soft", "hard"),
     )
-    gate_trees: str = shape_of_images("", "gate tree of each mixture as JSON, set by model growth; empty: flat")
+    gate_trees: str = shape_of_images("", "gate tree of each mixture as JSON, set by model growth; empty: a flat gate")
 
 
 LANGUAGE = (SwitchOptions, ExpertOptions)

@@ -22,8 +22,8 @@ To train a public model on a stream of text with the tokenizer of the model, and
   alma-stream --stream STREAM --run RUN --finetune-from-model CKPT
   alma-export RUN --out NEW_DIR
 
-alma-import runs no code from DIR. It does not support several experts per token, scaled rotary positions, sliding
-windows, biases, or activations other than SiLU.
+alma-import runs no code from DIR. It does not support several experts per token, RoPE scaling, sliding-window
+attention, biases, or activations other than SiLU.
 """
 
 

@@ -93,7 +93,7 @@ class ImageClassifier(BaseFairseqModel):
 
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
-        """Return the layer sizes after growth from the options of a model. Raises AlmaError if an option is invalid."""
+        """Read the layer sizes after growth from model options. Raises AlmaError for an invalid option."""
         return GrownLayers()
 
     @classmethod

@@ -145,8 +145,8 @@ def grow_network(
         generator: random generator on the CPU.
 
     Returns:
-        (grown network, training FLOPs of the step). A network with mixtures is changed in place, with 0 FLOPs: the step
-        uses only validation images, and validation does not count as training.
+        (grown network, training FLOPs of the step). A network with mixtures is changed in place. Its step
+        counts 0 FLOPs, because it uses only validation images, and validation does not count as training.
     """
     if growth.method == "firefly":
         assert isinstance(network, VGG)

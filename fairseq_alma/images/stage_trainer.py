@@ -51,7 +51,7 @@ SAVE_EVERY_SECONDS = 20.0
 SEEDS = "seeds"
 """Key in the file of an unfinished training; the value is the random seed of each model."""
 GROWTH_FLOPS = "growth_flops"
-"""Key in stage.json; the value is the FLOPs of the growth step of Firefly, which ``train_flops`` includes."""
+"""Key in stage.json for the FLOPs of the growth step of Firefly. ``train_flops`` includes these FLOPs."""
 
 
 class StageTrainer:

@@ -18,7 +18,7 @@ from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
 """Default number of members: on text from Table 2 of the paper, on images from Appendix B.1 (v5)."""
-MEMBERS_HELP = "number of members (default: 2 on text, 5 on images; gens: 1 new in each stage)"
+MEMBERS_HELP = "number of members (default: 2 for text, 5 for images); for gens: new members in each stage (default: 1)"
 MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 
 

@@ -21,7 +21,7 @@ class ArrivalOptions(Options):
 
     arrival: Optional[int] = opt(
         None,
-        "if a run is given in place of a checkpoint: use the model after this arrival, from 0 (default: newest)",
+        "index (from 0) of the arrival whose model is used; only for a run given in place of a checkpoint (default: newest)",
         range=integer(0),
     )
 

@@ -60,7 +60,7 @@ class Command:
         watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
         further: Sequence[str] = (),
     ) -> Any:
-        """Run the command in the helper process; return the result of the function in `FUNCTIONS`.
+        """Run the command in the helper process, and return the result of its function in `FUNCTIONS`.
 
         Args:
             log: file to which the command line and all output are appended.

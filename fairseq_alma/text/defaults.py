@@ -55,7 +55,7 @@ HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
-"""Maximum number of passes for which dropout and weight decay are 0 by default."""
+"""A run of at most this many passes has no dropout and no weight decay by default."""
 START_FACTOR = 0.1
 """Factor for the default learning rate of a run that starts from a trained model."""
 PAPER = {

@@ -21,7 +21,7 @@ _OWNED = {
     "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
     "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
     "self-target",
-    "training uses all tokens of a document; --tokens-per-sample splits documents": "shorten-method",
+    "training uses all tokens of a document, and splits documents at --tokens-per-sample": "shorten-method",
     "a stage starts with a new optimizer unless --carry-optimizer is given before the --": "reset-optimizer "
     "reset-lr-scheduler reset-meters reset-dataloader",
     "alma-stream writes the logs to RUN/stage-NNN": "log-format log-file no-progress-bar",

@@ -97,8 +97,8 @@ class CarriedOptimizer(Feature):
         optimizer = run.value("--optimizer")
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
             raise ValueError(
-                f"--carry-optimizer: the state of --optimizer {optimizer or '(missing)'} cannot grow with a model; "
-                f"give --optimizer {' or '.join(GROWABLE)} after the --"
+                f"--carry-optimizer: a model that grows requires --optimizer {' or '.join(GROWABLE)} after --, found "
+                f"{optimizer or 'none'}; give one of these optimizers"
             )
 
     def prepare(self, setting: Setting) -> None:

@@ -116,7 +116,7 @@ class Feature(Options):
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError if the feature does not fit a run; the message begins with an option."""
+        """Raise ValueError if the feature is incompatible with a run. The message begins with the option at fault."""
 
     def for_part(self: "Own", part: Part) -> "Own":
         """Return a new feature without state for a `Part` of a stage."""
