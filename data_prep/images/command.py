@@ -89,7 +89,7 @@ class ImagePrepOptions(Options):
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
         None,
-        "name of the data set in the manifest (default: the input type)",
+        "name of the data set in the manifest (default: the input type, arrays or folder)",
         parse=utf8_word,
         metavar="NAME",
     )

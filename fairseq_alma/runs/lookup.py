@@ -21,7 +21,7 @@ class ArrivalOptions(Options):
 
     arrival: Optional[int] = opt(
         None,
-        "index (from 0) of the arrival whose model is used; only for a run given in place of a checkpoint (default: newest)",
+        "for a run given in place of a checkpoint: index (from 0) of the arrival whose model is used (default: newest)",
         range=integer(0),
     )
 
