@@ -66,7 +66,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def _add_user_features(cls) -> None:
-        """Import the modules of ``--features-from``; register the task configuration again, with the imported features."""
+        """Import the modules of ``--features-from``, and register the task configuration again with these features."""
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--features-from", type=Path)
         if (path := command.parse_known_args()[0].features_from) is None:
