@@ -74,7 +74,7 @@ class ImageSettings:
             first = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
         except (ValueError, TypeError) as error:
             raise AlmaError(
-                f"options after the --: the optimizer {self.cfg.optimizer._name} rejects its options ({error}); "
+                f"options after --: the optimizer {self.cfg.optimizer._name} rejects its options ({error}); "
                 "correct or remove these options"
             ) from error
         self.training = TrainingSettings(
@@ -90,7 +90,7 @@ class ImageSettings:
             if not any(word in str(error) for word in ("memory", "overflow")):
                 raise
             raise AlmaError(
-                f"options after the --: the network {options.arch} {' '.join(self._model_words)} does not fit into "
+                f"options after --: the network {options.arch} {' '.join(self._model_words)} does not fit into "
                 "memory; reduce the sizes of the network"
             ) from error
 
@@ -122,4 +122,4 @@ class ImageSettings:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise AlmaError(f"options after the --: {message.replace('invalid <lambda> value', 'invalid value')}")
+    raise AlmaError(f"options after --: {message.replace('invalid <lambda> value', 'invalid value')}")

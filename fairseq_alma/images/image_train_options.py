@@ -84,7 +84,7 @@ class ImageTrainOptions:
         for name in given:
             if name not in known:
                 raise ValueError(
-                    f"{name} after the --: not supported on streams of images; choose from "
+                    f"{name} after --: not supported on streams of images; choose from "
                     f"{', '.join(sorted(known))}; for other options, use fairseq-train"
                 )
         study = VGG_STUDY if for_photographs else MLP_STUDY
@@ -93,7 +93,7 @@ class ImageTrainOptions:
             defaults = {name: defaults[name] for name in ("--arch", *BOTH_STUDIES)}
             if "--lr" not in given:
                 raise ValueError(
-                    f"--optimizer {' '.join(given['--optimizer'])} after the --: requires a learning rate; give --lr"
+                    f"--optimizer {' '.join(given['--optimizer'])} after --: requires a learning rate; give --lr"
                 )
         defaults.update(learner.train_defaults)
         self.overridden: tuple[str, ...] = ()
@@ -109,10 +109,10 @@ class ImageTrainOptions:
 
         optimizer = " ".join(self.values["--optimizer"])
         if optimizer not in OPTIMIZERS:
-            raise ValueError(f"--optimizer {optimizer} after the --: unknown; choose from {', '.join(OPTIMIZERS)}")
+            raise ValueError(f"--optimizer {optimizer} after --: unknown; choose from {', '.join(OPTIMIZERS)}")
         if len(self.values["--arch"]) != 1:
             raise ValueError(
-                f"{' '.join(('--arch', *self.values['--arch']))} after the --: expected one architecture; give one name"
+                f"{' '.join(('--arch', *self.values['--arch']))} after --: expected one architecture; give one name"
             )
         (self.arch,) = self.values["--arch"]
         prefix = learner.arch_prefix
@@ -120,7 +120,7 @@ class ImageTrainOptions:
             raise ValueError(f"--arch {self.arch}: --learner {learner.name} requires an architecture named {prefix}_…")
         for name, instead in learner.owned.items():
             if any(self.values.get(name, ())):
-                raise ValueError(f"{name} after the --: {instead}")
+                raise ValueError(f"{name} after --: {instead}")
         self.loop = LoopOptions(**self.values_of(options_of(LoopOptions).values()))
         for kind in (*IMAGE_NETWORKS, VGGVariantOptions):
             self.values_of(options_of(kind).values())  # raises ValueError if a value is out of range

@@ -89,7 +89,7 @@ class UniformMixture(Learner):
     owned: ClassVar[Mapping[str, str]] = {
         "--num-members": "give --num-members before the --",
         "--member-arch": "give the members' architecture as --arch",
-        "--member-options": "give the options of the members' architecture directly after the --",
+        "--member-options": "give the options of the members' architecture directly after --",
     }
 
     num_members: int = opt(None, MEMBERS_HELP, range=MEMBERS_RANGE, defaults=NUM_MEMBERS)

@@ -99,7 +99,7 @@ class ScheduledGrowth(GrowingModel):
             if now > 2 * before > 2:  # a dense layer can be copied any number of times
                 raise ValueError(
                     f"--grow-schedule {self.grow_schedule}: grows from {before} to {now} experts before stage {stage}, "
-                    f"but a growth step can at most double it; give at most {2 * before}, or --grow-method scratch"
+                    f"but a growth step can at most double them; give at most {2 * before}, or --grow-method scratch"
                 )
 
     def check_stages(self, planned: Sequence[Stage]) -> None:

@@ -201,10 +201,10 @@ def complete(
     arch = given.get("--arch")
     is_other_arch = arch is not None and arch not in TRANSFORMER_SIZES
     if arch is not None and preferences.size is not None:
-        raise ValueError("--size: not allowed with --arch after the --, as both set the model; omit --size or --arch")
+        raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
     ends = " and ".join(end for end in LENGTH_OPTIONS if end in given)
     if preferences.passes is not None and ends:
-        raise ValueError(f"--passes: not allowed with {ends} after the --; omit --passes or {ends}")
+        raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
     requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
     if before is not None:
         # An option that the run already has need not be given again.
@@ -216,7 +216,7 @@ def complete(
     if tokens is None and not (arch is not None and ends):
         raise ValueError(
             "--dry-run without a stream: the defaults depend on the text; give --stream, or --arch and --max-update "
-            "after the --"
+            "after --"
         )
     passes, stages = preferences.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))

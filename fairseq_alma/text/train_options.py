@@ -73,9 +73,9 @@ class TrainOptions:
             for each, instead in self.owned.items():
                 is_abbreviation = len(name) > 4 and each.startswith(name) and name not in self.owned
                 if name == each or is_abbreviation:
-                    raise ValueError(f"{name} is not allowed after the --: {instead}")
+                    raise ValueError(f"{name} is not allowed after --: {instead}")
         if self.last("--arch") is None:
-            raise ValueError("--arch: not given after the --; give an architecture, such as --arch alma_switch_lm_tiny")
+            raise ValueError("--arch: not given after --; give an architecture, such as --arch alma_switch_lm_tiny")
         options = [option for kind in (*MODELS, *FEATURES) for option in options_of(kind).values()]
         declared = {each.flag: each for each in options if "text" in each.kinds and each.type is not bool}
         for name, values in self.options:
@@ -84,9 +84,9 @@ class TrainOptions:
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
-            raise ValueError("--max-update: not given after the --; give --max-update or --max-epoch after the --")
+            raise ValueError("--max-update: not given after --; give --max-update or --max-epoch after --")
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
-            raise ValueError(f"--balance-loss-weight after the --: requires --criterion {BALANCING} after the --")
+            raise ValueError(f"--balance-loss-weight after --: requires --criterion {BALANCING} after --")
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option; None if the option is not given."""
@@ -126,7 +126,7 @@ class TrainOptions:
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
                 f"--num-procs {num_procs}: must divide the number of batches per update, but {BATCHES_PER_UPDATE} "
-                f"is {words} after the --; give a multiple of {num_procs}, and a smaller --batch-size"
+                f"is {words} after --; give a multiple of {num_procs}, and a smaller --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)
@@ -138,7 +138,7 @@ class TrainOptions:
         if values is None:
             return None
         if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
-            raise ValueError(f"{name} {' '.join(values)} after the --: must be a positive integer")
+            raise ValueError(f"{name} {' '.join(values)} after --: must be a positive integer")
         return int(values[0])
 
 

@@ -63,7 +63,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected positive integers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
-        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "a growth step can at most double it"),
+        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "a growth step can at most double them"),
         (
             ["--learner", "gmoe", "--grow-schedule", "4,6"],
             "--grow-schedule 4,6: expected numbers of experts for 4 stages, found 2 numbers",
@@ -90,9 +90,9 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
     grows = ["--learner", "gmoe", "--grow-schedule", "4,6,8,12"]
     by_sizes = ["--learner", "grow", "--grow-schedule", "experts=4,6,8,12"]
     for own, words, message in (
-        ([], ["--save-dir", "x"], "--save-dir is not allowed after the --: give --run"),
-        (grows, ["--num-experts", "4"], "--num-experts is not allowed after the --: give --grow-schedule"),
-        (by_sizes, ["--num-experts", "4"], "--num-experts is not allowed after the --: give --grow-schedule"),
+        ([], ["--save-dir", "x"], "--save-dir is not allowed after --: give --run"),
+        (grows, ["--num-experts", "4"], "--num-experts is not allowed after --: give --grow-schedule"),
+        (by_sizes, ["--num-experts", "4"], "--num-experts is not allowed after --: give --grow-schedule"),
         (grows, ["--moe-freq", "0"], "--grow-schedule 4,6,8,12: no layer has experts (--moe-freq 0"),
     ):
         assert message in usage_error(capsys, partial(run, train=[*TRAIN, *words]), stream, tmp_path, *own)

@@ -232,7 +232,7 @@ def test_the_commands_of_a_dry_run_give_the_results_of_the_run(stream, tmp_path,
     [
         (["--learner", "firefly"], ["--arch", "alma_mlp"], "requires an architecture named alma_firefly"),
         (["--learner", "firefly", "--grow-share", "0"], [], "--grow-share 0: expected a number above 0"),
-        (["--learner", "sm"], ["--fp16"], "--fp16 after the --"),
+        (["--learner", "sm"], ["--fp16"], "--fp16 after --"),
         (["--learner", "sm"], ["--optimizer", "lamb", "--lr", "1"], "choose from adadelta, sgd, adam"),
         (["--learner", "sm"], ["--optimizer", "sgd"], "requires a learning rate; give --lr"),
         (["--learner", "sm", "--save-every", "5"], [], "--save-every 5: expected a time on images"),

@@ -126,7 +126,7 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path
         ([*COPY, "--ema-half-life", "1/8"], [], "--ema-half-life 1/8: --branch-share 0.3 also selects"),
         (COPY, ["--patience", "2"], "--branch-share: needs a fixed number of updates per stage; omit --patience"),
         ([], ["--autocast", "fp16"], "--autocast fp16: choose from bf16"),
-        ([], ["--branch-from", "2"], "--branch-from after the --: not supported on streams of images"),
+        ([], ["--branch-from", "2"], "--branch-from after --: not supported on streams of images"),
     ],
 )
 def test_conflicting_options_are_refused_in_one_line(options, words, reason, stream, tmp_path, capsys):

@@ -35,7 +35,7 @@ def settings_of(images, *words):
         (["--width", "many"], "--width many: expected an integer"),
         (["--adadelta-rho", "2"], r"the optimizer adadelta rejects its options .*rho value: 2"),
         (["--width", "1000000"], "alma_mlp --width 1000000 does not fit into memory"),
-        (["--arch"], "--arch after the --: expected one architecture; give one name"),
+        (["--arch"], "--arch after --: expected one architecture; give one name"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -29,7 +29,7 @@ def test_an_optimizer_without_a_successor_and_the_replay_of_a_single_stage_are_r
     check(CARRY, planned=plans(num=1))  # a single stage may get successors
     with pytest.raises(ValueError, match="--carry-optimizer: the learner starts each stage with new weights"):
         check(CARRY, planned=plans("gens"))
-    with pytest.raises(ValueError, match=r"--replay-share 0.2: a single stage"):
+    with pytest.raises(ValueError, match=r"--replay-share 0.2: the run has only one stage"):
         check({"replay_share": 0.2}, planned=plans(num=1))
 
 
