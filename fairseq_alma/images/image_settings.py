@@ -11,7 +11,6 @@ from typing import Any, Mapping, NoReturn, Optional
 
 import torch
 from fairseq import options as fairseq_options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import build_optimizer
 from omegaconf import OmegaConf
@@ -23,6 +22,7 @@ from fairseq_alma.images.image_classifier import GrownLayers, ImageClassifier, i
 from fairseq_alma.images.image_train_options import MODEL_OPTIONS, ImageTrainOptions
 from fairseq_alma.images.networks import ImageKind, ImageNetwork
 from fairseq_alma.images.stage_training import TrainingSettings
+from fairseq_alma.training.fairseq_options import configuration_of
 
 
 class ImageSettings:
@@ -63,8 +63,8 @@ class ImageSettings:
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fairseq uses deprecated functions of Hydra
-            self.cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, words))
+            warnings.simplefilter("ignore")  # of hydra, for options of classes without a dataclass
+            self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")
         content: Any = OmegaConf.to_container(self.cfg, resolve=True)

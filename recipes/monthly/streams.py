@@ -86,9 +86,8 @@ def read_sources(constraints: Path) -> Iterator[tuple[str, str]]:
         names = [name for name in metadata.files(package) or () if name.suffix == ".py" and "tests" not in name.parts]
         for name in sorted(names, key=lambda each: hashlib.sha256(str(each).encode()).digest()):
             text = name.read_text(encoding="utf-8")
-            text = re.sub(
-                r"\A(?:#.*\n)+", "", text
-            )  # a licence in every file would count as text shared with test sets
+            # A licence at the start of every file would count as text that is shared with the test set.
+            text = re.sub(r"\A(?:#.*\n)+", "", text)
             if len(text.encode()) <= LONGEST["python"]:
                 yield package, "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 

@@ -107,7 +107,7 @@ def test_empty_documents_have_no_group():
 @pytest.mark.parametrize(
     ("value", "period", "needed"),
     [
-        *((value, None, "printable characters") for value in (None, True, 1.5, "", "a\nb", ["a"], "x" * 101)),
+        *((value, None, "integer, or .* characters") for value in (None, True, 1.5, "", "a\nb", ["a"], "x" * 101)),
         *((value, "month", "a date with a month") for value in ("2024", "2024-13", "17.05.2024", 202405)),
     ],
 )

@@ -7,9 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq_cli import train
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -30,7 +27,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
 from tests import scripts
 from tests.exchange.conftest import TEXT, exported, write_stream
-from tests.text.stock_commands import evaluate
+from tests.text.stock_commands import evaluate, train_model
 
 refused = partial(scripts.refused, main)
 SIZES = {
@@ -119,11 +116,8 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     ]
     assert grow(["--path", str(tmp_path / "a.pt"), *grown]) in (0, None)
     # no option of its shape is given: they are those of the checkpoint
-    words = [str(stream), "--task", "alma_lm", "--arch", "alma_transformer_lm", "--optimizer", "adam", *length]
-    words += ["--criterion", "alma_switch_cross_entropy", "--lr", "0.003", "--max-update", "20", "--batch-size", "4"]
-    words += ["--cpu", "--num-workers", "0", "--disable-validation", "--no-epoch-checkpoints", "--megabatch", "0"]
-    words += ["--finetune-from-model", str(tmp_path / "grown.pt"), "--save-dir", str(tmp_path)]
-    train.main(convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words)))
+    words = ["--arch", "alma_transformer_lm", *length, "--lr", "0.003", "--megabatch", "0"]
+    train_model(stream, tmp_path, *words, "--finetune-from-model", str(tmp_path / "grown.pt"), shape=())
     assert export([str(tmp_path / "checkpoint_last.pt"), "--out", str(tmp_path / "back")]) == 0
     before, here = (
         float(evaluate(stream, tmp_path / name, *length)["perplexity"]) for name in ("a.pt", "checkpoint_last.pt")

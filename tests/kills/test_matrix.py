@@ -3,20 +3,18 @@
 import pytest
 
 from tests.forked import together
-from tests.kills.learners import RUNS
 from tests.kills.matrix import main
 
 FAST = {"images-gmoe": 36, "text-gmoe": 66}
 """Run -> N, to kill at every N-th operation in the fast suite; a kill on text takes several seconds."""
-SLOW = {"images-gmoe": 9, "text-gmoe": 36, "text-ens": 36}
+SLOW = {"images-gmoe": 9, "text-gmoe": 18, "text-ens": 18}
 
 
 @pytest.mark.parametrize(
     ("name", "every", "how"),
     [
         *((name, every, "kill") for name, every in FAST.items()),
-        *(pytest.param(name, 18, "kill", marks=pytest.mark.slow) for name in RUNS if name.startswith("text")),
-        *(pytest.param(name, every, "power", marks=pytest.mark.slow) for name, every in SLOW.items()),
+        *(pytest.param(*each, how, marks=pytest.mark.slow) for each in SLOW.items() for how in ("kill", "power")),
     ],
 )
 def test_a_run_killed_at_every_nth_operation_resumes_bit_for_bit(name, every, how):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from fairseq import options
 from fairseq.data.iterators import CountingIterator
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from fairseq_cli import train
@@ -26,6 +25,7 @@ from fairseq_alma.growth.tensors import EXPERTS, GATE_TENSOR, grow_mixture, grow
 from fairseq_alma.moe.gate import DescendingGate
 from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.training.average import WeightAverage
+from fairseq_alma.training.fairseq_options import configuration_of
 from tests.forked import group_options, together
 
 STAGES, UPDATES, BATCHES = 3, 5, 2
@@ -63,7 +63,7 @@ def launch(words, *more):
     plugin = words.index("--user-dir")
     words = [*words[1:plugin], *words[plugin + 2 :], "--log-format", "none", *more]
     arguments = options.parse_args_and_arch(options.get_training_parser(), words)
-    distributed_utils.call_main(convert_namespace_to_omegaconf(arguments), train.main)
+    distributed_utils.call_main(configuration_of(arguments), train.main)
 
 
 def chain_stages(task, dataset, *arguments, hook, num_procs, between, **more):

@@ -2,10 +2,10 @@
 
 import pytest
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq_cli import eval_lm, validate
 
+from fairseq_alma.training.fairseq_options import configuration_of
 from tests.forked import group_options, together
 from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluation_config
 
@@ -37,7 +37,7 @@ def validate_rank(rank, command, num_processes, folder):
         {key: value for key, value in stats.items() if key not in ("wps", "wall")}
     )
     try:
-        distributed_utils.call_main(convert_namespace_to_omegaconf(args), validate.main, override_args=given)
+        distributed_utils.call_main(configuration_of(args), validate.main, override_args=given)
     finally:
         validate.progress_bar.SimpleProgressBar.print = print_stats
     return lines
