@@ -52,8 +52,9 @@ LEAST_OF_USUAL = 0.7
 """Minimum bytes per token of a month, relative to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
 EPILOG = """\
-The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on
-samples of all text so far, tests the model, and updates report and export. The same command resumes a killed call.
+The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
+new text and then on samples of all text so far, tests the model, and updates report and export. The same command
+resumes a killed call.
 Options after -- are passed to fairseq-train; give them with the first call.
 
   alma-update model 2026-01.txt.xz
@@ -236,7 +237,8 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
         # Hard links save space. They are safe, because no command changes these files.
         shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)
         copy.rename(run.root)
-    argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--passes-of-new"]
+    argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay"]
+    argv += ["--new-first", f"{min(1, month.step[1] / BUDGET):.6g}"]
     argv += ["--first-wait", str(month.first + 1), "--passes", f"{month.step[1]:.6g}"]
     argv += ["--size", str(month.size)] if month.size is not None else []
     argv += ["--keep", str(index - 1)] if index > month.first else []  # for a later --redo

@@ -1,4 +1,4 @@
-"""``update.json`` of ``alma-update``: months of a model, decisions about training, and report of the newest month."""
+"""``update.json`` of ``alma-update``: the months of text that a model was trained on, and decisions about training."""
 
 from pathlib import Path
 from statistics import fmean
@@ -126,5 +126,6 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
     action, passes = month.step
     how = {"begin": "new model", "restart": "new, larger model", "continue": "current model"}
     text = "the new text" if action == "continue" else "all text so far"
-    yield f"training: {how[action]}, {passes:.2g} passes through {text}; sequences are sampled from all months"
+    order = " (first the new text, then samples of all months)" if action == "continue" else ""
+    yield f"training: {how[action]}, {passes:.2g} passes through {text}{order}"
     yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} training tokens so far"

@@ -44,7 +44,6 @@ class ScheduleOptions(Options):
     first_wait: Optional[int] = opt(
         None, "number of mega-batches in the first stage (default: W)", range=integer(1), metavar="K", quiet=True
     )
-    passes_of_new: bool = opt(False, "with --replay: --passes counts passes over the new mega-batches only", quiet=True)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from fairseq_alma.options import Options, flag, integer, of_this_call, opt, opti
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.feature import Features
+from fairseq_alma.training.replay import Replay
 from fairseq_alma.watch.arrivals import CURVE_OPTIONS
 
 TEXT = ("text",)
@@ -317,8 +318,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError("--iid trains in one stage; remove --wait, --first-wait, --replay and --drop-rest")
         if self.first_wait is not None and self.wait != 1:
             raise ValueError(f"--first-wait {self.first_wait} requires --wait 1, found {self.wait}; remove --wait")
-        if self.passes_of_new and not self.replay:
-            raise ValueError("--passes-of-new requires --replay; add --replay")
         if kind == "images" and isinstance(self.save_every, int):
             raise ValueError(f"--save-every {self.save_every}: expected a time on images; give 30s or 15m, for example")
         if isinstance(self.save_every, str) and self.features[BestCheckpoint].best_checkpoint:
@@ -380,4 +379,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
         """Return the stages of a run, each with only the mega-batches to which ``--passes`` applies."""
         planned = self.stages(num_megabatches)
-        return [replace(stage, megabatches=stage.arrivals) for stage in planned] if self.passes_of_new else planned
+        if self.features[Replay].new_first is None:
+            return planned
+        return [replace(stage, megabatches=stage.arrivals) for stage in planned]

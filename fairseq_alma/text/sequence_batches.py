@@ -1,5 +1,7 @@
 """Training batches of text: consecutive slices of a random order of the sequences, one order for each epoch.
 
+With ``--new-first``, the first epoch begins with one pass through the new sequences.
+
 The order depends only on seed, stage and epoch, and the position within an epoch counts sequences. Therefore
 ``--batch-size 4 --update-freq 2`` reads the same sequences as ``--batch-size 8``. A run that resumes with another batch
 size, or with another number of workers or processes, reads each sequence once per epoch. fairseq instead counts and
@@ -22,6 +24,8 @@ from fairseq_alma.errors import AlmaError
 POSITION_VERSION = 3
 """Version of the iterator state. The position counts sequences in version 3, and batches in fairseq's version 2."""
 
+EMPTY = np.empty(0, dtype=int)
+
 
 class StageDataset(ConcatDataset):
     """Training sequences of a stage.
@@ -29,11 +33,12 @@ class StageDataset(ConcatDataset):
     Args:
         datasets: sequences of each mega-batch.
         indices: (N,) indices of the sequences to train on, in the concatenated mega-batches; duplicates are allowed.
+        first: (M,) indices of the sequences to train on once, at the start of the first epoch.
     """
 
-    def __init__(self, datasets: Sequence[FairseqDataset], indices: np.ndarray) -> None:
+    def __init__(self, datasets: Sequence[FairseqDataset], indices: np.ndarray, first: np.ndarray = EMPTY) -> None:
         super().__init__(datasets)
-        self.indices = indices
+        self.indices, self.first = indices, first
 
     def ordered_indices(self) -> np.ndarray:
         return self.indices
@@ -48,6 +53,7 @@ class SequenceBatches(EpochBatchIterating):
     Args:
         dataset: dataset with the sequences.
         indices: (N,) indices of the sequences of an epoch.
+        first: (M,) indices of the sequences that the first epoch reads before ``indices``.
         limits: ``max_tokens`` and ``max_sentences`` of a batch; None: no limit.
         seed: integers that seed the random order, together with the epoch.
         shard: (rank of this process, number of processes).
@@ -64,6 +70,7 @@ class SequenceBatches(EpochBatchIterating):
         indices: np.ndarray,
         limits: dict[str, Optional[int]],
         seed: Sequence[int],
+        first: np.ndarray = EMPTY,
         shard: tuple[int, int] = (0, 1),
         pad: int = 1,
         epoch: int = 1,
@@ -72,7 +79,7 @@ class SequenceBatches(EpochBatchIterating):
         save_dir: str = "",
     ) -> None:
         self.dataset, self.indices, self.limits, self.pad = dataset, indices, limits, pad
-        self.seed = tuple(seed)
+        self.seed, self.first = tuple(seed), first
         self.shard_id, self.num_shards = shard
         self.epoch, self.position = max(epoch, 1), 0  # position: number of sequences read before `_batches`
         self.num_workers, self.buffer_size, self.save_dir = num_workers, min(buffer_size, 20), save_dir
@@ -86,7 +93,12 @@ class SequenceBatches(EpochBatchIterating):
         return self.dataset.batch_by_size(order, **self.limits, required_batch_size_multiple=1)
 
     def __len__(self) -> int:
-        return -(-len(self._cut(self.indices)) // self.num_shards)
+        return -(-len(self._cut(np.concatenate(self._parts))) // self.num_shards)
+
+    @property
+    def _parts(self) -> list[np.ndarray]:
+        """Return the groups of indices that the current epoch reads one after the other."""
+        return [self.first, self.indices] if self.epoch == 1 and len(self.first) else [self.indices]
 
     @property
     def first_batch(self) -> Any:
@@ -103,8 +115,9 @@ class SequenceBatches(EpochBatchIterating):
         """Return the batches of the next epoch, or, after `load_state_dict`, the remaining batches."""
         if self.next_epoch_idx > self.epoch:
             self.epoch, self.position = self.next_epoch_idx, 0
-        order = np.random.default_rng((*self.seed, self.epoch)).permutation(self.indices) if shuffle else self.indices
-        self._batches = self._cut(order[self.position :])
+        generator = np.random.default_rng((*self.seed, self.epoch))
+        order = [generator.permutation(part) if shuffle else part for part in self._parts]
+        self._batches = self._cut(np.concatenate(order)[self.position :])
         own = [[*map(int, batch)] for batch in self._batches[self.shard_id :: self.num_shards]]
         own += [[]] * (-(-len(self._batches) // self.num_shards) - len(own))
         loader: Any = torch.utils.data.DataLoader(
@@ -147,11 +160,13 @@ class SequenceBatches(EpochBatchIterating):
         """Resume at a saved position; raise AlmaError if the position counts batches or is beyond the epoch."""
         position = state_dict.get("iterations_in_epoch", 0)
         unit = "sequence" if state_dict.get("version") == POSITION_VERSION else "batch"
-        if position and (unit == "batch" or position > len(self.indices)):
+        self.epoch = state_dict["epoch"]
+        num_sequences = sum(map(len, self._parts))
+        if position and (unit == "batch" or position > num_sequences):
             raise AlmaError(
-                f"{self.save_dir}: expected a position within the {len(self.indices)} sequences of the epoch, found "
+                f"{self.save_dir}: expected a position within the {num_sequences} sequences of the epoch, found "
                 f"{unit} {position}; resume with the task and the data of the interrupted training, or give "
                 "--reset-dataloader to begin the epoch again"
             )
-        self.epoch, self.position = state_dict["epoch"], position
+        self.position = position
         self._cur_epoch_itr, self._batches = None, ()

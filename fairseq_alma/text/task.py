@@ -43,6 +43,7 @@ from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
+from fairseq_alma.training.replay import Replay
 from fairseq_alma.training.saves import TimedSaves
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 
@@ -154,15 +155,16 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
-        last, wait = self.args.megabatch, self.args.wait
+        last, wait, seed = self.args.megabatch, self.args.wait, self.args.seed
         if last is None:
             raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
         self.stream.megabatch(last)  # raises an error if the mega-batch does not exist
-        new = stage_ending_with(last, self.stream.num_megabatches, wait, self.args.replay).megabatches
-        first = new[0] if self.features.draws_earlier else 0
+        planned = stage_ending_with(last, self.stream.num_megabatches, wait, self.args.replay)
+        new = planned.megabatches
+        start = new[0] if self.features.draws_earlier else 0
         stages = []
-        for stage in (*(range(start, start + wait) for start in range(0, first, wait)), new):
-            names = [self.stream.megabatch(t).name for t in stage]
+        for megabatches in (*(range(first, first + wait) for first in range(0, start, wait)), new):
+            names = [self.stream.megabatch(t).name for t in megabatches]
             self.stream.verify(names)
             for name in names:
                 super().load_dataset(name, epoch, combine, **kwargs)
@@ -170,9 +172,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         sizes = [[len(megabatch) for megabatch in stage] for stage in stages]
         num_before = sum(map(sum, sizes[:-1]))
         indices = np.arange(num_before, num_before + sum(sizes[-1]))
-        if (drawn := self.features.draw_earlier(sizes, self.args.seed)) is not None:
+        if (drawn := self.features.draw_earlier(sizes, seed)) is not None:
             indices = np.concatenate([indices, drawn])
-        self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices)
+        num_arrived = sum(sizes[-1][-len(planned.arrivals) :])
+        first = self.features[Replay].draw_first(indices, num_arrived, seed)
+        self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices, first)
 
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
         """Return the batches of a split for this process; for ``train``, return a `SequenceBatches`.
@@ -212,6 +216,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             indices,
             limits={"max_tokens": max_tokens, "max_sentences": max_sentences},
             seed=(given.get("seed", 1), self.args.megabatch or 0),
+            first=dataset.first[np.isin(dataset.first, indices)],
             shard=(given.get("shard_id", 0), given.get("num_shards", 1)),
             pad=self.source_dictionary.pad(),
             epoch=given.get("epoch", 1),

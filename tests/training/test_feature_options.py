@@ -31,6 +31,9 @@ def test_an_optimizer_without_a_successor_and_the_replay_of_a_single_stage_are_r
         check(CARRY, planned=plans("gens"))
     with pytest.raises(ValueError, match=r"--replay-share 0.2: the run has only one stage"):
         check({"replay_share": 0.2}, planned=plans(num=1))
+    check({"new_first": 0.5}, replay=True)
+    with pytest.raises(ValueError, match=r"--new-first 0.5 requires --replay; add --replay"):
+        check({"new_first": 0.5})
 
 
 @pytest.mark.parametrize(
