@@ -6,8 +6,8 @@ Each TEXT is the text of one month. The policy `update` calls alma-update for ea
 alma-stream on one stream of all months. After each month DIR/results.csv gets a row: bits per byte on the held-out part
 of each month so far (months; mean), on the new month before its training (before), and on the first month's test set
 (test). CPU seconds are user and system time of the command. --oracle trains new models on all text up to the given
-months; the model with the lowest loss on valid counts. The table is in DIR/table.md. The same command resumes a killed
-benchmark.
+months; the model with the lowest loss on valid counts. The table is in DIR/table.md, its figure in DIR/table.png. The
+same command resumes a killed benchmark.
 
 Hardware: two CPU cores. Time: two core hours for a stream of six months of 200,000 words, with the oracle.
 """
@@ -22,8 +22,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Iterator, Optional, Sequence
 
+from matplotlib import pyplot
+
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
-ALL = ["--replay", "--passes-of-new", "--passes"]
+ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {
     "new-1": (["--passes", "1"], "new text only, one pass"),
     "new-2": (["--passes", "2"], "new text only, two passes"),
@@ -143,6 +145,18 @@ def table(rows: Sequence[dict[str, Any]], num_arrivals: int) -> Iterator[str]:
         yield f"| oracle: best of {len(ORACLES)} new models | {seconds:.0f} | {' | '.join(cells)} | |"
 
 
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the mean over the months so far (first seed) after each month: a line per policy, crosses for oracles."""
+    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        own = [row for row in rows if row["policy"] == policy and row["seed"] == rows[0]["seed"]]
+        style, label = ("o-", POLICIES[policy][1]) if policy in POLICIES else ("kx", policy.replace("-", " "))
+        axes.plot([1 + int(row["arrival"]) for row in own], [float(row["mean"]) for row in own], style, label=label)
+    axes.set(xlabel="months", ylabel="bits per byte (mean of months)")
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     """Run the benchmark."""
     argv = sys.argv[1:]
@@ -173,6 +187,7 @@ def main() -> None:
         run_oracle(month - 1, options.seeds[0], max(sizes), stream, results, words)
     lines = "\n".join(table(results.rows, len(options.texts)))
     (options.out / "table.md").write_text(f"{lines}\n", encoding="utf-8")
+    draw(results.rows, options.out / "table.png")
     print(lines)
 
 

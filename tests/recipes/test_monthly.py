@@ -38,7 +38,8 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
 
 
 def test_a_killed_benchmark_runs_an_arrival_again_whose_row_was_cut_off(tmp_path):
-    results = runpy.run_path(str(MONTHLY / "bench.py"))["Results"]
+    bench = runpy.run_path(str(MONTHLY / "bench.py"))
+    results = bench["Results"]
     path = tmp_path / "results.csv"
     stage = {name: {"bits_per_byte": 2.5} for name in ("test", "valid")} | {"num_params": 9, "train_flops": 7}
     stage["holdouts"] = [{"megabatch": 0, "bits_per_byte": 2.0}, {"megabatch": 1, "bits_per_byte": 3.0}]
@@ -52,3 +53,5 @@ def test_a_killed_benchmark_runs_an_arrival_again_whose_row_was_cut_off(tmp_path
     assert resumed.has("update", 1, 0) and not resumed.has("update", 1, 1)
     resumed.add(tmp_path, 1, None, policy="update", seed=1, cpu_seconds=4.0)
     assert path.read_text() == complete
+    bench["draw"](resumed.rows, tmp_path / "table.png")
+    assert (tmp_path / "table.png").stat().st_size > 1000
