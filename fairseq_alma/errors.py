@@ -130,4 +130,4 @@ def refuse_irregular(path: Path, flag: str = "") -> None:
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         found = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "a special file"
-        raise AlmaError(f"{flag}{path}: expected a new or a regular file, found {found}; give another name")
+        raise AlmaError(f"{flag}{path}: expected a regular file or a new path, found {found}; give another name")

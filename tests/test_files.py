@@ -83,7 +83,8 @@ def test_only_a_regular_file_is_replaced(make, tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"mine")
     make(tmp_path / "file")
     with pytest.raises(
-        AlmaError, match=r"file: expected a new or a regular file, found (a symbolic link|a special file|a folder);"
+        AlmaError,
+        match=r"file: expected a regular file or a new path, found (a symbolic link|a special file|a folder);",
     ):
         write(tmp_path / "file")
     assert (tmp_path / "precious").read_bytes() == b"mine"

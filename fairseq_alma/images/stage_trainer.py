@@ -215,7 +215,7 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` for training features, for ``num_images`` training images without early stopping."""
+        """Return the `Part` that the training features receive: a training on ``num_images`` images, all epochs."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
@@ -244,8 +244,8 @@ class StageTrainer:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise AlmaError(
-                    f"{unfinished}: expected the state of this training, found another state ({error}); remove the "
-                    "file to restart the stage"
+                    f"{unfinished}: the training state does not match the options of this run ({error}); remove "
+                    "the file to restart the stage"
                 ) from error
         per_epoch, num_images = training.updates_per_epoch, training.data.num_images * len(seeds)
         saved = began = time.monotonic()

@@ -109,9 +109,9 @@ class Experiment:
 
 
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
-    """Group runs into experiments, sorted by size of the backbone, learner and waiting time.
+    """Group runs into experiments, sorted by backbone size, learner and waiting time.
 
-    Of several runs with the same options and seeds, keep the run with the most complete stages.
+    If several runs have the same options and seeds, keep only the run with the most complete stages.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):

@@ -46,7 +46,7 @@ EVAL_OPTIONS = {
 """Option of fairseq-eval-lm -> options of fairseq-train that provide the value; the first given option is used."""
 BATCHES_PER_UPDATE = "--update-freq"
 LENGTHS = ("--max-update", "--total-num-update")
-"""Options with a number of updates, which ``--iid K`` multiplies by K."""
+"""Options whose value is a number of updates; ``--iid K`` multiplies these values by K."""
 
 
 class TrainOptions:
@@ -125,8 +125,8 @@ class TrainOptions:
         counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
-                f"--num-procs {num_procs}: must divide the number of batches per update, but {BATCHES_PER_UPDATE} "
-                f"is {words} after --; give a multiple of {num_procs}, and a smaller --batch-size"
+                f"--num-procs {num_procs}: must divide the number of batches per update, found {BATCHES_PER_UPDATE} "
+                f"{words} (after --); give {BATCHES_PER_UPDATE} a multiple of {num_procs}, and a smaller --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)

@@ -67,7 +67,7 @@ def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):
     torch.save({"seeds": [1], "epoch": 1, "network": {}}, run / UNFINISHED)
     said = refused(stream, run)
     assert (
-        f"{run / UNFINISHED}: expected the state of this training, found another" in said
+        f"{run / UNFINISHED}: the training state does not match the options of this run" in said
         and "remove the file to restart the stage" in said
     )
     (run / UNFINISHED).unlink()

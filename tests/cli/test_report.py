@@ -98,7 +98,7 @@ def test_nothing_is_written_without_a_run_or_to_an_invalid_path(tmp_path, no_fig
     assert not (tmp_path / "none").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "index.html").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(AlmaError, match=r"index\.html: expected a new or a regular file, found a symbolic link"):
+    with pytest.raises(AlmaError, match=r"index\.html: expected a regular file or a new path, found a symbolic link"):
         main([str(run), "--out", str(tmp_path / "out")])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
     with pytest.raises(AlmaError, match=r"--out .*run\.json: expected a folder, found a file"):

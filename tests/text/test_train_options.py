@@ -68,7 +68,7 @@ def test_processes_share_the_batches_of_an_update(given, num_procs, each):
     [
         ([], "--num-procs 2: must divide the number of batches per update"),
         (["--update-freq", "2,1"], "--num-procs 2: must divide the number of batches per update"),
-        (["--update-freq", "x"], "--num-procs 2: .* --update-freq is x after --"),
+        (["--update-freq", "x"], "--num-procs 2: .* --update-freq x .after --"),
     ],
 )
 def test_batches_that_are_no_multiple_of_the_processes_are_refused(given, message):
