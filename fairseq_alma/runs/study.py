@@ -28,7 +28,7 @@ from fairseq_alma.options import Options, flag, integer, of_this_call, opt, opti
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.feature import Features
-from fairseq_alma.training.replay import Replay
+from fairseq_alma.training.new_first import NewFirst
 from fairseq_alma.watch.arrivals import CURVE_OPTIONS
 
 TEXT = ("text",)
@@ -379,6 +379,6 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
         """Return the stages of a run, each with only the mega-batches to which ``--passes`` applies."""
         planned = self.stages(num_megabatches)
-        if self.features[Replay].new_first is None:
+        if self.features[NewFirst].new_first is None:
             return planned
         return [replace(stage, megabatches=stage.arrivals) for stage in planned]

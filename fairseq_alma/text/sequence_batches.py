@@ -32,16 +32,15 @@ class StageDataset(ConcatDataset):
 
     Args:
         datasets: sequences of each mega-batch.
-        indices: (N,) indices of the sequences to train on, in the concatenated mega-batches; duplicates are allowed.
         first: (M,) indices of the sequences to train on once, at the start of the first epoch.
     """
 
-    def __init__(self, datasets: Sequence[FairseqDataset], indices: np.ndarray, first: np.ndarray = EMPTY) -> None:
+    def __init__(self, datasets: Sequence[FairseqDataset], first: np.ndarray) -> None:
         super().__init__(datasets)
-        self.indices, self.first = indices, first
+        self.first = first
 
     def ordered_indices(self) -> np.ndarray:
-        return self.indices
+        return np.arange(len(self))
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
         return self.sizes[indices]

@@ -43,7 +43,7 @@ from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
-from fairseq_alma.training.replay import Replay
+from fairseq_alma.training.new_first import NewFirst
 from fairseq_alma.training.saves import TimedSaves
 from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
 
@@ -146,7 +146,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @in_one_line()
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load a split; ``train`` contains the mega-batches of the stage and earlier sequences sampled by features.
+        """Load a split; ``train`` contains the mega-batches of the stage.
 
         Raises:
             AlmaError: ``--megabatch`` is not given or is not in the stream, or a file differs from the manifest.
@@ -155,28 +155,19 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
-        last, wait, seed = self.args.megabatch, self.args.wait, self.args.seed
+        last, wait = self.args.megabatch, self.args.wait
         if last is None:
             raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
         self.stream.megabatch(last)  # raises an error if the mega-batch does not exist
-        planned = stage_ending_with(last, self.stream.num_megabatches, wait, self.args.replay)
-        new = planned.megabatches
-        start = new[0] if self.features.draws_earlier else 0
-        stages = []
-        for megabatches in (*(range(first, first + wait) for first in range(0, start, wait)), new):
-            names = [self.stream.megabatch(t).name for t in megabatches]
-            self.stream.verify(names)
-            for name in names:
-                super().load_dataset(name, epoch, combine, **kwargs)
-            stages.append([self.datasets.pop(name) for name in names])
-        sizes = [[len(megabatch) for megabatch in stage] for stage in stages]
-        num_before = sum(map(sum, sizes[:-1]))
-        indices = np.arange(num_before, num_before + sum(sizes[-1]))
-        if (drawn := self.features.draw_earlier(sizes, seed)) is not None:
-            indices = np.concatenate([indices, drawn])
-        num_arrived = sum(sizes[-1][-len(planned.arrivals) :])
-        first = self.features[Replay].draw_first(indices, num_arrived, seed)
-        self.datasets["train"] = StageDataset([megabatch for stage in stages for megabatch in stage], indices, first)
+        stage = stage_ending_with(last, self.stream.num_megabatches, wait, self.args.replay)
+        names = [self.stream.megabatch(t).name for t in stage.megabatches]
+        self.stream.verify(names)
+        for name in names:
+            super().load_dataset(name, epoch, combine, **kwargs)
+        datasets = [self.datasets.pop(name) for name in names]
+        num_all, num_new = (sum(map(len, each)) for each in (datasets, datasets[-len(stage.arrivals) :]))
+        first = self.features[NewFirst].draw_first(num_all, num_new, self.args.seed)
+        self.datasets["train"] = StageDataset(datasets, first)
 
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
         """Return the batches of a split for this process; for ``train``, return a `SequenceBatches`.

@@ -10,7 +10,7 @@ from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.carried_optimizer import CarriedOptimizer, TokenCount
 from fairseq_alma.training.feature import register_feature
-from fairseq_alma.training.replay import Replay
+from fairseq_alma.training.new_first import NewFirst
 
-for _kind in (TokenCount, CarriedOptimizer, WeightAverage, LRBranch, BestCheckpoint, Replay, Autocast):
+for _kind in (TokenCount, CarriedOptimizer, WeightAverage, LRBranch, BestCheckpoint, NewFirst, Autocast):
     register_feature(_kind)

@@ -36,7 +36,6 @@ from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.options import TRAINING, Options, flag, options_of
 
 if TYPE_CHECKING:
-    import numpy
     from torch import Tensor, nn
 
 ENDLESS = ("fixed", "inverse_sqrt")
@@ -144,15 +143,6 @@ class Feature(Options):
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
         """Process the log outputs of the criterion for an update: one log output per batch and process."""
-
-    def draw_earlier(self, sizes: Sequence[Sequence[int]], seed: int) -> "Optional[numpy.ndarray]":
-        """Return the indices of training sequences sampled from earlier stages (text only); None if there are none.
-
-        Args:
-            sizes: for each stage up to the current stage, the number of sequences in each mega-batch.
-            seed: random seed.
-        """
-        return None
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
         """Return the weights to evaluate, by name (images only); None for the weights of the model."""
@@ -262,17 +252,9 @@ class Features:
                 contexts.enter_context(each.around_forward(model))
             yield
 
-    @property
-    def draws_earlier(self) -> bool:
-        """Return whether any feature can sample training sequences of earlier stages."""
-        return any(type(each).draw_earlier is not Feature.draw_earlier for each in self.each)
-
-    def first(self, hook: str, *args: Any) -> Any:
-        """Return the first result of a hook that is not None, or None if all results are None."""
-        results = (getattr(each, hook)(*args) for each in self.each)
-        return next((result for result in results if result is not None), None)
-
-    draw_earlier, to_test = partialmethod(first, "draw_earlier"), partialmethod(first, "to_test")
+    def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
+        """Return the first result of `Feature.to_test` that is not None; None if there is none."""
+        return next((weights for each in self.each if (weights := each.to_test(model)) is not None), None)
 
     def state_dict(self) -> dict[str, Any]:
         return {key: value for each in self.each for key, value in each.state_dict().items()}

@@ -29,7 +29,6 @@ ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {
     "new-1": (["--passes", "1"], "new text only, one pass"),
     "new-2": (["--passes", "2"], "new text only, two passes"),
-    "half-1": (["--passes", "1", "--replay-share", "0.5"], "one pass of the new text; half of each update is old text"),
     "all-1": ([*ALL, "1"], "samples of all text so far, as much as one pass of the new text"),
     "all-2": ([*ALL, "2"], "samples of all text so far, as much as two passes of the new text"),
     "all-3": ([*ALL, "3"], "samples of all text so far, as much as three passes of the new text"),

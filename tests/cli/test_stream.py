@@ -78,7 +78,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: expected a member of stage 1 (1)"),
         (["--branch-share", "1.5"], "--branch-share 1.5: expected a number below 1"),
         (["--ema-half-life", "1/8", "--branch-share", "0.2"], "--ema-half-life 1/8: --branch-share 0.2 also selects"),
-        (["--replay-share", "0.2", "--replay"], "--replay-share 0.2: --replay trains on all mega-batches"),
+        (["--new-first", "0.2"], "--new-first 0.2 requires --replay; add --replay"),
         (["--learner", "gens", "--num-members", "201"], "--num-members 201: expected a number of at most 200"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Carried stages, averages, branches and replay in the stock commands."""
+"""Carried stages, averages and branches in the stock commands."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.replay import Replay
 from tests.text.stock_commands import train_model
 
 AVERAGED = ("--ema-half-life", "1/8")
@@ -91,28 +90,6 @@ def test_a_branch_continues_with_the_next_batches(trained, tmp_path):
     whole = load(train_model(trained.stream, tmp_path / "trunk", *trunk, "10"))
     assert same(branch["model"], whole["model"])  # equal to the training without a decay
     assert same(decayed["model"], before["model"])  # the first update has the full rate, the others have zero
-
-
-def test_replay_draws_its_share_from_earlier_mega_batches(trained):
-    from tests.text.test_task import task_of
-
-    sizes = []
-    for megabatch in ("0", "1", "2"):
-        task = task_of(trained, "--megabatch", megabatch)
-        task.load_dataset("train")
-        sizes.append(len(task.dataset("train")))
-    task = task_of(trained, "--megabatch", "2", "--replay-share", "0.25")
-    task.load_dataset("train")
-    indices = task.dataset("train").ordered_indices()
-    replayed = indices[indices < sizes[0] + sizes[1]]
-    assert len(replayed) == len({*replayed}) == round(sizes[2] / 3)
-    assert sorted({*indices} - {*replayed}) == list(range(sizes[0] + sizes[1], sum(sizes)))
-
-
-def test_replay_counts_of_sequences_differ_by_at_most_one():
-    drawn = Replay(0.9).draw_earlier([[3], [4], [2]], seed=1)
-    counts = [drawn.tolist().count(index) for index in range(7)]
-    assert len(drawn) == 18 and {*counts} == {2, 3}
 
 
 def test_an_unsuitable_carried_stage_is_rejected(trained, tmp_path):

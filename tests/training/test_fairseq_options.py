@@ -16,7 +16,7 @@ from tests.text.stock_commands import training_options
     [
         (["--num-experts", "0"], "--num-experts: expected a number of at least 1, found 0"),
         (["--dropout", "nan"], "--dropout: expected a number, found nan"),
-        (["--replay-share", "1"], "--replay-share: expected a number below 1, found 1"),
+        (["--new-first", "2"], "--new-first: expected a number of at most 1, found 2"),
         (["--optimizer", "muon", "--muon-momentum", "1"], "--muon-momentum: expected a number below 1, found 1"),
     ],
 )
@@ -28,7 +28,7 @@ def test_a_stock_command_rejects_a_number_out_of_range(trained, capsys, words, m
 
 @pytest.mark.parametrize("make", [OmegaConf.create, lambda values: SimpleNamespace(**values)])
 def test_check_options_rejects_a_number_out_of_range_and_accepts_defaults_and_references(make):
-    check_options(make({"capacity_factor": 0.0, "replay_share": 0.0, "num_experts": None, "data": "${task.data}"}))
+    check_options(make({"capacity_factor": 0.0, "new_first": 0.0, "num_experts": None, "data": "${task.data}"}))
     with pytest.raises(AlmaError, match=r"--capacity-factor -1.0: expected a number of at least 0"):
         check_options(make({"capacity_factor": -1.0}))
 

@@ -25,15 +25,10 @@ def check(given, words=(), planned=None, replay=False):
     found.check(PlannedRun("text", planned or plans(), replay, options.last))
 
 
-def test_an_optimizer_without_a_successor_and_the_replay_of_a_single_stage_are_rejected():
+def test_an_optimizer_without_a_successor_is_rejected():
     check(CARRY, planned=plans(num=1))  # a single stage may get successors
     with pytest.raises(ValueError, match="--carry-optimizer: the learner starts each stage with new weights"):
         check(CARRY, planned=plans("gens"))
-    with pytest.raises(ValueError, match=r"--replay-share 0.2: the run has only one stage"):
-        check({"replay_share": 0.2}, planned=plans(num=1))
-    check({"new_first": 0.5}, replay=True)
-    with pytest.raises(ValueError, match=r"--new-first 0.5 requires --replay; add --replay"):
-        check({"new_first": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +42,6 @@ def test_an_optimizer_without_a_successor_and_the_replay_of_a_single_stage_are_r
         (CARRY, ["--lr", "0.1", "--force-anneal", "2"], "--force-anneal depends on the epoch.*; omit --force"),
         ({"branch_share": 0.2}, ["--max-epoch", "2"], "--branch-share: needs a fixed number of updates"),
         ({"branch_share": 0.1, **CARRY}, [*DECAY, "400"], "--branch-share 0.1: --lr-scheduler polynomial_decay"),
-        ({"replay_share": 0.2}, ["--max-epoch", "2"], r"--replay-share 0.2: needs a fixed number of updates"),
     ],
 )
 def test_unsuitable_schedules_are_rejected(given, words, message):
