@@ -40,13 +40,8 @@ def shown_in_terminal(code: str) -> str:
 
 def test_a_live_line_fits_the_terminal_gives_way_to_results_and_names_cannot_steer_it():
     lines = shown_in_terminal(SHOW).replace("\r\n", "\n").split("\n")
-    assert [line.split("\x1b[2K")[-1] for line in lines] == [
-        "result 0",
-        "result 1",
-        "result 2",
-        r"\x1b]0;owned\x07",
-        "",
-    ]
+    shown = "|".join(line.split("\x1b[2K")[-1] for line in lines)
+    assert shown == r"result 0|result 1|result 2|\x1b]0;owned\x07|"
     assert lines[0].split("\x1b[2K")[1].rstrip("\r") == "stage 1/3: 0/2 updates of a long traini"
 
 
