@@ -22,18 +22,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 CHECKOUT = Path(__file__).parent.parent
 VISIBLE = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK")}
-FIRST = (
-    "test_pages",
-    "cli/test_update",
-    "cli/test_stream_end",
-    "processes",
-    "kills",
-    "text",
-    "training",
-    "recipes",
-    "cli",
-    "runs",
-)
+FIRST = ("test_pages", "cli", "processes", "kills", "text", "training", "recipes", "runs")
 """The slowest tests, which run first so that they do not end alone."""
 
 
