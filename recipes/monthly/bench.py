@@ -29,9 +29,8 @@ ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {
     "new-1": (["--passes", "1"], "new text only, one pass"),
     "new-2": (["--passes", "2"], "new text only, two passes"),
-    "all-1": ([*ALL, "1"], "samples of all text so far, as much as one pass of the new text"),
-    "all-2": ([*ALL, "2"], "samples of all text so far, as much as two passes of the new text"),
-    "all-3": ([*ALL, "3"], "samples of all text so far, as much as three passes of the new text"),
+    "all-2": ([*ALL, "2"], "new text once, then samples of all text so far, as much as one pass of the new text"),
+    "all-3": ([*ALL, "3"], "new text once, then samples of all text so far, as much as two passes of the new text"),
     "update": ([], "alma-update"),
 }
 ORACLES = [(passes, times) for passes in (1, 2, 4) for times in (1, 2)]
