@@ -97,7 +97,7 @@ class SequenceBatches(EpochBatchIterating):
     @property
     def _parts(self) -> list[np.ndarray]:
         """Return the groups of indices that the current epoch reads one after the other."""
-        return [self.first, self.indices] if self.epoch == 1 and len(self.first) else [self.indices]
+        return [self.first, self.indices] if self.epoch == 1 else [self.indices]
 
     @property
     def first_batch(self) -> Any:
