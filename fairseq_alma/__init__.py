@@ -4,11 +4,10 @@ Functions for notebooks: `open_stream`, `load_model`, `score` and `read_run`; se
 
 Packages (each package imports only packages above it):
 
-- ``metrics``, ``data``, ``checkpoints``, ``growth``: metrics, streams, checkpoint files, network growth (no fairseq)
+- ``data``, ``checkpoints``, ``growth``: streams, checkpoint files, network growth (no fairseq)
 - ``learners``: the schedule of stages and the plan of each stage
 - ``moe``: mixture of experts for text and images
-- ``runs``: Algorithm 1 of the paper (loop over stages), run folder and records
-- ``watch``: progress display of a run, and results of a run in TensorBoard and W&B
+- ``runs``: Algorithm 1 of the paper (loop over stages), run folder and records, progress display
 - ``training``: optional training features, and training in several processes
 - ``text``, ``images``: tasks, data sets, models, criterions, training and evaluation for each kind of data
 - ``exchange``: export to and import from Hugging Face transformers

@@ -27,9 +27,8 @@ from matplotlib.figure import Figure
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.report.experiment import Experiment, experiments
 from fairseq_alma.report.figures import STYLE, Drawing, line_styles, write
-from fairseq_alma.report.read_run import RecordedRun, load_run
+from fairseq_alma.report.read_run import Experiment, RecordedRun, experiments, load_run
 
 EXPERTS_FILE = "test-experts.npz"
 """``expert``: (layers, n), the expert of each of the first n test images; written with --keep-checkpoints."""

@@ -10,9 +10,9 @@ import pytest
 # A layer may import itself and earlier layers; layers in one tuple are on one level.
 LAYERS = (
     ("errors", "files", "terminal", "options"),
-    ("metrics", "data", "checkpoints", "growth"),
+    ("data", "checkpoints", "growth"),
     ("learners",),  # the schedule of Algorithm 1, which the task needs
-    ("moe", "optim", "training", "watch", "runs"),
+    ("moe", "optim", "training", "runs"),
     ("text", "images"),
     ("exchange", "models", "criterions", "tasks"),
     ("report",),

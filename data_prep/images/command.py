@@ -6,7 +6,6 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Optional, Sequence
 
-from data_prep.build_folder import publish_stream, refuse_other_command, stream_at
 from data_prep.images.formats import (
     EMNIST_CLASSES,
     ImageSet,
@@ -19,7 +18,7 @@ from data_prep.images.formats import (
 )
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import write_image_stream
-from fairseq_alma.data.stream import Stream, split_name
+from fairseq_alma.data.stream import Stream, publish_stream, refuse_other_command, split_name, stream_at
 from fairseq_alma.files import work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import print_line

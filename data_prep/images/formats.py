@@ -19,10 +19,9 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
-from data_prep.build_folder import recorded_name
 from data_prep.compression import read_file
 from fairseq_alma.data.image_stream import read_npy
-from fairseq_alma.data.stream import file_sha256
+from fairseq_alma.data.stream import file_sha256, recorded_name
 from fairseq_alma.errors import AlmaError
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

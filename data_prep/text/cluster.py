@@ -15,12 +15,11 @@ from datatrove.executor import SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.build_folder import publish_additions, publish_stream
 from data_prep.text.command import completed_before, existing_stream, record_of
 from data_prep.text.options import PrepOptions, parse_options
-from data_prep.text.steps import Encoded, Work
+from data_prep.text.steps import Encoded, Work, write_stream
 from data_prep.text.workers import default_workers
-from data_prep.text.writing import write_stream
+from fairseq_alma.data.stream import publish_additions, publish_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, work_folder
 

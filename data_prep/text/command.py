@@ -7,13 +7,20 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
-from data_prep.build_folder import publish_additions, publish_stream, recorded_name, refuse_other_command, stream_at
 from data_prep.text.options import AUTO, PrepOptions, parse_options
-from data_prep.text.steps import Encoded, Plan, Work
+from data_prep.text.steps import Encoded, Plan, Work, write_stream
 from data_prep.text.workers import Function, in_order
-from data_prep.text.writing import write_stream
 from fairseq_alma.cli.entry import command
-from fairseq_alma.data.stream import DECONTAMINATE, Stream, file_sha256
+from fairseq_alma.data.stream import (
+    DECONTAMINATE,
+    Stream,
+    file_sha256,
+    publish_additions,
+    publish_stream,
+    recorded_name,
+    refuse_other_command,
+    stream_at,
+)
 from fairseq_alma.data.tokens import StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import work_folder

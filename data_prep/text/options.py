@@ -5,12 +5,10 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from data_prep.text.assignment import Size
-from data_prep.text.documents import PERIODS
-from data_prep.text.source import STANDARD_INPUT
+from data_prep.text.assignment import DEFAULT_NGRAM, Size
+from data_prep.text.documents import PERIODS, STANDARD_INPUT
 from data_prep.text.workers import default_workers
 from fairseq_alma.cli.entry import Parser
-from fairseq_alma.data.ngrams import DEFAULT_NGRAM
 from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 

@@ -18,9 +18,15 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, Weights
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, Checkpoint, read_checkpoint, untrained_checkpoint
-from fairseq_alma.data.stream import Stream, file_sha256
+from fairseq_alma.checkpoints.checkpoint_file import (
+    DICTIONARY_KEY,
+    ENSEMBLE_ARCH,
+    Checkpoint,
+    Weights,
+    read_checkpoint,
+    untrained_checkpoint,
+)
+from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 
 _REMEDY = (
@@ -148,17 +154,6 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
             raise AlmaError(f"{path}: expected {others} as in the previous members, found {sizes}; {_REMEDY}")
         shared |= found
     return shared
-
-
-def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
-    """Raise AlmaError if the vocabulary of a checkpoint differs from the vocabulary of the stream."""
-    found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
-    if found != stream.dictionary_sha256:
-        raise AlmaError(
-            f"{path}: expected the tokenizer of {stream.root} (dict.txt {stream.dictionary_sha256[:12]}…), found "
-            f"another tokenizer (dict.txt {found[:12]}…); give the training stream of the checkpoint, or a stream "
-            "prepared with the same tokenizer (alma-prep-text --tokenizer)"
-        )
 
 
 class TrainedMembers:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, Union
 
-from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, Weights
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH, Weights, read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import members_of
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError

@@ -9,7 +9,7 @@ from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, operand, opt, real
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
-from fairseq_alma.training.average import write_average
+from fairseq_alma.training.features import write_average
 
 DESCRIPTION = "Combine several language models, or several image models, in one checkpoint."
 EPILOG = """\

@@ -11,9 +11,9 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
-from fairseq_alma.learners.learner import LEARNERS, Learner, Stage
-from fairseq_alma.learners.presets import PAPER
+from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of
+from fairseq_alma.runs.display import ArrivalCurves, RunDisplay
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD
@@ -29,10 +29,7 @@ from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete
 from fairseq_alma.text.text_job import TextJob
-from fairseq_alma.training.feature import FEATURES, Features, PlannedRun
-from fairseq_alma.training.user_code import import_from
-from fairseq_alma.watch.arrivals import ArrivalCurves
-from fairseq_alma.watch.run_display import RunDisplay
+from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
 
 Job = Union[TextJob, ImageJob]
 DESCRIPTION = "Train on mega-batches in their order of arrival, and test after each stage (Algorithm 1 of the paper)."

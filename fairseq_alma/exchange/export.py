@@ -15,13 +15,12 @@ from typing import Any, Iterator, Mapping, Optional
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_alma.checkpoints.architecture import refuse_other_shapes
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, refuse_other_shapes
 from fairseq_alma.checkpoints.model_facts import describe_model
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.exportable import refuse_model
+from fairseq_alma.exchange import refuse_model
 from fairseq_alma.exchange.model_card import model_card
 from fairseq_alma.exchange.tokenizer_files import (
     CONFIG,

@@ -14,13 +14,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fairseq_alma.checkpoints.architecture import refuse_other_shapes
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, FLOATS, Checkpoint, untrained_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import (
+    DICTIONARY_KEY,
+    FLOATS,
+    Checkpoint,
+    refuse_other_shapes,
+    untrained_checkpoint,
+)
 from fairseq_alma.checkpoints.model_options import DEFAULT_START, USUAL_FREQUENCY
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.exchange.exportable import ARCHITECTURE
+from fairseq_alma.exchange import ARCHITECTURE
 from fairseq_alma.exchange.tokenizer_files import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from fairseq_alma.files import read_json_object
 from fairseq_alma.growth.gate_tree import has_experts

@@ -27,24 +27,24 @@ from fairseq_alma.images.image_batches import (
     bootstrap,
     seeded,
 )
-from fairseq_alma.images.image_classifier import Examples, GrownLayers
-from fairseq_alma.images.image_models import grow_network
-from fairseq_alma.images.image_settings import ImageSettings
+from fairseq_alma.images.image_models import Examples, GrownLayers, grow_network
 from fairseq_alma.images.model_store import (
     UNFINISHED,
     ModelStore,
+    Predictions,
     TrainedModel,
     build_network,
+    measure,
     read_unfinished,
+    write_experts,
     write_unfinished,
 )
 from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm
-from fairseq_alma.images.predictions import Predictions, measure, write_experts
-from fairseq_alma.images.stage_training import StageTraining
+from fairseq_alma.images.stage_training import ImageSettings, StageTraining
 from fairseq_alma.learners.learner import StagePlan, Training, member_seed
 from fairseq_alma.runs.loop import Run, StageWork
-from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.feature import Features, Part
+from fairseq_alma.training.features import LRBranch
 
 SAVE_EVERY_SECONDS = 20.0
 """Default interval between two saves of an unfinished training, in seconds."""

@@ -23,7 +23,7 @@ from fairseq.tasks import FairseqTask
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.model_options import JointOptions
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_classifier import image_architectures
+from fairseq_alma.images.image_models import image_architectures
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 AlmaUMixConfig: Any = fairseq_config("AlmaUMixConfig", FairseqDataclass, [JointOptions])

@@ -16,8 +16,7 @@ from torch import Generator, Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.tensors import gather_slices
-from fairseq_alma.moe.dispatch import dispatch_tokens
-from fairseq_alma.moe.gate import ParallelGate, Routing, init_as_linear
+from fairseq_alma.moe.gate import ParallelGate, Routing, dispatch_tokens, init_as_linear
 
 GATES = ("soft", "hard")
 

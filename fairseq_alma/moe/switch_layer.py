@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.dispatch import Dispatch, dispatch_tokens
-from fairseq_alma.moe.gate import DescendingGate, Routing
+from fairseq_alma.moe.gate import DescendingGate, Dispatch, Routing, dispatch_tokens
 
 
 class Experts(nn.Module):

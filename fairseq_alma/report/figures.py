@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fairseq_alma.files import open_atomically
-from fairseq_alma.report.experiment import LEARNER_COLOURS, Experiment
-from fairseq_alma.report.table import show_count
+from fairseq_alma.report.read_run import LEARNER_COLOURS, Experiment
+from fairseq_alma.report.tables import show_count
 
 MOST_PANELS = 4
 MOST_MARKERS = 20

@@ -73,7 +73,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
     Raises:
         AlmaError: the stream is missing, damaged or of another kind, or the dictionaries of model and stream differ.
     """
-    from fairseq_alma.checkpoints.ensemble_file import check_dictionary  # imports torch, which takes seconds
+    from fairseq_alma.checkpoints.checkpoint_file import check_dictionary  # imports torch, which takes seconds
 
     found = given
     if found is None:

@@ -13,9 +13,9 @@ from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import synchronise
 from fairseq_alma.learners.learner import ModelId, StagePlan
+from fairseq_alma.runs.display import RunDisplay
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
 from fairseq_alma.terminal import print_line
-from fairseq_alma.watch.run_display import RunDisplay
 
 OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "num_updates": max,

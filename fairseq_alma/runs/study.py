@@ -16,20 +16,21 @@ from fairseq_alma.files import MAX_MEGABATCHES
 from fairseq_alma.learners.learner import (
     LEARNERS,
     MAX_SEED,
+    PRESETS,
     Learner,
+    Preset,
     ScheduleOptions,
     Stage,
     StagePlan,
     build_learner,
     stages,
+    with_preset,
 )
-from fairseq_alma.learners.presets import PRESETS, Preset, with_preset
 from fairseq_alma.options import Options, flag, integer, of_this_call, opt, options_of, real, utf8_path
+from fairseq_alma.runs.display import CURVE_OPTIONS
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.training.best_checkpoint import BestCheckpoint
 from fairseq_alma.training.feature import Features
-from fairseq_alma.training.new_first import NewFirst
-from fairseq_alma.watch.arrivals import CURVE_OPTIONS
+from fairseq_alma.training.features import BestCheckpoint, NewFirst
 
 TEXT = ("text",)
 MEMBERS_ALONE = "trains_members_alone"

@@ -11,7 +11,6 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.metrics import transformer_params
 from fairseq_alma.options import group_words
 from fairseq_alma.text.train_options import BALANCING
 from fairseq_alma.training.feature import ENDLESS
@@ -147,6 +146,28 @@ class Recipe:
 def num_heads(width: int) -> int:
     """Return the default number of attention heads of an ``alma_transformer_lm``, which need not divide the width."""
     return max(1, width // (32 if width < 512 else 64))
+
+
+def transformer_params(
+    model_dim: int, ffn_dim: int, num_layers: int, heads: tuple[int, int, int], vocab_size: int,
+    num_experts: Sequence[int] = (),
+) -> int:  # fmt: skip
+    """Return the number of parameters of an ``alma_transformer_lm`` with untied embeddings.
+
+    Args:
+        model_dim: embedding dimension.
+        ffn_dim: hidden dimension of the feed-forward layers.
+        num_layers: total number of dense layers and Switch layers.
+        heads: (number of query heads, number of key-value heads, dimension of a head).
+        vocab_size: vocabulary size, including the four special symbols of fairseq.
+        num_experts: number of experts of each Switch layer with a flat gate (one linear layer).
+    """
+    query_heads, kv_heads, head_dim = heads
+    attention = model_dim * head_dim * 2 * (query_heads + kv_heads)
+    layers = num_layers * (attention + 2 * model_dim + 2 * head_dim)
+    num_ffns = num_layers - len(num_experts) + sum(num_experts)
+    gates = sum(num_experts) * model_dim
+    return 2 * vocab_size * model_dim + model_dim + layers + num_ffns * 3 * model_dim * ffn_dim + gates
 
 
 def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:

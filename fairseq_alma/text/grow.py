@@ -10,8 +10,13 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import fairseq_alma
-from fairseq_alma.checkpoints.architecture import refuse_other_shapes
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import (
+    Checkpoint,
+    check_dictionary,
+    read_checkpoint,
+    refuse_other_shapes,
+    write_checkpoint,
+)
 from fairseq_alma.checkpoints.checkpoint_growth import (
     GrowthStep,
     add_layers,
@@ -19,7 +24,6 @@ from fairseq_alma.checkpoints.checkpoint_growth import (
     growth_table,
     with_one_expert,
 )
-from fairseq_alma.checkpoints.ensemble_file import check_dictionary
 from fairseq_alma.checkpoints.model_options import (
     SWITCH_SIZES,
     TRANSFORMER_SIZES,
@@ -31,12 +35,12 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_experts
 from fairseq_alma.growth.tensors import grow_mixture, select_experts
-from fairseq_alma.moe.dispatch import ExpertLosses
+from fairseq_alma.moe.gate import ExpertLosses
 from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import track
+from fairseq_alma.text.criterion import token_losses
 from fairseq_alma.text.decoder import build_from_config
-from fairseq_alma.text.linear_cross_entropy import token_losses
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 
 _UNALTERED = "no file was written; give an unaltered checkpoint"

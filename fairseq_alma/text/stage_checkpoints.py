@@ -15,7 +15,7 @@ from typing import Any, Collection, Mapping, Optional, Sequence
 from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import once_per_file, open_atomically, synchronise
-from fairseq_alma.training.carried_optimizer import BATCHES
+from fairseq_alma.training.features import BATCHES
 
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
@@ -29,7 +29,7 @@ class Progress:
         num_epochs: number of complete epochs.
         train_tokens: number of training tokens since the beginning of the stage, summed over epochs.
         first_update: number of optimizer updates before the stage.
-        batches: one record for the first update and for each change of the batch size; see `carried_optimizer.BATCHES`.
+        batches: one record for the first update and for each change of the batch size; see `features.BATCHES`.
     """
 
     num_updates: int

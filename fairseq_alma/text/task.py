@@ -30,8 +30,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
 
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, check_dictionary, read_checkpoint
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer
@@ -39,13 +38,11 @@ from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
 from fairseq_alma.text.train_options import BALANCING
-from fairseq_alma.training.autocast import refuse_inexact_precision
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
+from fairseq_alma.training.features import NewFirst, refuse_inexact_precision
 from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
-from fairseq_alma.training.new_first import NewFirst
-from fairseq_alma.training.saves import TimedSaves
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, TimedSaves, features_of
 
 
 @dataclass

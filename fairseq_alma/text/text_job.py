@@ -8,6 +8,7 @@ import fairseq_alma
 from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
+from fairseq_alma.runs.display import describe_stage
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
@@ -29,19 +30,15 @@ from fairseq_alma.text.text_steps import (
     Train,
 )
 from fairseq_alma.text.train_options import TrainOptions
-from fairseq_alma.training.best_checkpoint import BestCheckpoint
-from fairseq_alma.training.branch import LRBranch
-from fairseq_alma.training.carried_optimizer import CarriedOptimizer
 from fairseq_alma.training.feature import Part
-from fairseq_alma.watch.run_display import describe_stage
+from fairseq_alma.training.features import BestCheckpoint, CarriedOptimizer, LRBranch
 
 GROWN_FILE = "grown.pt"
 
 
 def check_start(path: Path, stream: Path) -> None:
     """Raise AlmaError if the dictionary of the initial checkpoint differs from the dictionary of the stream."""
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-    from fairseq_alma.checkpoints.ensemble_file import check_dictionary
+    from fairseq_alma.checkpoints.checkpoint_file import check_dictionary, read_checkpoint
 
     check_dictionary(read_checkpoint(path), str(path), Stream.open(stream))
 

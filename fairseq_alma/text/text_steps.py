@@ -16,21 +16,18 @@ from msgspec import to_builtins
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
-from fairseq_alma.data.stream import split_name
+from fairseq_alma.data.stream import bits_per_byte, split_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
-from fairseq_alma.metrics import bits_per_byte
+from fairseq_alma.runs.display import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 from fairseq_alma.runs.loop import StageWork, Step
-from fairseq_alma.runs.records import BeforeRecord
-from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE, TRAIN_LOG, stage_predictor
+from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE, TRAIN_LOG, BeforeRecord, stage_predictor
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.command import Command
-from fairseq_alma.text.helper import call
+from fairseq_alma.text.helper import Command, call
 from fairseq_alma.text.stage_checkpoints import Progress
 from fairseq_alma.text.train_options import replace_option
-from fairseq_alma.watch.arrivals import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.model_facts import ModelFacts
@@ -340,7 +337,7 @@ class Average(TrainingStep):
         if not self.is_done():
             model = self.training.model
             paths = (self.job.folder.checkpoint(model), self.job.predicting(model))
-            call("fairseq_alma.training.average:write_average", *paths, files=work.locks)
+            call("fairseq_alma.training.features:write_average", *paths, files=work.locks)
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Training features: callbacks with options, defined in one file for each feature.
+"""Base class of training features: callbacks with options. Import of the features and learners of users.
 
 Before training, ``alma-stream`` passes a `PlannedRun` to the check of each feature. During training, fairseq's task
 (`training.stage_task`) or ``alma-stream`` on images (`images.stage_training`) calls the hooks of the features whose
@@ -17,8 +17,14 @@ imports neither torch nor fairseq, so that a dry run is fast. The design follows
 
 import argparse
 import contextlib
+import hashlib
+import importlib.util
+import os
+import sys
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
+from pathlib import Path
+from types import ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -32,6 +38,7 @@ from typing import (
     TypeVar,
 )
 
+from fairseq_alma.errors import USER_CODE, AlmaError, in_one_line
 from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.options import TRAINING, Options, flag, options_of
 
@@ -272,3 +279,25 @@ class Features:
 
     def begin(self, checkpoint: dict[str, Any]) -> None:
         self.call("begin", checkpoint, self.setting)
+
+
+def import_from(path: Path) -> ModuleType:
+    """Import a Python file or package folder, and return the module.
+
+    A second call with the same file returns the same module. The file name need not be a valid module name. The code
+    may import other modules from the folder of the file.
+    """
+    root = path.resolve()
+    file = root / "__init__.py" if root.is_dir() else root
+    if not file.is_file() or file.suffix != ".py":
+        raise AlmaError(f"{path}: no Python code found; give a file X.py, or a folder that contains __init__.py")
+    name = f"_user_code_{hashlib.sha256(os.fsencode(file)).hexdigest()}"
+    if name not in sys.modules:
+        USER_CODE.append(str(root))
+        sys.path.append(str(root.parent))
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None  # holds for every .py file
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        with in_one_line():
+            spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

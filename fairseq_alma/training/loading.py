@@ -20,8 +20,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
-from fairseq_alma.checkpoints.architecture import refuse_other_shapes
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, refuse_other_shapes
 from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.options import flag, options_of
 

@@ -1,8 +1,15 @@
-"""Base class of the fairseq tasks for text and images: calls of training features, evaluation of complete splits."""
+"""Base class of the fairseq tasks for text and images: calls of training features, evaluation of complete splits.
+
+`set_process_defaults` sets the defaults of fairseq's commands for distributed training, on GPUs or CPUs. fairseq sets
+the world size to the number of visible GPUs, also in evaluation. On CPUs under ``torchrun``, fairseq divides by this
+number, which is zero. fairseq also passes a device to torch's DistributedDataParallel, which accepts no device on CPUs.
+"""
 
 import argparse
+import ctypes
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Optional
@@ -18,11 +25,117 @@ from omegaconf import II, DictConfig
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import StageOptions
+from fairseq_alma.options import TRAINING, opt, real
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
-from fairseq_alma.training.feature import FEATURES, Features, Setting
-from fairseq_alma.training.processes import set_process_defaults
-from fairseq_alma.training.user_code import import_from
+from fairseq_alma.training.feature import FEATURES, Feature, Features, Setting, import_from
+
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+"""Environment variables set by ``torchrun``."""
+CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
+"""Option of fairseq -> (default for GPUs, default for CPUs)."""
+_MALLOPT = {-3: 2**30, -1: 2**31 - 1}
+"""Values of glibc's mallopt parameters M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
+
+
+class _OnCpu(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        hide_gpus()
+        namespace.cpu = True
+        for name, (on_gpu, on_cpu) in CPU_DEFAULTS.items():
+            if getattr(namespace, name, None) == on_gpu:
+                setattr(namespace, name, on_cpu)
+
+
+def hide_gpus() -> None:
+    """Hide all GPUs from this process and its children, because fairseq and torch use visible GPUs.
+
+    The caller must not have initialized CUDA.
+    """
+    if torch.backends.cuda.is_built():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # makes torch read CUDA_VISIBLE_DEVICES again
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory, because clearing newly allocated pages takes time.
+
+    Environment variables that configure glibc's memory allocation take precedence.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        for option, size in _MALLOPT.items():
+            mallopt(option, size)
+
+
+def set_process_defaults(parser: argparse.ArgumentParser) -> None:
+    """Set the defaults of a fairseq command for the device and for distributed training with ``torchrun``."""
+    keep_freed_memory()
+    if "--cpu" in sys.argv:
+        hide_gpus()
+    # The default is one process, because results must not depend on the number of visible GPUs. All ranks load the
+    # checkpoint, because torch does not unpickle the objects that fairseq broadcasts.
+    parser.set_defaults(distributed_world_size=1, load_checkpoint_on_all_dp_ranks=True)
+    group = parser.add_argument_group("device", conflict_handler="resolve")  # replaces fairseq's --cpu
+    group.add_argument("--cpu", action=_OnCpu, nargs=0, default=False, help="use the CPU even if a GPU is available")
+    if not torch.cuda.is_available():
+        parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
+    if any(name not in os.environ for name in TORCHRUN) or int(os.environ["WORLD_SIZE"]) == 1:
+        return
+    if torch.cuda.is_available():
+        local_rank, num_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if "SLURM_LOCALID" in os.environ and num_gpus == 1:  # SLURM makes one GPU visible to each task
+            local_rank = 0
+        if local_rank >= num_gpus:
+            raise AlmaError(f"LOCAL_RANK={local_rank}: the machine has {num_gpus} GPUs; start one process per GPU")
+        parser.set_defaults(device_id=local_rank)
+    parser.set_defaults(
+        distributed_world_size=int(os.environ["WORLD_SIZE"]),
+        distributed_rank=int(os.environ["RANK"]),
+        distributed_init_method="env://",
+        distributed_no_spawn=True,
+    )
+
+
+@dataclass
+class TimedSaves(Feature):
+    """Feature that saves a checkpoint of fairseq-train every M minutes; fairseq supports only updates and epochs.
+
+    fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due,
+    the feature sets this interval to the number of the current update. In distributed training, rank 0 measures the
+    time.
+    """
+
+    save_interval_minutes: Optional[float] = opt(
+        None,
+        "checkpoint interval in minutes, in addition to --save-interval-updates",
+        range=real(0, 1e8, above=True),
+        side=TRAINING,
+        kinds=("text",),
+        metavar="M",
+    )
+
+    def prepare(self, setting: Setting) -> None:
+        self._saved = time.monotonic()
+        self._saving: Any = setting.saving
+        self._interval = self._saving.save_interval_updates
+
+    def after_step(self, model: nn.Module, update: int) -> None:
+        assert self.save_interval_minutes is not None
+        is_due = time.monotonic() - self._saved >= 60 * self.save_interval_minutes
+        if distributed_utils.get_global_world_size() > 1:
+            decision = torch.tensor([is_due], dtype=torch.uint8, device=next(model.parameters()).device)
+            dist.broadcast(decision, 0)
+            is_due = bool(decision.item())
+        self._saving.save_interval_updates = update + 1 if is_due else self._interval
+
+    def state_dict(self) -> dict[str, Any]:
+        """Restart the interval; return no state. fairseq calls this method when saving, after choosing file names."""
+        self._saved = time.monotonic()
+        self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
+        return {}
+
 
 GATHERED_BYTES = 2**20
 """Maximum size of the log outputs of a process, in bytes; larger than fairseq's ``--all-gather-list-size``."""

@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from data_prep.text.documents import FilePart, documents_of
-from data_prep.text.source import find_sources
+from data_prep.text.documents import FilePart, documents_of, find_sources
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 

@@ -202,7 +202,7 @@ def test_an_unsupported_checkpoint_is_rejected(content, tmp_path, change, named)
 
 
 def test_the_allow_list_contains_each_architecture_of_this_package():
-    from fairseq_alma.checkpoints.architecture import ENSEMBLE_ARCH, SINGLE_MODELS
+    from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH, SINGLE_MODELS
 
     ours = {name for name in models.ARCH_MODEL_REGISTRY if name.startswith("alma_")}
     assert ours == {ENSEMBLE_ARCH, "alma_umix", *(name for name in SINGLE_MODELS if name.startswith("alma_"))}

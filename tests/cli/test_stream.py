@@ -122,7 +122,7 @@ def no_commands(monkeypatch):
     def refuse(command, *arguments, **options):
         raise AlmaError(f"{command.program} was called")
 
-    monkeypatch.setattr("fairseq_alma.text.command.Command.run", refuse)
+    monkeypatch.setattr("fairseq_alma.text.helper.Command.run", refuse)
 
 
 def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(stream, tmp_path, no_commands):

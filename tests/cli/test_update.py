@@ -8,8 +8,7 @@ import shutil
 import pytest
 
 from fairseq_alma.cli import update
-from fairseq_alma.cli.update import main
-from fairseq_alma.cli.update_record import BUDGET, RECORD, Month, describe, new_size, next_step
+from fairseq_alma.cli.update import BUDGET, RECORD, Month, describe, main, new_size, next_step
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.text import helper
 from fairseq_alma.text.defaults import num_params

@@ -112,7 +112,7 @@ def test_a_run_that_failed_in_a_stage_resumes_and_ends_with_the_same_stream(text
             run(texts, tmp_path / "stream", *SIZES)
         assert not (tmp_path / "stream").exists()
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr("data_prep.build_folder.write_manifest", lambda *_: sys.exit(9))
+        patch.setattr("fairseq_alma.data.stream.write_manifest", lambda *_: sys.exit(9))
         run(texts, tmp_path / "stream", *SIZES)
     run(texts, tmp_path / "stream", *SIZES)
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.text.documents import FilePart, documents_of
-from data_prep.text.source import find_sources
+from data_prep.text.documents import FilePart, documents_of, find_sources
 from fairseq_alma.errors import AlmaError
 
 DOCUMENTS = [f"document {number} with é and some words {number * 7919 % 1000}" for number in range(3000)]

@@ -6,8 +6,17 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.candidate_vgg import CandidateVGG, KeptCandidates, Steps, keep_candidates
-from fairseq_alma.images.firefly import FEWEST_NEW, grow_firefly, score_candidates, tune_directions, vgg_size
+from fairseq_alma.images.firefly import (
+    FEWEST_NEW,
+    CandidateVGG,
+    KeptCandidates,
+    Steps,
+    grow_firefly,
+    keep_candidates,
+    score_candidates,
+    tune_directions,
+    vgg_size,
+)
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, grow_network
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
 from fairseq_alma.learners.learner import Growth

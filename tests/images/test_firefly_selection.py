@@ -3,8 +3,7 @@ from functools import partial
 
 import pytest
 
-from fairseq_alma.images.candidate_vgg import KeptCandidates
-from fairseq_alma.images.firefly import LayerScores, select_candidates, vgg_size
+from fairseq_alma.images.firefly import KeptCandidates, LayerScores, select_candidates, vgg_size
 
 # Images of 1 channel, layers of 2 and 3 channels, 2 classes: 18 + 54 weights, 10 of batch norm, 8 of the classifier.
 FIRST = LayerScores(split=[-5.0, 0.1], new=[-1.0])

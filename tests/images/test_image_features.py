@@ -12,9 +12,8 @@ from fairseq_alma.images import stage_trainer
 from fairseq_alma.images.image_batches import ImageInput, TrainingImages, seeded
 from fairseq_alma.images.networks import MLP
 from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
-from fairseq_alma.training.average import WeightAverage
-from fairseq_alma.training.branch import LRBranch
 from fairseq_alma.training.feature import Feature, Features
+from fairseq_alma.training.features import LRBranch, WeightAverage
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
 from tests.scripts import end_with, usage_error
 

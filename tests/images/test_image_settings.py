@@ -5,8 +5,8 @@ import torch
 
 import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.images.image_settings import ImageSettings
-from fairseq_alma.images.image_train_options import ImageTrainOptions
+from fairseq_alma.images.image_job import ImageTrainOptions
+from fairseq_alma.images.stage_training import ImageSettings
 from fairseq_alma.learners.learner import SingleModel
 from tests.images.image_streams import make_stream
 

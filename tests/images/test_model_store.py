@@ -6,16 +6,16 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
-from fairseq_alma.images.image_classifier import GrownLayers
+from fairseq_alma.images.image_models import GrownLayers
 from fairseq_alma.images.model_store import (
     TRAINING_KEY,
+    Tally,
     TrainedModel,
     read_model,
     read_unfinished,
     write_model,
     write_unfinished,
 )
-from fairseq_alma.images.predictions import Tally
 
 CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
 GROWN = GrownLayers(trees=(GateTree.from_nested([0, [1, 2]]), GateTree.flat(3)))

@@ -6,8 +6,8 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_batches import ImageInput, TrainingImages, batch_sizes, bootstrap, seeded
+from fairseq_alma.images.model_store import predict
 from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG
-from fairseq_alma.images.predictions import predict
 from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
 from tests.images.image_streams import NUM_CLASSES, make_images
 

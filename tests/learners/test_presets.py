@@ -2,9 +2,8 @@
 
 import pytest
 
-from fairseq_alma.images.image_train_options import ImageTrainOptions
-from fairseq_alma.learners.learner import LEARNERS
-from fairseq_alma.learners.presets import PAPER, RELEASED_CODE
+from fairseq_alma.images.image_job import ImageTrainOptions
+from fairseq_alma.learners.learner import LEARNERS, PAPER, RELEASED_CODE
 from fairseq_alma.options import options_of
 
 IMAGES = LEARNERS["images"]

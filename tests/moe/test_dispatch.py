@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from fairseq_alma.moe.dispatch import ExpertLosses, dispatch_tokens
-from fairseq_alma.moe.gate import Routing
+from fairseq_alma.moe.gate import ExpertLosses, Routing, dispatch_tokens
 
 
 def test_overflow_is_dropped_in_token_order():

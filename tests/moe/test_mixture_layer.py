@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.mixtures import MixtureConv, MixtureLinear
+from fairseq_alma.images.networks import MixtureConv, MixtureLinear
 from fairseq_alma.moe.mixture_layer import sample_experts
 
 TREE = [0, [1, [3, 4]], 2]

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from fairscale.nn.moe.top2gate import top2gating
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.dispatch import dispatch_tokens
-from fairseq_alma.moe.gate import Routing
+from fairseq_alma.moe.gate import Routing, dispatch_tokens
 from fairseq_alma.moe.switch_layer import Experts, SwitchLayer
 
 

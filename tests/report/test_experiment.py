@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from fairseq_alma.report.experiment import Spread, experiments, iid_pairs
-from fairseq_alma.report.read_run import load_run
+from fairseq_alma.report.read_run import Spread, experiments, iid_pairs, load_run
 from tests.report.fakes import image_stream, text_stream, write_run
 
 

@@ -2,9 +2,8 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="extra [report]")
 
-from fairseq_alma.report.experiment import experiments
 from fairseq_alma.report.figures import draw_all, write
-from fairseq_alma.report.read_run import load_run
+from fairseq_alma.report.read_run import experiments, load_run
 from tests.report.fakes import image_stream, text_stream, write_run
 
 

@@ -1,9 +1,7 @@
 import pytest
 
-from fairseq_alma.report.experiment import experiments
-from fairseq_alma.report.read_run import load_run
-from fairseq_alma.report.summary import describe_run, sentences
-from fairseq_alma.report.write_report import Report
+from fairseq_alma.report.read_run import experiments, load_run
+from fairseq_alma.report.write_report import Report, describe_run, sentences
 from tests.report.fakes import image_stream, text_stream, write_run
 
 

@@ -3,10 +3,8 @@ import io
 
 import pytest
 
-from fairseq_alma.report.experiment import experiments
-from fairseq_alma.report.read_run import load_run
-from fairseq_alma.report.table import Cell, Table, show_count
-from fairseq_alma.report.tables import all_tables, shown_arrivals
+from fairseq_alma.report.read_run import experiments, load_run
+from fairseq_alma.report.tables import Cell, Table, all_tables, show_count, shown_arrivals
 from tests.report.fakes import image_stream, text_stream, write_run
 
 

@@ -6,7 +6,7 @@ from typing import Sequence
 from fairseq_alma.cli.stream import learner_options, read_arguments
 from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.runs.study import RunRequest
-from fairseq_alma.text.command import Command
+from fairseq_alma.text.helper import Command
 from fairseq_alma.text.text_job import TextJob
 
 TRAIN = ("--arch", "a", "--cpu", "--batch-size", "4", "--max-update", "1000")

@@ -10,7 +10,7 @@ from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.grow import grow
-from fairseq_alma.training.average import write_average
+from fairseq_alma.training.features import write_average
 from tests.models.ensembles import switch_config
 from tests.text.models import transformer_config
 

@@ -2,14 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.text import linear_cross_entropy as module
-from fairseq_alma.text.linear_cross_entropy import linear_cross_entropy, token_losses
+import fairseq_alma.text.criterion
+from fairseq_alma.text.criterion import linear_cross_entropy, token_losses
 
 
 @pytest.fixture(autouse=True)
 def chunks(monkeypatch):
     """Chunks of three tokens; yields the number of tokens of each product."""
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 3 * 11)  # vocabulary size eleven
+    monkeypatch.setattr(fairseq_alma.text.criterion, "CHUNK_ELEMENTS", 3 * 11)  # vocabulary size eleven
     rows, linear = [], F.linear
     monkeypatch.setattr(F, "linear", lambda x, *more: rows.append(len(x)) or linear(x, *more))
     return rows

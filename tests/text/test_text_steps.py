@@ -8,11 +8,11 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId, stages
+from fairseq_alma.runs.display import RunDisplay
 from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.text import stage_checkpoints, text_job, text_steps
-from fairseq_alma.text.command import Command
+from fairseq_alma.text.helper import Command
 from fairseq_alma.text.stage_checkpoints import Progress
-from fairseq_alma.watch.run_display import RunDisplay
 from tests.checkpoints.small import small_checkpoint
 from tests.runs.fakes import write_manifest
 from tests.runs.runs import plan_learner, stage_record

@@ -9,7 +9,7 @@ from fairseq_alma import errors
 from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.user_code import import_from
+from fairseq_alma.training.feature import import_from
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def as_before(monkeypatch):
     """Remove modules and paths that a test has imported."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(errors, "USER_CODE", [])
-    monkeypatch.setattr("fairseq_alma.training.user_code.USER_CODE", errors.USER_CODE)
+    monkeypatch.setattr("fairseq_alma.training.feature.USER_CODE", errors.USER_CODE)
     before = {*sys.modules}
     yield
     for name in {*sys.modules} - before:

@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from data_prep.text.encoder import DocumentEncoder
-from data_prep.text.tokenizer import train_tokenizer
+from data_prep.text.tokenizer import DocumentEncoder, train_tokenizer
 from fairseq_alma.data.tokens import StreamTokenizer
 
 UINT16 = np.dtype("uint16")

@@ -6,7 +6,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from fairseq_alma.data.ngrams import NgramHasher, document_hashes
+from data_prep.text.assignment import NgramHasher, document_hashes
 
 TEXT = "“Don't—ever,” said Zoë’s uncle in 1999, as the naïve café owner of Ångström street counted 12 coins; he left"
 WAYS = {
@@ -70,7 +70,7 @@ def test_ngrams_follow_the_rule_and_are_equal_if_their_words_are():
 def test_hashes_do_not_depend_on_the_other_documents(monkeypatch):
     documents = [" ".join(random.Random(number).choices("abcdéfgh", k=30)) for number in range(50)] + ["plain text"]
     together = NgramHasher(4)(documents).hashes
-    monkeypatch.setattr("fairseq_alma.data.ngrams._LETTERS_AT_ONCE", 16)
+    monkeypatch.setattr("data_prep.text.assignment._LETTERS_AT_ONCE", 16)
     assert np.array_equal(together, np.concatenate([NgramHasher(4)([document]).hashes for document in documents]))
     single = np.concatenate([document_hashes([document]) for document in documents])
     assert np.array_equal(document_hashes(documents), single)

@@ -7,9 +7,8 @@ from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import OmegaConf
 
 import fairseq_alma
-from fairseq_alma.optim import muon
-from fairseq_alma.optim.fused_adam import FusedAdamConfig
-from fairseq_alma.optim.muon import MuonConfig, orthogonalize
+import fairseq_alma.optim
+from fairseq_alma.optim import FusedAdamConfig, MuonConfig, orthogonalize
 
 fairseq_alma.register()
 CONFIGS = {"adam": FairseqAdamConfig, "fused_adam": FusedAdamConfig, "muon": MuonConfig}
@@ -70,7 +69,7 @@ def test_muon_updates_a_stack_like_its_single_matrices_in_batches_of_any_size(mo
     step(optimizer_of("muon", stack), stack)
     for single, grad in zip(singles, stack[0].grad, strict=True):
         single.grad = grad.clone()
-    monkeypatch.setattr(muon, "MAX_BATCH_SIZE", 50)  # two of the three matrices
+    monkeypatch.setattr(fairseq_alma.optim, "MAX_BATCH_SIZE", 50)  # two of the three matrices
     optimizer_of("muon", singles).step()
     torch.testing.assert_close(stack[0], torch.stack(singles))
 

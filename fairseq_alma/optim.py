@@ -1,0 +1,216 @@
+"""Optimizers ``fused_adam`` and ``muon``, registered in fairseq.
+
+``fused_adam`` is Adam with the fused kernel of torch, and a separate learning rate for input embeddings. Without apex,
+fairseq's Adam reads all weights eleven times per update. In a mixture of experts, these reads take a tenth of the time
+of an update.
+
+fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore each
+optimizer has a single group with all parameters in the order of the model, and a learning rate factor for each
+parameter. Models set the attribute ``param_group`` of input embeddings to ``embedding``; the fp16 optimizer of fairseq
+copies this attribute.
+
+``muon`` is orthogonalized momentum for weight matrices, and Adam for all other parameters. Source: Jordan et al. 2024,
+"Muon: An optimizer for hidden layers in neural networks". Weight matrices are parameters with two dimensions (three for
+stacked experts) and without the attribute ``param_group``. Models set ``param_group`` to ``adam`` for the output
+projection and gates.
+
+Letters: N matrices, O outputs, I inputs.
+"""
+
+import ast
+import logging
+from argparse import ArgumentParser
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterable, Optional, Sequence
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from omegaconf import II
+from torch import Tensor
+
+from fairseq_alma.options import opt, real
+from fairseq_alma.training.fairseq_options import bound_options, declared
+
+FACTOR = real(0, 1e6, above=True)
+
+
+class FactorAdamW(torch.optim.Optimizer):
+    """AdamW with a learning rate factor for each parameter.
+
+    Args:
+        params: parameters in the order of the model.
+        lr: learning rate of the group.
+        factor: function that returns the factor of ``lr`` for a parameter; None excludes the parameter from AdamW.
+        adam: further arguments of `torch.optim.AdamW`.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, factor: Callable[[Tensor], Optional[float]], **adam: Any
+    ) -> None:
+        super().__init__(params, {"lr": lr, "fused": True})  # fused: torch loads step counts to the device
+        by_factor: dict[Optional[float], list[Tensor]] = {}
+        for parameter in self.param_groups[0]["params"]:
+            by_factor.setdefault(factor(parameter), []).append(parameter)
+        self.excluded = by_factor.pop(None, [])
+        self.adams = {each: torch.optim.AdamW(own, lr, fused=True, **adam) for each, own in by_factor.items()}
+
+    def step(self, closure: Any = None) -> Any:
+        for factor, adam in self.adams.items():
+            adam.state, adam.param_groups[0]["lr"] = self.state, self.param_groups[0]["lr"] * (factor or 1.0)
+            adam.step()
+
+
+@declared
+@dataclass
+class FusedAdamConfig(FairseqDataclass):
+    """Options of ``fused_adam``. Options with the same name as in fairseq's ``adam`` have the same meaning."""
+
+    adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of Adam"})
+    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
+    weight_decay: float = field(default=0.0, metadata={"help": "weight decay"})
+    lr: Any = field(default=II("optimization.lr"))
+    embedding_lr_factor: float = opt(
+        10.0, "learning rate of untied input embeddings of alma_transformer_lm, as a multiple of --lr", range=FACTOR
+    )
+
+
+@register_optimizer("fused_adam", dataclass=FusedAdamConfig)
+class FusedAdam(FairseqOptimizer):
+    """Fused AdamW for fairseq, on CPU or GPU.
+
+    Updates differ from updates of fairseq's Adam only in the use of epsilon: torch adds epsilon to the bias-corrected
+    root of the second moment, but fairseq adds epsilon to the uncorrected root. The difference affects the first
+    updates if gradients are as small as epsilon.
+    """
+
+    build: Any = FactorAdamW  # function that builds the torch optimizer
+
+    def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
+        super().__init__(cfg)
+        betas = tuple(ast.literal_eval(cfg.adam_betas) if isinstance(cfg.adam_betas, str) else cfg.adam_betas)
+        adam = {"betas": betas, "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay, **self.optimizer_config}
+        self._optimizer = self.build(params, factor=self.factor, **adam)
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        super().add_args(parser)
+        bound_options(parser)
+
+    def factor(self, parameter: Tensor) -> Optional[float]:
+        """Return the learning rate of a parameter as a multiple of ``--lr``; None excludes the parameter from Adam."""
+        return self.cfg.embedding_lr_factor if getattr(parameter, "param_group", "") == "embedding" else 1.0
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """Return the options that take precedence over the options in a checkpoint when training resumes."""
+        return {"lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Sequence) else self.cfg.lr}
+
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable[..., Tensor]] = None) -> Tensor:
+        """Clip gradients to a maximum total norm, on the device of the gradients; return the norm before clipping."""
+        parameters = [parameter for parameter in self.params if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+        if max_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+
+STEPS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+MAX_BATCH_SIZE = 2**24
+"""Maximum number of matrix elements per call of `orthogonalize`, to limit temporary memory."""
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return U V^T for each matrix U S V^T (SVD), approximated by Newton-Schulz iterations.
+
+    Args:
+        matrices: (N, O, I); the dtype sets the precision of the computation.
+
+    Returns:
+        Matrices (N, O, I) with singular values between 0.7 and 1.2.
+    """
+    is_tall = matrices.size(1) > matrices.size(2)
+    x = matrices.transpose(1, 2) if is_tall else matrices
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(STEPS):
+        gram = torch.bmm(x, x.transpose(1, 2))
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.transpose(1, 2) if is_tall else x
+
+
+class Muon(FactorAdamW):
+    """Optimizer with Muon for parameters whose ``factor`` is None, and AdamW for all other parameters.
+
+    Args:
+        params: parameters in the order of the model.
+        momentum: decay of the Nesterov momentum.
+        weight_decay: decoupled weight decay, multiplied by the learning rate.
+        adam: further arguments of `FactorAdamW`, including ``factor``.
+    """
+
+    def __init__(self, params: Iterable[Tensor], momentum: float, weight_decay: float, **adam: Any) -> None:
+        super().__init__(params, weight_decay=weight_decay, **adam)
+        self.momentum, self.weight_decay = momentum, weight_decay
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        lr = self.param_groups[0]["lr"]
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for matrix in self.excluded:
+            if matrix.grad is not None:
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for shape, matrices in by_shape.items():
+            outputs, inputs = shape[-2:]
+            size = max(1, MAX_BATCH_SIZE // shape.numel())
+            for start in range(0, len(matrices), size):
+                batch = matrices[start : start + size]
+                updates = torch.stack([self._momentum(each, each.grad) for each in batch])
+                updates = orthogonalize(updates.view(-1, outputs, inputs)).reshape(len(batch), *shape)
+                torch._foreach_mul_(batch, 1 - lr * self.weight_decay)
+                torch._foreach_add_(batch, [*updates], alpha=-lr * max(1.0, outputs / inputs) ** 0.5)
+
+    def _momentum(self, matrix: Tensor, grad: Any) -> Tensor:
+        """Update the momentum of a matrix with ``grad``; return the Nesterov momentum."""
+        state = self.state[matrix]
+        if not state:
+            state["momentum"] = torch.zeros_like(matrix)
+        state["momentum"].lerp_(grad, 1 - self.momentum)
+        return grad.lerp(state["momentum"], self.momentum)
+
+
+@declared
+@dataclass
+class MuonConfig(FusedAdamConfig):
+    """Options of ``muon``; ``--lr`` is the learning rate of weight matrices."""
+
+    adam_betas: Any = field(default=(0.9, 0.99), metadata={"help": "betas of Adam"})
+    adam_eps: float = field(default=1e-10, metadata={"help": "epsilon of Adam"})
+    muon_momentum: float = opt(0.95, "decay of Muon's momentum", range=real(0, 1, below=True))
+    adam_lr_factor: float = opt(
+        0.15, "learning rate of Adam (for parameters other than weight matrices), as a multiple of --lr", range=FACTOR
+    )
+    embedding_lr_factor: float = opt(
+        10.0, "learning rate of untied input embeddings, as a multiple of Adam's learning rate", range=FACTOR
+    )
+
+
+@register_optimizer("muon", dataclass=MuonConfig)
+class FairseqMuon(FusedAdam):
+    """Fairseq optimizer ``muon``, a wrapper of `Muon`."""
+
+    def build(self, params: Iterable[Tensor], **options: Any) -> FactorAdamW:
+        optimizer = Muon(params, self.cfg.muon_momentum, **options)
+        logging.getLogger(__name__).info(
+            "muon: orthogonalized momentum for %d of %d parameter tensors; Adam for all other tensors",
+            len(optimizer.excluded),
+            len(optimizer.param_groups[0]["params"]),
+        )
+        return optimizer
+
+    def factor(self, parameter: Tensor) -> Optional[float]:
+        if parameter.dim() in (2, 3) and not hasattr(parameter, "param_group"):
+            return None
+        return self.cfg.adam_lr_factor * (super().factor(parameter) or 1.0)
