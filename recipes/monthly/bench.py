@@ -3,11 +3,11 @@
     python recipes/monthly/bench.py TEXT TEXT... --out DIR [--policies all-2 update ...] [--oracle 2 4 6] [-- --cpu]
 
 Each TEXT is the text of one month. The policy `update` calls alma-update for each month; the other policies are runs of
-alma-stream on one stream of all months. After each month DIR/results.csv gets a row: bits per byte on the held-out part
-of each month so far (months; mean), on the new month before its training (before), and on the first month's test set
-(test). CPU seconds are user and system time of the command. --oracle trains new models on all text up to the given
-months; the model with the lowest loss on valid counts. The table is in DIR/table.md, its figure in DIR/table.png. The
-same command resumes a killed benchmark.
+alma-stream on one stream of all months. Give `retrain` after a policy that determines the size of the models. After
+each month DIR/results.csv gets a row: bits per byte on the held-out part of each month so far (months; mean), on the
+new month before its training (before), and on the first month's test set (test). CPU seconds are user and system time
+of the command. --oracle trains new models on all text up to the given months; the model with the lowest loss on valid
+counts. The table is in DIR/table.md, its figure in DIR/table.png. The same command resumes a killed benchmark.
 
 Hardware: two CPU cores. Time: two core hours for a stream of six months of 200,000 words, with the oracle.
 """
@@ -18,6 +18,7 @@ import json
 import resource
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Iterator, Optional, Sequence
@@ -32,6 +33,7 @@ POLICIES = {
     "all-2": ([*ALL, "2"], "new text once, then samples of all text so far, as much as one pass of the new text"),
     "all-3": ([*ALL, "3"], "new text once, then samples of all text so far, as much as two passes of the new text"),
     "update": ([], "alma-update"),
+    "retrain": ([], "a new model every month on all text so far, in all as many tokens as three passes of each month"),
 }
 ORACLES = [(passes, times) for passes in (1, 2, 4) for times in (1, 2)]
 """(passes through all text so far, multiple of the policy's number of parameters) of each oracle model."""
@@ -66,6 +68,11 @@ class Results:
         key = [policy, str(seed), str(arrival)]
         return any([row[name] for name in COLUMNS[:3]] == key for row in self.rows)
 
+    def size(self, arrival: int) -> int:
+        """Return the maximum number of parameters of the policies after an arrival, without `train_anew`."""
+        rows = [row for row in self.rows if row["policy"] in POLICIES and row["policy"] != "retrain"]
+        return max(int(row["params"]) for row in rows if row["arrival"] == str(arrival))
+
     def add(self, stage: Path, arrival: int, before: Optional[float], **row: Any) -> None:
         """Append a row with the results in a stage folder."""
         record = json.loads((stage / "stage.json").read_text(encoding="utf-8"))
@@ -92,8 +99,13 @@ def run_policy(
 ) -> None:
     """Run a policy over all arrivals, with one command for each arrival."""
     run = results.path.parent / f"{policy}-seed-{seed}"
+    so_far = [*accumulate(text.stat().st_size for text in texts)]
     for arrival, text in enumerate(texts):
         if results.has(policy, seed, arrival):
+            continue
+        if policy == "retrain":
+            passes = 3 * so_far[-1] / sum(so_far)
+            train_anew(policy, arrival, seed, round(passes, 3), results.size(arrival), stream, results, words)
             continue
         if policy == "update":
             seconds = run_command("alma-update", run, text, *(["--", *words] if words and not arrival else []))
@@ -108,15 +120,15 @@ def run_policy(
         results.add(stage, arrival, before, policy=policy, seed=seed, cpu_seconds=round(seconds, 1))
 
 
-def run_oracle(arrival: int, seed: int, size: int, stream: Path, results: Results, words: Sequence[str]) -> None:
-    """Train new models on all text up to an arrival (from 0) with multiples of a policy's number of parameters."""
-    for passes, times in ORACLES:
-        name = f"oracle-{passes}-passes-{times}x"
-        if not results.has(name, seed, arrival):
-            run = results.path.parent / f"{name}-{arrival + 1}-seed-{seed}"
-            own = ["--stream", stream, "--run", run, "--seed", seed, "--first-wait", arrival + 1, "--stage", 0]
-            seconds = run_command("alma-stream", *own, "--passes", passes, "--size", times * size, "--", *words)
-            results.add(run / "stage-000", arrival, None, policy=name, seed=seed, cpu_seconds=round(seconds, 1))
+def train_anew(
+    name: str, arrival: int, seed: int, passes: float, size: int, stream: Path, results: Results, words: Sequence[str]
+) -> None:
+    """Train a new model on all text up to an arrival (from 0)."""
+    if not results.has(name, seed, arrival):
+        run = results.path.parent / f"{name}-{arrival + 1}-seed-{seed}"
+        own = ["--stream", stream, "--run", run, "--seed", seed, "--first-wait", arrival + 1, "--stage", 0]
+        seconds = run_command("alma-stream", *own, "--passes", passes, "--size", size, "--", *words)
+        results.add(run / "stage-000", arrival, None, policy=name, seed=seed, cpu_seconds=round(seconds, 1))
 
 
 def table(rows: Sequence[dict[str, Any]], num_arrivals: int) -> Iterator[str]:
@@ -179,10 +191,9 @@ def main() -> None:
         for policy in options.policies:
             run_policy(policy, seed, options.texts, stream, results, words)
     for month in options.oracle:
-        sizes = [
-            int(row["params"]) for row in results.rows if row["policy"] in POLICIES and row["arrival"] == str(month - 1)
-        ]
-        run_oracle(month - 1, options.seeds[0], max(sizes), stream, results, words)
+        for passes, times in ORACLES:
+            name, size = f"oracle-{passes}-passes-{times}x", times * results.size(month - 1)
+            train_anew(name, month - 1, options.seeds[0], passes, size, stream, results, words)
     lines = "\n".join(table(results.rows, len(options.texts)))
     (options.out / "table.md").write_text(f"{lines}\n", encoding="utf-8")
     draw(results.rows, options.out / "table.png")
