@@ -1,6 +1,6 @@
 """Read plain and compressed files through one interface, and report damaged files in one line.
 
-The first bytes of a file determine the format, so compressed standard input and files with a wrong suffix work too.
+The first bytes of a file determine the format. So standard input and files without a suffix can be compressed too.
 Like the command-line tools, `DecompressedFile` reads files of several members and skips padding, empty frames and
 skippable frames. xopen and fsspec have two disadvantages: they stop at a damaged second member of bzip2 or xz data
 without an error, and they do not limit the memory of decompression.
@@ -24,7 +24,7 @@ _MAGIC = {
     **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # pzstd writes skippable frames
 }
 _READ_SIZE = 1 << 17
-_ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses all input at once, to at most 30,000 times its size.
+_ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses each input at once, to at most 30,000 times the size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
 _XZ_MEMORY = 1 << 29  # bytes. Decompressing the output of xz -9 needs 65 MiB.
 _LARGEST_CONTENT = 1 << 30  # bytes. Every file of a published data set is smaller.

@@ -4,8 +4,8 @@
     python -m data_prep.corpus wikipedia-2015 --text articles.txt
     python -m data_prep.corpus kjv --out STREAM --megabatches 4 --vocab-size 2000
 
-All options of ``alma-prep-text`` (text) or ``alma-prep-images`` (images) are accepted, in addition to the options that
-``NAME --help`` lists. The folder ``--source`` (default: ``corpora/NAME``) contains the downloaded files.
+In addition to the options that ``NAME --help`` lists, a text corpus accepts all options of ``alma-prep-text``, and an
+image corpus accepts all options of ``alma-prep-images``. Downloads go to ``--source`` (default: ``corpora/NAME``).
 """
 
 import argparse
@@ -47,10 +47,10 @@ class Corpus:
     """A published corpus, described by an entry of `CORPORA`.
 
     Attributes:
-        about: content, size, licence and source.
+        about: content, size, licence and source of the corpus, in one line.
         url: URL of the archive, or URL of each file with ``{name}`` for the file name; empty for a Python package.
         sha256: sha256 of the archive, of the decompressed content of each file, or of all files concatenated.
-        names: names of the files; empty for an archive.
+        names: names of the published files; empty for an archive.
     """
 
     about: str
@@ -147,9 +147,9 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
-    """Return the paths of the files of a corpus in a folder, and download missing files.
+    """Return the paths of the files of a corpus in the folder ``source``, and download missing files.
 
-    Check the sha256 of all files or, before unpacking, of the archive. Do not check files that were unpacked earlier.
+    Check the sha256 of each file, or of an archive before unpacking. Do not check files that an earlier call unpacked.
 
     Raises:
         AlmaError: a file cannot be downloaded, or differs from the published file.
@@ -175,7 +175,7 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each article in the output of wikiextractor: without tags, one line for the title and one per paragraph."""
+    """Yield each article in wikiextractor output, without tags: the title line, then one line for each paragraph."""
     article: list[str] = []
     for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
         if _EXTRACTOR_TAG.match(line):

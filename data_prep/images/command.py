@@ -138,7 +138,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     """Write a stream of images and return (stream, data set). Return None if the same command has already completed."""
     stream_at(options.out, "images")  # raises an error before any input file is read
     with work_folder(options.out, "alma-prep-images") as root:
-        existing = stream_at(options.out, "images")  # another process may have written a stream before the lock
+        existing = stream_at(options.out, "images")  # Another process may have held the lock and written a stream.
         files = InputFiles()
         dataset, source = options.dataset, options.source or Path()
         if dataset == "arrays":

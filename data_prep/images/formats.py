@@ -133,7 +133,7 @@ def join_parts(
     test_fraction: float = 0.0,
     seed: int = 0,
 ) -> ImageSet:
-    """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample it from the images.
+    """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample one from the images.
 
     Args:
         dataset: name in the manifest.
@@ -141,7 +141,7 @@ def join_parts(
         num_classes: number of classes.
         augment: whether training uses random crops and flips.
         remarks: lines for the printed summary.
-        test_fraction: share of the images to sample if there is no test set.
+        test_fraction: share of the images to sample if ``parts`` has no test set.
         seed: random seed for sampling the test set.
     """
     if len(parts) > 1:

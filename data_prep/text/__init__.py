@@ -1,6 +1,6 @@
 """Implementation of ``alma-prep-text``: convert raw text to a stream of token files.
 
-Modules, in reading order: ``command`` and ``options`` (main function and options), ``documents`` (input files and their
-documents), ``steps`` with ``assignment`` and ``tokenizer`` (the algorithm), ``workers`` (processes on one machine),
-``cluster`` (several machines).
+Modules, in reading order: ``command`` (main program), ``options``, ``documents`` (reader of input files), ``steps``
+(steps of the conversion), ``assignment`` (hashes, splits), ``tokenizer`` (training, encoding), ``workers`` (processes
+on one machine), ``cluster`` (several machines).
 """

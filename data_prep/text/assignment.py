@@ -1,13 +1,13 @@
 """Hash documents and n-grams of words, and assign documents at random to mega-batches and held-out splits.
 
-The seed and the hash of a document determine the sort key of the document. `assign` sorts the documents by key and cuts
-the list into sets. The size of a set in UTF-8 bytes differs from the requested size by less than one document. With
-``--one-per-input``, the INPUT of a document determines the mega-batch; with ``--by``, the group of the document.
+Equal document hashes identify duplicates. Shared n-gram hashes identify training documents that repeat held-out text
+(method: Brown et al. 2020, appendix C, n = 13). Hashes depend only on letters and digits (any script, Unicode NFKC,
+case folded). So differences in case, punctuation, white space, invisible characters or accent encoding do not hide a
+repetition. A document with fewer than n words is one n-gram.
 
-Hashes find duplicate documents, and training text that repeats held-out text. They depend only on the letters and
-digits of a text (any script, Unicode NFKC, case folded), so that differences in case, punctuation, white space,
-invisible characters or accent encoding do not hide a repetition. A text with fewer than n words is one n-gram. Method:
-Brown et al. 2020, appendix C (n = 13).
+The seed and the hash of a document (with ``--keep-duplicates``, also its position) determine its sort key. `assign`
+cuts the documents, sorted by key, into sets. The size of a set in UTF-8 bytes differs from the requested size by less
+than one document. With ``--one-per-input``, the INPUT of a document determines its mega-batch, with ``--by`` the group.
 """
 
 import functools
@@ -46,7 +46,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (code points of letters and digits, with 0 for separators and document ends; end of each document)."""
+    """Return (code points of letters and digits, or 0 between words and documents; end position of each document)."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -60,7 +60,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return a hash (uint64) of each document: of the letters and digits if there are any, else of all characters."""
+    """Return a uint64 hash for each document: of its letters and digits, or of all characters if it has none."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
@@ -202,10 +202,10 @@ class Shares:
     by_argument: bool = False  # whether each INPUT or each group of ``--by`` is a mega-batch
     held_out: bool = True  # whether the stream gets a validation set and a test set
     like_paper: bool = False  # whether the default sizes are the sizes of the paper
-    valid: Optional[Size] = None
-    test: Optional[Size] = None
-    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch, or None
-    sample: int = 0  # number of bytes of mega-batch 0 for training the tokenizer
+    valid: Optional[Size] = None  # size of the validation set; None for the default size
+    test: Optional[Size] = None  # size of the test set; None for the default size
+    holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None for no held-out part
+    sample: int = 0  # maximum number of bytes of mega-batch 0 for training the tokenizer
 
     @property
     def num_sets(self) -> int:
@@ -265,7 +265,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     else:
         order, begin = np.arange(first, len(sizes)), int(ends[first - 1]) if first else 0
         targets = begin + (total - begin) / num_megabatches * np.arange(1, num_megabatches)
-        # Include the document that crosses the target if the end of the document is nearer than the start.
+        # Include the document that crosses the target if its end is nearer to the target than its start.
         last = np.searchsorted(ends, targets)
         bounds = last + (targets - (ends[last] - sizes[last]) >= ends[last] - targets) - first
     del ends  # Assigning may need at most 64 bytes of memory for each document.
@@ -279,7 +279,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch {number}, "
-                    "and fewer than all documents; give a smaller size, or more text"
+                    "so that documents remain for training; give a smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]

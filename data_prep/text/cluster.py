@@ -1,8 +1,8 @@
 """Run the steps of ``alma-prep-text`` as datatrove pipeline steps, on one machine, SLURM or Ray.
 
-Each rank of a stage processes some pieces of the input (see ``documents``) and writes files atomically. datatrove skips
-completed ranks. The stream is byte-identical to a stream of ``alma-prep-text``. The module requires the extra
-``[cluster]``.
+Each rank of a stage processes some pieces of the input (see ``documents``) and writes files atomically. On a repeated
+run, datatrove skips completed ranks. ``alma-prep-text`` makes a byte-identical stream from the same input and options.
+The module requires the extra ``[cluster]``.
 """
 
 import os
@@ -135,7 +135,7 @@ def run_stages(
         executor: ``LocalPipelineExecutor``, ``SlurmPipelineExecutor`` or ``RayPipelineExecutor``.
         tasks: number of ranks of a stage. The stages in `SINGLE` use one rank.
         logging_dir: folder in which datatrove stores logs and the list of completed ranks of each stage.
-        depends: pipeline that must be complete before the first stage starts.
+        depends: pipeline that must complete before the first stage starts; None: start immediately.
         options: additional arguments of the executor.
 
     Raises:

@@ -2,7 +2,7 @@
 
 A piece is a byte range of an uncompressed file, a range of row groups of a Parquet file, or one or more complete files.
 A block contains only complete documents: about one MiB of a piece, or at most `_ROWS_AT_ONCE` rows of a Parquet file.
-The sizes of pieces and blocks do not change the documents.
+The documents do not depend on the sizes of pieces and blocks.
 """
 
 import datetime
@@ -51,10 +51,10 @@ class Source:
     label: str  # name of the file in messages
     argument: int  # index of the INPUT argument that names the file or its folder
     form: str  # format: ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``
-    field: str  # field or column of the text
+    field: str  # field or column with the text
     is_copy: bool = False  # whether the file is a copy of standard input or of a pipe
     by: Optional[str] = None  # field or column with the group of a document (``--by``)
-    period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None if groups are complete values
+    period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None if each value is a group
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class Block:
     bytes_read: int = 0  # number of bytes of the file that were read for the block
 
     def where(self, number: int) -> str:
-        """Return the label of the file and the number of a line or row, for messages.
+        """Return the label of the file and the number (from 1) of a line or row in the file, for messages.
 
         Args:
             number: index of the line or row in the block.
@@ -146,7 +146,7 @@ def _text_of(block: Block) -> str:
 
 
 def _records(block: Block) -> Iterator[tuple[int, object, object]]:
-    """Yield (index of the line or row in the block, text, group) of each record."""
+    """Yield (index of the line or row in the block, text, group) for each record."""
     if not isinstance(block.content, bytes):
         yield from ((number, row[0], row[-1]) for number, row in enumerate(block.content))
         return
@@ -206,7 +206,7 @@ class FilePart:
     end: Optional[int] = None  # first byte or row group after the range; None for the end of the file
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of this part of the file. Raises AlmaError if the file is damaged or a document too long."""
+        """Yield the blocks of this part. Raises AlmaError if the file is damaged or a document is too long."""
         source, start = self.source, self.start
         if source.form == "parquet":
             yield from _table_blocks(self)
@@ -222,7 +222,7 @@ class FilePart:
                 chunk = file.read(min(left, BLOCK_SIZE))
                 searched = max(0, len(pending) - BLOCK_SIZE)  # A blank line may have begun in an earlier chunk.
                 pending += chunk
-                # A block ends at the last boundary between two documents in each MiB.
+                # A block ends at the last boundary between two documents in the bytes read so far.
                 line_end = len(pending)
                 while chunk and (line_end := pending.rfind(b"\n", searched, line_end)) >= 0:
                     if boundary.match(pending, line_end):
@@ -242,7 +242,7 @@ class FilePart:
 
 
 Piece = tuple[FilePart, ...]
-"""Input of one task: a range of a large file, or one or more complete files."""
+"""Input of one task: one range of a large file, or one or more complete files."""
 
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
@@ -346,7 +346,7 @@ def find_sources(
         period: period of the dates in field ``by``, see `Source`.
 
     Raises:
-        AlmaError: an input does not exist or cannot be read, or a folder has no files, special files or several splits.
+        AlmaError: an input is missing or unreadable, or a folder is empty or contains special files or several splits.
     """
     stream = None if out is None else out.resolve()
     found: list[Optional[list[Path]]] = []  # None for a pipe. Pipes are read after all other checks.
@@ -391,7 +391,7 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
             if os.path.islink(os.path.join(root, name)):
                 print_line(f"note: {Path(root, name)}: this link to a folder is ignored", sys.stderr)
         visible = sorted(name for name in names if not name.startswith("."))
-        # A README is text of the input if there is no other file.
+        # If a folder contains only files such as README, they are the input.
         kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible
         splits = list(dict.fromkeys(match[0] for name in kept if (match := _SPLIT_NAME.match(name))))
         if len(splits) > 1:

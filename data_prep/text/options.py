@@ -31,14 +31,14 @@ A size is a number of UTF-8 bytes (N) or a percentage (3%). Repeating a complete
 
 
 def read_size(word: str) -> Size:
-    """Parse a size: a number of bytes, or a share (0.03 for ``3%``). Raises ValueError that states the valid range."""
+    """Parse a size: a number of bytes, or a share (0.03 for ``3%``). Raises ValueError with the valid range."""
     if word.endswith("%"):
         return float(real(0, 50, above=True).read(word[:-1])) / 100
     return int(integer(1, MAX_COUNT).read(word))
 
 
 def read_vocab_size(word: str) -> int:
-    """Parse a vocabulary size; return `AUTO` for ``auto``. Raises ValueError that states the valid range."""
+    """Parse a vocabulary size; return `AUTO` for ``auto``. Raises ValueError with the valid range."""
     return AUTO if word == "auto" else int(integer(256, 2**24).read(word))
 
 
@@ -66,13 +66,13 @@ class PrepOptions(Options):
         None, "paper: a test set as large as a mega-batch and a validation set of 1/10 of this size", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
-        None, "validation set size (default: half of --test-bytes or of its default, the smaller)", parse=read_size
+        None, "size of the validation set (default: half of --test-bytes, at most half of its default)", parse=read_size
     )
     test_bytes: Optional[Size] = opt(
         None, "size of the test set (default: 2%, at least 12 kB, at most 1.2 MB and at most 20%)", parse=read_size
     )
     holdout_bytes: Optional[Size] = opt(
-        None, "size of the held-out part of each mega-batch, also of appended ones (default: none)", parse=read_size
+        None, "size of the held-out part of each mega-batch, also if appended later (default: none)", parse=read_size
     )
     format: str = opt(
         "auto",
@@ -167,8 +167,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     fixed = [*trains, *(given[name] for name in sizes if name in given)]
     if args.tokenizer is not None and trains:
         parser.error(
-            f"{trains[0]}: this option applies to a new tokenizer, but --tokenizer gives a trained one; remove one of "
-            "the options"
+            f"{trains[0]}: this option applies to a new tokenizer, but --tokenizer gives an existing tokenizer; "
+            "remove one of the options"
         )
     if args.append and fixed:
         parser.error(f"{fixed[0]}: --append uses the setting recorded in the stream; remove the option")

@@ -103,7 +103,7 @@ class Encoded:
 
 
 class Work:
-    """The steps of a command, with their work folder. Each step reads files that earlier steps wrote."""
+    """Steps of the conversion, as methods. Each step reads files that earlier steps wrote to the work folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -397,16 +397,16 @@ def _refuse_many_groups(number: int) -> None:
 
 MAX_LISTED = 1000
 """Maximum number of dropped documents that the manifest lists."""
-_MOST_PENDING = 1 << 26  # maximum number of buffered bytes; the writers buffer, because they keep no file open
+_MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer before they write to the files
 
 
 def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:
-    """Write all files except the manifest into a folder, for a new stream or for an addition to a stream.
+    """Write all files of a new stream, or all files to add to a stream, into a folder; do not write the manifest.
 
     Args:
-        work: completed steps of the command, with their work folder.
+        work: steps of the command; all steps before ``encode`` are complete.
         root: folder for the files.
-        blocks: encoded documents.
+        blocks: encoded documents of each block, in input order.
         record: record of the command, see `record_of`.
 
     Returns:

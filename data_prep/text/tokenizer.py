@@ -55,7 +55,7 @@ _CHUNK = re.compile(
     r"|'[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)"
     # punctuation up to a letter, a digit or a space, unless it begins a contraction
     r"| ?(?!'[A-Za-z])[!-/:-@\[-`{-~]+(?=[A-Za-z0-9 \n]|\Z)"
-    # anything else: white space, and other characters up to the next white space
+    # otherwise, all characters up to the next white space, including white space at the start
     r"|\s*\S+|\s+\Z"
 )
 # Characters that are white space for Python, but not for the rule.
@@ -86,7 +86,7 @@ class DocumentEncoder:
         self._cache.update(zip(missing, map(self._ids, self._tokenizer.encode_batch(missing)), strict=True))
         for number, chunks in zip(others, chunked, strict=True):
             encoded[number] = b"".join(map(self._cache.__getitem__, chunks)) + self._eos
-        # Frequent chunks occur early, so a full cache replaces no chunk.
+        # Frequent chunks occur early, so a full cache keeps the old chunks and stores no new chunk.
         keep = self._cache_size - (len(self._cache) - len(missing))
         for chunk in [chunk for chunk in missing if len(chunk) > _MAX_CACHED_LENGTH] if keep > 0 else missing:
             del self._cache[chunk]

@@ -1,7 +1,7 @@
 """Read and write a stream of images: arrays of images and labels, and the image indices of each split.
 
 A memory-mapped array contains all images in the order of the published files. Each split is an array of image indices.
-An image has the same index in all streams of a data set. This module requires only NumPy.
+An image has the same index in all streams of a data set. This module does not import torch.
 """
 
 import math
@@ -40,7 +40,7 @@ def read_npy(path: Path) -> np.ndarray:
         ValueError: the file is not a ``.npy`` file, is truncated, or contains Python objects instead of numbers.
     """
     with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:  # NumPy would advise unpickling the file.
+        if file.read(len(_MAGIC)) != _MAGIC:  # The message of np.load would suggest unpickling the file.
             raise ValueError("expected a .npy signature")
     try:
         with warnings.catch_warnings():
@@ -57,7 +57,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ImageStream:
-    """The images of a stream."""
+    """An open stream of images: arrays, image indices of each split, and properties of the data set."""
 
     stream: Stream
     images: np.ndarray = field(repr=False)  # ``(num_images, C, H, W)``, uint8, memory-mapped
@@ -67,7 +67,7 @@ class ImageStream:
     shape: tuple[int, int, int]  # ``(C, H, W)`` of one image
     num_classes: int
     mean: tuple[float, ...]  # mean of each channel over the published training images, from 0 to 1
-    std: tuple[float, ...]  # standard deviation of each channel, in the unit of ``mean``
+    std: tuple[float, ...]  # standard deviation of each channel, with pixels from 0 to 1
     augment: bool  # whether training crops and flips images at random
 
     @classmethod
@@ -95,7 +95,7 @@ class ImageStream:
 
     @property
     def has_photographs(self) -> bool:
-        """Return whether the images count as photographs, such as CIFAR: three channels, at least 16 x 16 pixels."""
+        """Return whether the images have three channels and at least 16 x 16 pixels, like the photographs of CIFAR."""
         return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
 
     def indices(self, part: str, megabatches: Optional[Sequence[int]] = None) -> np.ndarray:

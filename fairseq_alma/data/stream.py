@@ -105,7 +105,7 @@ class TokenizerEntry:
 
     # ``tokenizers`` (a ``tokenizer.json``) or ``sentencepiece`` (a ``.model``)
     kind: Annotated[str, Meta(pattern="^(tokenizers|sentencepiece)$")]
-    vocab_size: Positive  # number of tokens, without the four symbols of fairseq; lines of ``dict.txt``
+    vocab_size: Positive  # number of tokens, without the four symbols of fairseq; also number of lines of ``dict.txt``
     sha256: Sha256  # sha256 of a JSON list of the path and sha256 of each file
     files: tuple[StreamFile, ...]  # entries of the files in ``tokenizer/``
 
@@ -244,7 +244,7 @@ class Stream:
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Return the largest n-gram size (words) of the decontamination; None if some text was not decontaminated."""
+        """Return the largest n-gram size (in words) of all decontaminations, or None if some text had none."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
@@ -307,7 +307,7 @@ def publish_stream(built: Path, stream: Stream) -> None:
 def publish_additions(built: Path, stream: Stream) -> None:
     """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
 
-    Overwrite files that a killed command moved into the stream. The manifest does not list these files.
+    Overwrite files that are not in the manifest: a killed command has moved them into the stream.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.

@@ -1,8 +1,8 @@
-"""Read and write token files; convert text to tokens and to the symbols of ``dict.txt``.
+"""Tokenize text, and read and write token files. This module imports neither fairseq nor torch.
 
-A tokenizer is a ``tokenizer.json`` of the package ``tokenizers`` or a ``.model`` of SentencePiece. Token files have the
-format of fairseq's ``MMapIndexedDataset``: ``NAME.bin`` has the ids, and ``NAME.idx`` has the size and start of each
-sequence. `TokenFileWriter` writes small parts, so that the preparation of text needs little memory and no torch.
+The tokenizer of a stream is a ``tokenizer.json`` of the package ``tokenizers`` or a ``.model`` of SentencePiece. Token
+files have the format of fairseq's ``MMapIndexedDataset``: ``NAME.bin`` contains the ids, and ``NAME.idx`` contains the
+length and start of each sequence. `TokenFileWriter` writes a file in parts, to limit the memory for preparing text.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def _load_sentencepiece(path: Path) -> Backend:
     """Load a SentencePiece ``.model``.
 
     SentencePiece represents a space by U+2581, so it decodes a literal U+2581 as a space. Therefore, the encoding
-    function converts a literal U+2581 to byte pieces if the model has them and adds no space before a text.
+    function converts a literal U+2581 to byte pieces, if the model has byte pieces and adds no space before a text.
     """
     from sentencepiece import SentencePieceProcessor
 
@@ -85,7 +85,7 @@ class StreamTokenizer:
     """Converter between text and the symbols of ``dict.txt``.
 
     Args:
-        path: a ``tokenizer.json``, a SentencePiece ``.model``, or a folder with one of them.
+        path: a ``tokenizer.json``, a SentencePiece ``.model``, or a folder with one of these files.
 
     Attributes:
         file: tokenizer file.
@@ -182,7 +182,7 @@ def find_tokenizer_file(path: Path) -> Path:
 
 
 def _num_rows(folder: Path) -> int:
-    """Return the vocabulary size in a folder's ``config.json`` (of transformers), or 0 if there is no valid file."""
+    """Return the vocabulary size in a folder's ``config.json`` (of transformers), or 0 without a valid size."""
     try:
         size = json.loads((folder / "config.json").read_text(encoding="utf-8-sig")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -219,7 +219,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenFileWriter:
-    """Writer of a token file in parts. No file is open between two calls.
+    """Writer of a token file in parts. Between two calls, the files are closed.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.

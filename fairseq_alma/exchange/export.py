@@ -67,9 +67,8 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         refuse_other_shapes(weights, build_from_config(config, num_rows), str(path), _REMEDY)
         if num_rows != tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:
             raise AlmaError(
-                f"{path}: expected a stream with {num_rows:,} tokens, as in the model, found "
-                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} tokens in {stream.root}; give the training stream as "
-                "--stream"
+                f"{path}: expected a stream with vocabulary size {num_rows:,}, as in the model, found vocabulary size "
+                f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} in {stream.root}; give the training stream as --stream"
             )
         context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
         has_bos = bool((checkpoint["cfg"].get("task") or {}).get("add_bos_token"))
@@ -140,7 +139,7 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer in layers if not mixtures[layer]],
         "output_router_logits": False,
-        # transformers averages the balance loss over Switch layers, and this package sums the loss over them.
+        # transformers averages the balance loss over the Switch layers; this package sums it over these layers.
         "router_aux_loss_coef": options.balance_loss_weight * sum(mixtures),
     }
     return {
@@ -161,7 +160,7 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_sliding_window": False,
-        # Applying the norm to the rows of the input embeddings makes them differ from the output embeddings.
+        # The norm changes only the input embeddings, so the output embeddings need a separate matrix.
         "tie_word_embeddings": options.share_decoder_input_output_embed and options.no_embedding_norm,
         **(experts if any(mixtures) else {}),
         **vocabulary.special_ids,
@@ -177,7 +176,7 @@ def folder_weights(
         weights: weights of the checkpoint.
         options: model options of the checkpoint.
         is_tied: whether the folder has the same matrix for input and output embeddings.
-        rows: row in the checkpoint for each token of the folder; None: the order of tokens is the same in both.
+        rows: embedding row in the checkpoint for each token of the folder; None if token u has row u.
     """
     for name, tensor in weights.items():
         own = name.removeprefix("decoder.")

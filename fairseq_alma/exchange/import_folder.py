@@ -43,7 +43,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
 
     Args:
         folder: folder with a model of type ``qwen3`` or ``qwen3_moe`` and its tokenizer.
-        stream: stream for further training, prepared with the tokenizer of the folder; None: no further training.
+        stream: stream for further training, prepared with the tokenizer of the folder; None without further training.
 
     Raises:
         AlmaError: ``alma_transformer_lm`` does not support the model, a file is missing or damaged, or the tokenizers
@@ -160,8 +160,8 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     """Return the tokens of the folder that correspond to the special symbols of fairseq.
 
     Returns:
-        Two lists with a token id for each symbol. First list: the token that the symbol replaces; None without such a
-        token, or if another symbol replaces it. Second list: the token whose row initializes the row of the symbol.
+        Two lists with a token id for each symbol. First list: the token that the symbol replaces; None if the folder
+        has no such token or another symbol replaces it. Second list: the token whose row is copied for the symbol.
 
     Raises:
         AlmaError: the folder has no valid EOS token.

@@ -74,7 +74,8 @@ def _amount(splits: Sequence[Split]) -> str:
 
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     """Return table rows from run.json and stage.json, or one row that explains why there are no results."""
-    parents = list(path.absolute().parents)[:3]  # the checkpoint of a branch is in a separate folder
+    # The folder of a stage has a subfolder for a branch (model copy, trained with a decaying learning rate).
+    parents = list(path.absolute().parents)[:3]
     root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
     run = None if root is None else RunFolder(root.parent).read_run()
     if root is None or run is None:
@@ -90,7 +91,7 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
         "options": f"`{' '.join(f'{name} {value}'.strip() for name, value in run['train_options'].items())}`",
         "mega-batches seen": f"{max(stage['megabatches']) + 1} of {stream.num_megabatches} (stage {number})",
     }
-    with contextlib.suppress(AlmaError):  # raised if the tested checkpoint does not exist anymore
+    with contextlib.suppress(AlmaError):  # The tested checkpoint may not exist anymore.
         if path.samefile(stage_predictor(folder, stage)):
             rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
             bits = stage["test"].get("bits_per_byte")

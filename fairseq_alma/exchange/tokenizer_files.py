@@ -24,7 +24,7 @@ class Vocabulary(NamedTuple):
     Attributes:
         files: content of the tokenizer files and of generation_config.json, by file name.
         special_ids: values of ``bos_token_id``, ``eos_token_id`` and ``pad_token_id``.
-        rows: row in the checkpoint for each token of the folder; None: the order of tokens is the same in both.
+        rows: embedding row in the checkpoint for each token of the folder; None if token u has row u.
         context: maximum sequence length of an imported model, in tokens; 0 for other models.
     """
 
@@ -83,7 +83,7 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
     Raises:
         AlmaError: the type of the tokenizer cannot be exported.
     """
-    for space in ("", " "):  # The plain text <s> does not contain the name <s >.
+    for space in ("", " "):  # If the name <s> changes how text with "<s>" is encoded, use <s >.
         content, names = _with_symbols(tokenizer, space)
         if not misread_text(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break
