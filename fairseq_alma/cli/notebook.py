@@ -59,8 +59,8 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
 
     Args:
         path: run folder, folder of ``alma-update``, or checkpoint file.
-        arrival: index (from 0) of an arrival, for the model after this arrival; None for the newest model.
-        stream: stream with the tokenizer of the model; None for the training stream.
+        arrival: index (from 0) of the arrival whose model is loaded; None for the newest model.
+        stream: stream with the tokenizer of the model; None for the training stream of the model.
     """
     from fairseq_alma.runs.lookup import find_model
     from fairseq_alma.text.loaded_model import load_model
@@ -82,7 +82,7 @@ def score(model: "LoadedModel", texts: Union[str, Sequence[str]]) -> "DataFrame"
         texts: one document or several documents.
 
     Returns:
-        DataFrame with a row for each document.
+        DataFrame with a row for each document and the columns of `text.loaded_model.Score`.
     """
     from pandas import DataFrame
 

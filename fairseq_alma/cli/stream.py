@@ -108,7 +108,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: Any, option: Option) -> None:
-    """Add an option to a group; replace ``{learners}`` in the help by the image learners that have `option.trait`."""
+    """Add an option to a group. Replace ``{learners}`` in its help by the image learners that have `option.trait`."""
     names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
     replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
 
@@ -218,7 +218,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def complete_options(
     request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
 ) -> Recipe:
-    """Return the options of a run on text, including the defaults. Write training features to ``arguments``."""
+    """Return the options of a run on text, with defaults. Store the values of training features in ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name}: requires images; give --preset paper, or remove --preset")
     learner = request.build_learner("text", request.seeds[0])

@@ -1,4 +1,4 @@
-"""``alma-update``: train a language model on monthly text. MODEL/ has the stream, run, report and exported model.
+"""``alma-update``: train a language model on monthly text. MODEL/ holds the stream, run, report and exported model.
 
 The command calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alma-export``. Each step of a month updates
 ``update.json`` (`UpdateRecord`), so that the next call resumes a killed call.
@@ -44,9 +44,9 @@ LEAST_RESTART = 1.5
 TOKENS_PER_PARAMETER = 8
 """Maximum number of tokens (of all text so far) per parameter; above this number, a model is too small."""
 AHEAD = 6
-"""Expected growth factor of the text, for choosing the size of a new model (see how-to/monthly.md)."""
+"""Expected growth of the text, as a factor. A new model is sized for the grown text (see how-to/monthly.md)."""
 LEAST_TOKENS = 2_600_000
-"""Minimum number of tokens for choosing the size of a new model, so that the width of the model is at least 128.
+"""A new model is sized for at least this number of tokens, so that the width of the model is at least 128.
 
 Bits per byte after six months of novels (mean over the months), by number of parameters:
 
@@ -54,7 +54,7 @@ Bits per byte after six months of novels (mean over the months), by number of pa
 - 522k (batch 4): 2.004
 - 320k (batch 8; size chosen from the text of the first month alone): 2.065"""
 WORSE = 1.01
-"""Maximum ratio of (bits per byte on old text after a month) to (before the month) without a warning."""
+"""Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
 
 
 class Month(Struct, omit_defaults=True):
@@ -143,7 +143,7 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
             change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
             yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
             if what == "old text" and after > WORSE * before:
-                yield f"warning: the loss on old text is {change} than before; for R passes, give --redo --budget R"
+                yield f"warning: the loss on old text is {change}; to train again with R passes, give --redo --budget R"
         elif after is not None:
             yield f"{what}: {after:.3f} bits per byte"
     action, passes = month.step
@@ -237,7 +237,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
-    """Add a month and train on its text. If an existing month has the same text, only complete the newest month."""
+    """Complete the newest month, then add a month and train on its text, unless an existing month has the same text."""
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
         record.text, record.words = text, words
@@ -349,7 +349,7 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
         shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)
         copy.rename(run.root)
     argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay"]
-    # A third of the usual budget: with fewer passes, too, two thirds of the month remain for samples of all text.
+    # The first third of the passes, at most one pass, reads only new text; the other passes sample from all text.
     argv += ["--new-first", f"{min(1, month.step[1] / BUDGET):.6g}"]
     argv += ["--first-wait", str(month.first + 1), "--passes", f"{month.step[1]:.6g}"]
     argv += ["--size", str(month.size)] if month.size is not None else []

@@ -17,7 +17,7 @@ from fairseq_alma.learners.learner import (
 from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
-"""Default number of members: on text from Table 2 of the paper, on images from Appendix B.1 (v5)."""
+"""Default number of members of an ensemble, from Table 2 (text) and from Appendix B.1 of v5 (images) of the paper."""
 MEMBERS_HELP = "number of members (default: 2 for text, 5 for images); for gens: new members in each stage (default: 1)"
 MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 

@@ -1,4 +1,4 @@
-"""Learners of one model that grows between stages (paper, section 4.2 and Appendix A).
+"""Learners that train one model, which grows between stages (paper, section 4.2 and Appendix A).
 
 For text, ``gmoe`` adds experts by a schedule, and ``grow`` adds layers, experts, or both. For images, ``gmoe`` splits
 the expert with the largest loss in each layer, and ``firefly`` adds neurons to a VGG network by gradient score (Wu et
@@ -20,7 +20,7 @@ METHOD_HELP = "how experts are added (default: copy for gmoe on text, else split
 
 
 def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
-    """Return the size in each stage from a schedule such as ``4,6,8,12``.
+    """Parse a schedule such as ``4,6,8,12``; return the size in each stage.
 
     Error messages contain ``name``, the kind of size.
 

@@ -1,4 +1,4 @@
-"""Base classes of learners: options, supported kinds of data, and a plan for each stage. Presets for the image study.
+"""Base classes of learners, plans of stages, the registry of learners, and presets of learner and training options.
 
 A plan is a record that the training loop executes. The command makes all plans before training starts, so that
 ``--dry-run`` can print them, a job queue can run single stages, and the loop can remove files that no later stage
@@ -7,8 +7,8 @@ needs.
 A learner is a frozen dataclass registered with `register_learner`. Fields that `opt` declares become options of
 ``alma-stream``. Source: the paper, Algorithm 1 and sections 4.1 and 4.2.
 
-A preset has the settings of the paper's text (``paper``; v1, section 5; v5, sections 4 and 5 and Appendix B.1) or of
-the released code (``released-code``; github.com/facebookresearch/alma). Options on the command line take precedence
+A preset has the option values of the paper's text (``paper``; v1, section 5; v5, sections 4 and 5 and Appendix B.1) or
+of the released code (``released-code``; github.com/facebookresearch/alma). Options on the command line take precedence
 over the preset, and run.json records the name of the preset.
 """
 
@@ -100,7 +100,7 @@ MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Maximum number of members that one stage trains."""
 MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Step between the seeds of consecutive members, and number of steps that fit below 2**32, NumPy's limit for seeds."""
+"""Difference between the seeds of consecutive members; number of such steps below 2**32, NumPy's limit for seeds."""
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -129,7 +129,7 @@ class Growth:
     """Growth step of a model between two stages.
 
     Attributes:
-        num_new: experts to add to each layer that has experts.
+        num_new: number of experts to add to each layer that has experts.
         method: ``copy``, ``split`` or ``scratch`` for experts; ``firefly`` for neurons.
         select: criterion that selects the experts to copy or split: ``loss``, ``usage`` or ``random``.
         seed: random seed of new weights and random choices.
@@ -235,8 +235,8 @@ class Learner(Options):
         image_architectures: for images: default architecture for drawings (such as MNIST), and default for photographs.
         train_defaults: for images: option after ``--`` -> default value for this learner.
         has_iid_control: whether ``--iid`` is supported; growing models do not support it.
-        trains_members_alone: whether a process may train a single member (``--member``, ``--jobs``).
-        stacks_seeds: for images: whether one network may train the runs of several seeds.
+        trains_members_alone: whether separate processes can train the members (``--member``, ``--jobs``).
+        stacks_seeds: for images: whether one network can contain the models of several seeds, to train them together.
         seed: random seed of the run, 0 to `MAX_SEED`.
         wait: waiting time, in mega-batches.
         init: initial weights of a stage: weights of the previous stage (``previous``) or random (``scratch``).

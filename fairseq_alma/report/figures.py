@@ -24,7 +24,7 @@ from fairseq_alma.report.tables import show_count
 MOST_PANELS = 4
 MOST_MARKERS = 20
 UNTRAINED_RATIO = 2.0
-"""The curve omits the untrained model if its metric exceeds the metrics of trained models by this factor."""
+"""The y-axis excludes the untrained model if its metric exceeds this multiple of the largest metric after training."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -74,7 +74,7 @@ def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
 
 
 def line_styles(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """Return the line style of each experiment: the learner's colour, with distinct markers and dashes per colour."""
+    """Return the line style of each experiment. Experiments of one learner have one colour, but different markers."""
     colours = [LEARNER_COLOURS.get(each.first.record["learner"], "#666666") for each in groups]
     ranks = [colours[:index].count(colour) for index, colour in enumerate(colours)]
     return [
@@ -119,7 +119,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 
 def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None:
-    """Draw the test metric as a step function of the arrival. Draw one marker for an i.i.d. control."""
+    """Draw the test metric of an experiment as a step function of arrivals, or as one marker for an i.i.d. control."""
     course = each.course[each.course.curve.notna()]
     updates = course[course.done]
     if each.first.options.get("iid"):

@@ -1,7 +1,7 @@
-"""Read the records of a run into a DataFrame with one row for each arrival, and group runs that differ only in seeds.
+"""Read the records of a run into a DataFrame with one row per arrival; group runs that differ only in seeds.
 
-An update is the training of a stage. At an arrival without an update, the model of the last update is current;
-before the first update, the untrained model. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).
+An update is the training of a stage. The current model at an arrival is the model of the last update so far, or the
+untrained model before the first update. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).
 """
 
 import itertools
@@ -110,7 +110,7 @@ class RecordedRun:
 
     @property
     def experts(self) -> str:
-        """Describe the numbers of experts per layer and of models after each update, as in Table 2 of the paper.
+        """Return, as text, the numbers of experts per layer and of models after each update (notation of Table 2).
 
         Examples: ``4``; ``4, 6, 8`` for a growing model; ``4@2`` for two models with 4 experts; ``5 models``.
         """

@@ -253,7 +253,7 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
             row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
             row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
             rows.append(row)
-    notes = "k: number of mega-batches. Data and number of updates are the same. gap: sequential / i.i.d. - 1."
+    notes = "k: mega-batches. Both trainings use the same data and number of updates. gap: sequential / i.i.d. - 1."
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 

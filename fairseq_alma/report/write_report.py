@@ -157,7 +157,7 @@ class Report:
 
 
 def command_of(run: RecordedRun) -> str:
-    """Return the alma-stream command that run.json records."""
+    """Return the alma-stream command with the options in run.json."""
     words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.record["learner"]]
     words += ["--run", str(run.path), "--seed", str(run.record["seed"])]
     for name, value in run.options.items():
@@ -172,7 +172,7 @@ def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[Rec
 
     Args:
         runs: runs to report.
-        mix: whether runs on other streams of the same kind of data are comparable.
+        mix: whether a run on a different stream than the first run is comparable, if the kind of data is the same.
     """
     first = runs[0]
     kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]

@@ -1,1 +1,1 @@
-"""Run Algorithm 1 of the paper for every learner, on text and on images: loop over stages, run folder, records."""
+"""Implementation of Algorithm 1 of the paper: options of ``alma-stream``, loop over stages, run folder with records."""

@@ -50,7 +50,7 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str,
 
 
 def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, float]:
-    """Return the numbers in a record by name, such as ``test/loss`` and ``stage/num_params``."""
+    """Return name -> number for all numbers in a record. Examples of names: ``test/loss``, ``stage/num_params``."""
     figures: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -68,7 +68,7 @@ def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[s
 
 
 class ArrivalCurves:
-    """Writer of the results of a run at each arrival. Each launch deletes and rewrites the TensorBoard results.
+    """Writer of the results at each arrival to TensorBoard and W&B. Each launch rewrites the TensorBoard results.
 
     Raises:
         AlmaError: a package that an option requires is not installed.

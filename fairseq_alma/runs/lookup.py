@@ -58,8 +58,8 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
 def _stream_folders(recorded: str, near: Path) -> list[Path]:
     """Return the existing streams that a recorded path may refer to, most likely first.
 
-    A relative path refers to the working directory of an earlier command, often a folder above the run or checkpoint
-    ``near``. The user may have moved the run and the stream together.
+    A relative path is relative to the working directory of the command that recorded the path, often a parent of
+    ``near`` (run or checkpoint). The user may have moved the run and the stream together.
     """
     places = [Path(recorded)]
     for parent in near.absolute().parents:
@@ -79,7 +79,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
     if found is None:
         recorded = (checkpoint["cfg"].get("task") or {}).get("data")
         if not isinstance(recorded, str):
-            raise AlmaError(f"{path}: no path of the training stream in the checkpoint; give --stream STREAM")
+            raise AlmaError(f"{path}: the checkpoint names no training stream; give --stream STREAM")
         found = next(iter(_stream_folders(recorded, path)), Path(recorded))
         roots = [parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()]
         if roots and (record := RunFolder(roots[0]).read_run()) is not None:

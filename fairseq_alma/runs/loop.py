@@ -1,7 +1,7 @@
-"""Run Algorithm 1 of the paper for every learner, on text and on images; a stage is a list of steps.
+"""Run Algorithm 1 of the paper for every learner, on text and on images.
 
-The plan of a stage (package ``learners``) lists the models to train and to evaluate. The back end provides the steps:
-commands in forked processes for text, a training loop in this process for images.
+The plan of a stage (package ``learners``) lists the models to train and to evaluate. A `Backend` returns the steps of
+the stage: commands in forked processes for text, a training loop in this process for images.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_images": operator.add,
     "train_flops": operator.add,
 }
-"""Functions that combine the costs of two trainings of a stage, by key of ``stage.json``."""
+"""Key of ``stage.json`` -> function that combines the values of two trainings of a stage."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StageWork:
 
     Attributes:
         locks: file descriptors of locks. The stage stays locked until all processes with the descriptors exit.
-        in_step: `StageWork` of all runs (seeds) in which this stage is incomplete; one network may train all seeds.
+        in_step: `StageWork` of each run (seed) in which this stage is incomplete; one network may train them all.
     """
 
     folder: RunFolder
@@ -59,14 +59,14 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work and return ``stage.json`` entries. For keys of two steps, see `OF_ALL_TRAININGS`."""
+        """Do the remaining work; return entries of stage.json. `OF_ALL_TRAININGS` combines entries of several steps."""
 
 
 class Backend(Protocol):
     """Interface for training and evaluation on one kind of data."""
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
-        """Return the steps of a stage in order. All seeds have the same number of steps."""
+        """Return the steps of a stage in order. The number of steps is the same for every seed."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
         """Remove the weights of ``gone`` models and the temporary files of ``stages``; keep ``needed`` models."""
@@ -82,14 +82,14 @@ class Run:
     evaluate: Callable[[StageWork], Mapping[str, Any]] = lambda work: {}
 
     def is_trained(self, model: ModelId, backend: Backend) -> bool:
-        """Return whether the training of a model is complete and its checkpoint is not damaged."""
+        """Return whether the training of a model is complete and the checkpoint of the model is not damaged."""
         steps = backend.steps(self.folder, self.plans[model.stage])
         with contextlib.suppress(AlmaError):
             return all(step.is_done(model) for step in steps if model in step.trains)
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return a stage's record, or None if incomplete. Raises AlmaError if its mega-batches differ from the plan."""
+        """Return the record of a complete stage, else None. Raises AlmaError if mega-batches differ from the plan."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
@@ -100,7 +100,7 @@ class Run:
 
 
 class NeededModels:
-    """Models whose weights a later stage, the report or the user needs; ``kept`` has the arrivals of ``--keep``."""
+    """Models whose weights a later stage, the report or the user needs; ``kept``: arrivals given with ``--keep``."""
 
     def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
         self.tidied = -1
@@ -273,7 +273,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
-    """Raise AlmaError for the first incomplete stage or model that a stage needs."""
+    """Raise AlmaError if a stage needs the weights of a stage or model that is incomplete, missing or damaged."""
     plan = run.plans[stage]
     starts = {training.start.stage for training in plan.trainings if training.start is not None}
     predict = {model.stage for model in plan.predictors} - {stage}

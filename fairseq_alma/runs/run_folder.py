@@ -121,7 +121,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Record of training features: evaluated weights, first update (text), branch updates (see `run_folder.BRANCH`)."""
+    """Record of training features: evaluated weights, updates before the stage (text), updates of the `BRANCH`."""
 
     predicts_with: Name
     first_update: Count = 0
@@ -178,7 +178,7 @@ class ImageStage(StageRecord[ImageResult], frozen=True, kw_only=True):
 
 
 class ClockRecord(Struct, frozen=True):
-    """``clock.json``, the wall time of a stage: seconds of earlier launches, Unix time of the current start or null."""
+    """``clock.json``: seconds of a stage's earlier launches; Unix time when the current launch started, or null."""
 
     spent: Amount
     started: Optional[Amount]
@@ -230,7 +230,7 @@ class StageClock:
         self._write(self.seconds(), None)
 
     def _write(self, spent: float, started: Optional[float]) -> None:
-        # No fsync, which takes about a tenth of a second: a stage of images may not take longer.
+        # No fsync: it takes about 0.1 s, and the training of a stage on images may be as short.
         write_json_atomically(self.path, {"spent": spent, "started": started}, durable=False)
 
 
@@ -417,7 +417,7 @@ def _numbers(root: Path, prefix: str) -> list[int]:
 
 @contextlib.contextmanager
 def _swept(*folders: Path) -> Iterator[None]:
-    """Remove the temporary files in folders before the block, and again if the block raises."""
+    """Remove temporary files in ``folders`` before the ``with`` block, and again if the block raises an exception."""
     sweep(*folders)
     try:
         yield

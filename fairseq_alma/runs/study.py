@@ -170,7 +170,7 @@ FREE_OPTIONS = (
 ROUNDING_OPTIONS = ("jobs",)
 """Keys of run.json that a resumed run may not change, because they affect rounding. Reports ignore these keys."""
 OPTION_OF = {"best_every": "--save-every"}
-"""Flag of each key of run.json that does not have the name of its option."""
+"""Key of run.json -> flag of the option, for keys that differ from the name of the option."""
 
 
 def describe_run(
@@ -378,7 +378,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return planned
 
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages of a run, each with only the mega-batches to which ``--passes`` applies."""
+        """Return the stages with the mega-batches that ``--passes`` counts: with ``--new-first``, only the new ones."""
         planned = self.stages(num_megabatches)
         if self.features[NewFirst].new_first is None:
             return planned
