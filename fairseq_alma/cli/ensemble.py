@@ -55,7 +55,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if len(weights) != len(members):
         parser.error(f"{shown}: expected {len(members)} weights, found {len(weights)}; give one weight for each member")
     if sum(weights) == 0:
-        parser.error(f"{shown}: expected a weight above 0, found none; give a positive weight")
+        parser.error(f"{shown}: expected at least one positive weight, found only 0; change --weights")
     for member in members:
         refuse_no_file(member, "CKPT", "give runs, or checkpoints of fairseq-train")
     refuse_existing(out, options.force)

@@ -62,5 +62,5 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     checkpoint = import_folder(args.folder, stream)
     write_checkpoint(checkpoint, args.out)
     layers, rows = checkpoint["cfg"]["model"]["decoder_layers"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
-    print_line(f"{args.out}: {layers} layers, vocabulary of {rows:,} tokens (4 are symbols of fairseq)", sys.stdout)
+    print_line(f"{args.out}: {layers} layers, vocabulary of {rows:,} tokens (4 are fairseq symbols)", sys.stdout)
     return 0

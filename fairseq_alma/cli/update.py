@@ -394,5 +394,5 @@ def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     if texts and found < LEAST_OF_USUAL * usual:
         raise AlmaError(
             f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in the first month, found {found:.2f} "
-            "(another language or encoding); give other text, or --another-language to accept the text"
+            "(maybe another language or encoding); give other text, or --another-language to accept the text"
         )

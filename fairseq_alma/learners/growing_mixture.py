@@ -141,7 +141,7 @@ class ScheduledGrowth(GrowingModel):
 @register_learner("gmoe", "text")
 @dataclass(frozen=True)
 class ScheduledMixture(ScheduledGrowth):
-    """One language model to which growth steps add experts. By default, new experts are copies, as in the paper."""
+    """One language model to which growth steps add experts. By default, they copy experts, as in the paper."""
 
     label: ClassVar[Optional[str]] = "gMoE"
 

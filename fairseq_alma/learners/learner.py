@@ -158,8 +158,8 @@ class Training:
         seed: random seed of initial weights, data order and dropout.
         start: model that provides the initial weights; None: random weights.
         growth: growth step applied to the initial weights; None: no growth.
-        num_experts: number of experts in each Switch layer of a new model; None: taken from the options after ``--``.
-        num_layers: number of layers of a language model; None: taken from the options after ``--``.
+        num_experts: number of experts in each Switch layer of a new model; None: see the options after ``--``.
+        num_layers: number of layers of a language model; None: see the options after ``--``.
         num_joint: number of members of a joint model; 1: a single model.
         joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
         bootstrap: whether to train on a bootstrap sample of the stage's examples.
@@ -420,7 +420,7 @@ def canonical(value: Any) -> Any:
 
 
 def with_preset(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return (options of the user and a preset, names of preset options that the user set to other values).
+    """Return (merged options of user and preset, names of preset options to which the user gave other values).
 
     Options of the user take precedence. The result omits values of the preset that equal the package's defaults.
     """

@@ -35,7 +35,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
 }  # fmt: skip
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
-"""Metadata key to omit for each file format: version of matplotlib (PNG), current time (PDF)."""
+"""File format -> metadata key to omit, because the value is a version of matplotlib (PNG) or the time (PDF)."""
 LEAST_HEIGHT = 3.1  # inches
 
 

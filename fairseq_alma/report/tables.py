@@ -82,7 +82,7 @@ class Table:
         return [title for title in self.rows[0] if title not in self.hidden]
 
     def body(self) -> list[list[tuple[str, bool]]]:
-        """Return (text, whether bold) for each cell in a visible column, row by row.
+        """Return (text, whether the text is bold) for each cell in a visible column, row by row.
 
         In a column in `best`, the smallest number is bold if at least two finite numbers are ranked.
         """
@@ -306,7 +306,7 @@ def run_table(groups: Sequence[Experiment]) -> Table:
             rows.append(row | {f"t{arrival}": number(value, 2) for arrival, value in run.done.curve.items()})
     rows = filled(rows)
     hidden = {title for title in rows[0] if title[1:].isdecimal()}
-    return Table("runs", "Runs", "Run folder, complete stages and results of each run.", rows, hidden=hidden)
+    return Table("runs", "Runs", "Run folder, number of complete stages, and results of each run.", rows, hidden=hidden)
 
 
 def _distinguishing(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:

@@ -81,7 +81,7 @@ TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluatio
 TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
 SAMPLE = "sample.txt"
-"""Optional file in a run folder with text that the newest model generated."""
+"""Name of an optional file in a run folder: text that the newest model generated."""
 
 
 class Report:

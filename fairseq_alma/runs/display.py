@@ -2,7 +2,7 @@
 
 On a terminal, `rich.progress` shows the current training with its remaining time; otherwise the display prints a line
 every 15 seconds. Each complete stage gets one line. Displayed stages, arrivals and mega-batches are numbered from 1;
-files and options number them from 0. Options of fairseq for the results of each arrival:
+files and options number them from 0. Options of fairseq that also write the results of each arrival:
 
 - ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, and the logs of fairseq-train are in
   ``DIR/RUN/stage-NNN/member-M``.

@@ -28,10 +28,10 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class StageWork:
-    """A stage of a run that this process has locked and runs.
+    """A stage of a run that this process has locked and is running.
 
     Attributes:
-        locks: file descriptors of locks. The stage stays locked until all processes with the descriptors exit.
+        locks: file descriptors of locks. The stage is locked until all processes that hold the descriptors exit.
         in_step: `StageWork` of each run (seed) in which this stage is incomplete; one network may train them all.
     """
 
@@ -134,7 +134,7 @@ class NeededModels:
             self.user_knows = True
             kept = ", ".join(str(number) for number in sorted({model.stage for model in stay}))
             print_line(
-                f"{run.folder.root}: keeping only weights that the report or a later stage needs (of stage {kept}); "
+                f"{run.folder.root}: keeping only the weights of stage {kept}, for the report or a later stage; "
                 "to keep more, give --keep ARRIVAL or --keep-checkpoints",
                 sys.stderr,
             )

@@ -63,7 +63,7 @@ RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wai
 
 
 class RecipeRecord(Struct, frozen=True):
-    """Defaults that `text.defaults` chose for a run on text, with the preferences of the user and a description."""
+    """Defaults that `text.defaults` chose for a run on text, preferences of the user, and lines of a description."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]
@@ -287,7 +287,7 @@ class RunFolder:
         )
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        """Write run.json. Raises AlmaError if another alma-stream runs a stage of the run."""
+        """Write run.json. Raises AlmaError if another alma-stream process is running a stage of the run."""
         with contextlib.ExitStack() as locks:
             for folder in map(self.stage_folder, self.stages()):
                 locks.enter_context(locked(folder / ".lock", f"{folder}"))

@@ -71,7 +71,7 @@ def test_joining_changes_no_member_and_force_replaces_the_destination(members, t
     [
         (["1"], "expected 2 weights, found 1"),
         (["1", "-1"], "--weights -1: expected a number of at least 0"),
-        (["0", "0"], "expected a weight above 0, found none"),
+        (["0", "0"], "expected at least one positive weight, found only 0"),
         (["1", "x"], "--weights x: expected a number"),
     ],
 )
