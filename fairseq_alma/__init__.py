@@ -15,8 +15,8 @@ Packages (each package imports only packages above it):
 - ``report``: tables, figures and an HTML page from the records of runs, without torch and fairseq
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
-Importing this package does not import fairseq, which takes seconds and prints warnings. If fairseq is already imported
-(for example with ``--user-dir``), the package registers names with fairseq immediately, else after that import.
+Importing this package does not import fairseq, which takes seconds and prints warnings. The package registers names
+with fairseq immediately if fairseq is already imported (for example with ``--user-dir``), else once it is imported.
 """
 
 from __future__ import annotations

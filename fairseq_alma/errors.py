@@ -47,7 +47,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Convert an error to AlmaError if `describe_fault` describes the error."""
+    """Convert an exception to AlmaError if `describe_fault` returns a message for the exception."""
     try:
         yield
     except Exception as error:
@@ -58,7 +58,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an error and the chain of its causes. An error of torch may have KeyboardInterrupt as a cause."""
+    """Yield an exception and its chain of causes. KeyboardInterrupt may be the cause of an exception of torch."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -126,7 +126,7 @@ def refuse_irregular(path: Path, flag: str = "") -> None:
 
     Args:
         path: path of the output.
-        flag: option and a space, for the message; empty if the path is not an option.
+        flag: option followed by a space, for the message; empty if no option sets the path.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         found = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "a special file"

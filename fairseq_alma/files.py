@@ -104,7 +104,7 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
 
 
 def sweep(*folders: Path) -> None:
-    """Remove temporary files of killed writers and of fairseq; the caller must hold the locks of the folders."""
+    """Remove temporary files of killed writers and of fairseq from folders; the caller must hold the folder locks."""
     for folder in folders:
         for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoint*.pt.tmp")):
             path.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ KINDS = ("text", "images")
 PLAN, TRAINING = "plan", "training"
 """Commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Value that means 'not given', for an option with choices in fairseq's parser and configurations."""
+"""Value in fairseq's configurations that means 'not given', for an option with choices."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option of a command line: (flag, values)."""
@@ -31,12 +31,12 @@ SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-val
 LARGEST_COUNT = 2**31 - 1
 LONGEST_TEXT = 2**26
 """Maximum length of a text value in a record, in characters."""
-_WIDEST = 26  # maximum length of a flag with its choices that fits left of the help texts
+_WIDEST = 26  # maximum length of a flag with its choices in the left column of --help
 
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers that excludes NaN. As a ``type`` of argparse, an instance converts a word to a number.
+    """A range of numbers that excludes NaN. As ``type`` of an argparse argument, a range converts a string to a number.
 
     Attributes:
         least: lower limit.
@@ -53,7 +53,7 @@ class Range:
     below: bool = False
 
     def read(self, text: str) -> Number:
-        """Convert a text to a number. Raises ValueError if the text is not a number in the range."""
+        """Convert a string to a number. Raises ValueError if the string is not a number in the range."""
         try:
             value = int(text) if self.is_integer else float(text)
         except ValueError as error:
@@ -105,13 +105,13 @@ class Option:
         range: range of the value, or of each value of a list.
         choices: permitted values; empty if all values are permitted.
         kinds: kinds of data that support the option.
-        parse: function that converts an argument to the value, or raises ValueError with a description of valid words.
+        parse: function that converts a string to the value; a ValueError describes the strings that are permitted.
         free: whether a resumed run may change the value.
         recorded: whether run.json contains the option.
         shape: whether the option affects the shape of the network; an initial checkpoint must then have the same value.
         side: the only command that accepts the option, `PLAN` or `TRAINING`; None if both commands accept it.
         quiet: whether run.json contains null instead of the default value.
-        trait: name of a boolean attribute of learners; the option applies to learners whose attribute is true. In the
+        trait: name of a boolean attribute of learners; only learners with a true attribute support the option. In the
             help, the names of these learners replace ``{learners}``.
         metavar: name of the value in ``--help``.
         defaults: kind of data -> default, for each kind of data whose default differs from ``default``.
@@ -222,7 +222,7 @@ def opt(default: Any, help: str, *, flag: Optional[str] = None, choices: Sequenc
 
 
 of_this_call = functools.partial(opt, recorded=False)
-"""Declare an option that run.json does not record, so that the value may differ between calls."""
+"""Declare an option that run.json does not record, so that the value may differ between calls of the command."""
 
 
 def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
@@ -279,7 +279,7 @@ def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()
 
 
 def utf8_word(text: str) -> str:
-    """Return the text unchanged. Raises ArgumentTypeError if the text is not valid UTF-8."""
+    """Return a string unchanged. Raises ArgumentTypeError if the string is not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -288,7 +288,7 @@ def utf8_word(text: str) -> str:
 
 
 def utf8_path(text: str) -> Path:
-    """Convert a text to a path. Raises ArgumentTypeError if the text is not valid UTF-8."""
+    """Convert a string to a path. Raises ArgumentTypeError if the string is not valid UTF-8."""
     return Path(utf8_word(text))
 
 
@@ -300,7 +300,7 @@ class Options:
 
     @classmethod
     def add_to(cls, group: Any, kind: Optional[str] = None) -> None:
-        """Add the positional arguments, and the options for a kind of data (None: all kinds), to a parser or group."""
+        """Add positional arguments and options to a parser or group. Without ``kind``, add options for all kinds."""
         declaring: Any = cls
         for each in dataclasses.fields(declaring):
             if words := each.metadata.get("operand"):
@@ -319,7 +319,7 @@ class Options:
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options to record in run.json for a kind of data (None: all kinds), including None values."""
+        """Return the option values for run.json, including None; without ``kind``, options for all kinds of data."""
         found = {}
         for name, option in options_of(type(self)).items():
             if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):
@@ -330,11 +330,11 @@ class Options:
         return found
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options to record in run.json for a kind of data (None: all kinds), without None values."""
+        """Return the result of `recorded` without None values."""
         return {name: value for name, value in self.recorded(kind).items() if value is not None}
 
     def words(self) -> list[str]:
-        """Return the options with values other than the defaults as command-line arguments for fairseq-train."""
+        """Return the options that differ from their defaults, as command-line arguments for fairseq-train."""
         words: list[str] = []
         for name, option in options_of(type(self)).items():
             value = getattr(self, name)
@@ -367,7 +367,7 @@ def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list
 
     Args:
         words: command-line arguments.
-        left_out: flag to remove -> number of values to remove; None for all words up to the next flag.
+        left_out: flag to remove -> number of values to remove; None for all values up to the next flag.
     """
     kept: list[str] = []
     skip: Optional[int] = 0

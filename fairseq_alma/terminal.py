@@ -39,7 +39,7 @@ class LiveLine:
             print_line(text, sys.stderr)
 
     def clear(self) -> None:
-        """Erase the line on a terminal."""
+        """Erase the progress line on a terminal; do nothing otherwise."""
         if self.is_terminal:
             write(sys.stderr, ERASE)
 
@@ -66,7 +66,7 @@ def print_line(line: str, stream: Optional[TextIO]) -> None:
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write and flush a text. Discard all output if the reader has exited (``| head``) or stderr is not writable."""
+    """Write and flush ``text``. If the reader has exited (``| head``) or stderr is not writable, discard all output."""
     if stream is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Read, write, grow and join checkpoint files, and compute the size and FLOPs of the models. No fairseq imports."""
+"""Read, write and grow checkpoints, join them into ensembles, and compute model sizes and FLOPs. No fairseq imports."""
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 """File name of the latest checkpoint of fairseq-train, from which fairseq-train resumes by default."""

@@ -41,7 +41,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
     name = config.get("_name") if isinstance(config, dict) else None
     if name == ENSEMBLE_ARCH:
         if is_member:
-            raise UnfitCheckpoint("only version 0.2.0 supports ensembles of ensembles; join single models")
+            raise UnfitCheckpoint("only fairseq_alma 0.2.0 supports ensembles of ensembles; join single models")
         for entry in config["members"]:
             if "config" in entry:
                 check_config(entry["config"], is_member=True)
@@ -52,7 +52,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
     elif name not in SINGLE_MODELS:
         raise UnfitCheckpoint(f"expected architecture alma_… or transformer_lm…, found {str(name)[:60]}")
     elif config.get("mup"):
-        raise UnfitCheckpoint("trained with --mup, which only version 0.2.0 supports; train the model again")
+        raise UnfitCheckpoint("trained with --mup, which only fairseq_alma 0.2.0 supports; train the model again")
     elif name in TRANSFORMER_LMS:
         cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
         if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:
@@ -62,7 +62,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError if ``weights`` and ``model`` differ in tensor names or shapes. The device may be ``meta``."""
+    """Raise AlmaError if ``weights`` and ``model`` (on any device) differ in tensor names or shapes."""
     found, needed = ({name: tuple(each.shape) for name, each in part.items()} for part in (weights, model.state_dict()))
     found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
     wrong = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])
@@ -92,7 +92,7 @@ def read_checkpoint(
 
     Args:
         path: checkpoint file.
-        mmap: memory-map the file; torch then reads a tensor from disk only when the tensor is used.
+        mmap: whether to memory-map the file, so that torch reads a tensor from disk only when the tensor is used.
         remedy: next step for the user, appended to error messages.
         needed: required keys in addition to ``cfg`` and ``model``.
 

@@ -21,7 +21,7 @@ from fairseq_alma.growth.tensors import (
 )
 
 RECORD_KEY = "alma_growth"
-"""Key of a grown checkpoint for a list with one record (dictionary of numbers and strings) for each growth step."""
+"""Key in a grown checkpoint. The value is a list of records (dictionaries), one for each growth step."""
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
@@ -29,15 +29,15 @@ _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<
 class GrowthStep:
     """Growth plans and options of one growth step of a model with experts."""
 
-    layers: Mapping[str, MixtureGrowth]  # growth plan of each layer of experts, by layer name
+    layers: Mapping[str, MixtureGrowth]  # growth plan of each Switch layer, by layer name
     seed: int  # random seed of new weights and noise
     noise: float = 0.0  # standard deviation of the noise on copied gate rows
     optimizer: str = "reset"  # value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``
 
     def part_of(self, name: str) -> tuple[str, Optional[MixtureGrowth]]:
-        """Return (parameter name within the layer of experts, growth plan of the layer).
+        """Return (parameter name within the Switch layer, growth plan of the layer).
 
-        For a parameter outside of layers of experts, return (name, None).
+        For a parameter outside of Switch layers, return (name, None).
         """
         for layer, growth in self.layers.items():
             part = name.removeprefix(f"{layer}.")
@@ -52,7 +52,7 @@ def grow_experts(
     """Return a checkpoint of the model with additional experts in each Switch layer.
 
     Args:
-        checkpoint: checkpoint to grow. To limit memory, the function removes each parameter from ``model`` once used.
+        checkpoint: checkpoint to grow, modified in place; to save memory, ``model`` is empty afterwards.
         step: growth plans and options of the growth step.
         names: parameter names, in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
@@ -62,7 +62,7 @@ def grow_experts(
     """
 
     def grow_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(step.seed)  # the same new weights for the model and its average
+        generator = torch.Generator().manual_seed(step.seed)  # same new weights in the model and the averaged weights
         grown = {}
         for name in list(weights):
             (part, growth), tensor = step.part_of(name), weights.pop(name)
@@ -177,9 +177,9 @@ def _complete(
     names: tuple[Sequence[str], Sequence[str]],
     grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
 ) -> Checkpoint:
-    """Add configuration, record and optimizer state to grown weights.
+    """Return ``grown`` with the new configuration, the record of the growth step, and the grown optimizer state.
 
-    For the arguments, see `add_layers` and, for ``grow``, `grow_optimizer_state`.
+    ``grow`` is an argument of `grow_optimizer_state`. For the other arguments, see `add_layers`.
     """
     state = grown.pop("last_optimizer_state", None)
     if optimizer != "reset":
@@ -193,7 +193,7 @@ def _complete(
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
     """Return a table of the measured losses and the growth plan, with one line per expert.
 
-    For each layer, ``losses`` has the summed loss of each expert in nats, and ``counts`` has the tokens of each expert.
+    For each layer, ``losses`` has the summed loss of each expert in nats, and ``counts`` has the number of tokens.
     Both arguments are empty if the losses were not measured.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]

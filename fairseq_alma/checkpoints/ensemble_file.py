@@ -1,8 +1,8 @@
-"""Checkpoint files of ensembles: format, and functions that join, find and load members.
+"""Checkpoint file of an ensemble: format, functions that join and load members, and the mean of predictions.
 
 The file is a fairseq checkpoint with ``cfg.model`` ``{"_name": "alma_ensemble", …, "members": [...]}``. The ellipsis
 represents the sizes common to all members (`shared_outputs`). Each member is a single model. The entry of a member has
-a ``weight`` (all weights sum to 1), the ``sha256`` of the member's file, and the keys of one of two storage modes:
+a ``weight`` (all weights sum to 1), the ``sha256`` of the member's file, and the keys of the storage mode:
 
 - reference: ``path`` of the member's file, relative to the folder of the ensemble, and the fallback ``absolute_path``;
 - embedded: ``origin``, the name of the member's file, and ``config``, the member's ``cfg.model``. The weights of the
@@ -96,7 +96,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
         paths: checkpoints of the members.
         weights: weight of each member, at least 0, not all 0.
         out: file that the caller writes; stored paths of members are relative to the folder of this file.
-        embed: embed the weights of the members instead of storing references to their files.
+        embed: whether to store the weights of the members instead of paths to the files of the members.
 
     Raises:
         AlmaError: a member is not a checkpoint of a single model, differs from the previous members in sizes or
@@ -113,7 +113,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
             known = state.get(DICTIONARY_KEY) or dictionary
             if dictionary != known:
                 raise AlmaError(
-                    f"{path}: expected dictionary {known[:12]}… of the previous members, found {dictionary[:12]}…; "
+                    f"{path}: expected dictionary {known[:12]}… as in previous members, found {dictionary[:12]}…; "
                     f"{_REMEDY}"
                 )
             state[DICTIONARY_KEY] = dictionary
@@ -157,7 +157,7 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
 
 
 class TrainedMembers:
-    """Mixin for ensemble models, to load the embedded members from the checkpoint of the ensemble."""
+    """Mixin for ensemble models that loads the embedded members from the checkpoint of the ensemble."""
 
     embedded: frozenset[int]  # indices of the embedded members
 
@@ -179,12 +179,12 @@ def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor
     """Return the logarithm of the weighted mean of probabilities.
 
     Args:
-        log_probs: N tensors (…, V) of log-probabilities, of any dtype, modified in place. If ``log_probs`` is a
-            generator, at most two tensors are in memory.
+        log_probs: N tensors (…, V) of log-probabilities, of any dtype; fp32 tensors are modified in place. If
+            ``log_probs`` is a generator, at most two tensors are in memory.
         weights: N non-negative floats that sum to 1; not a tensor, because --fp16 would round a tensor.
 
     Returns:
-        fp32 tensor (…, V), which can also be used as logits: the softmax of the tensor is the mean.
+        fp32 tensor (…, V), which can also be used as logits: the softmax of the tensor is the weighted mean.
     """
     log_weights = torch.tensor(weights, dtype=torch.float64).log().tolist()
     total: Optional[Tensor] = None

@@ -1,7 +1,7 @@
-"""Compute the numbers of parameters and experts, and the FLOPs per token, of the model in a checkpoint.
+"""Compute the number of parameters, the number of experts and the FLOPs per token of the model in a checkpoint.
 
 The computation uses only names and shapes of the weights. The output projection of attention is named ``out_proj`` in
-``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Expert weights are stacked: (E, …).
+``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Stacked expert weights have shape (E, …).
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from fairseq_alma.errors import AlmaError
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Numbers of parameters, experts and FLOPs of a model.
+    """Number of parameters, number of experts and FLOPs per token of a model.
 
     FLOPs include only matrix products. A multiply-add is two FLOPs, as in ``torch.utils.flop_counter``. FLOPs of
     attention include masked positions (complete T x T products). A token uses one expert of each Switch layer.
     """
 
-    num_params: int  # parameters in the checkpoint; a shared parameter is counted once
-    num_experts: int  # experts in each Switch layer; 1 for a dense model
+    num_params: int  # number of parameters; a shared parameter is counted once
+    num_experts: int  # number of experts in each Switch layer; 1 for a dense model
     test_flops_per_token: int  # FLOPs of a forward pass per token
-    num_members: int = 1  # members of an ensemble; 1 for a single model
+    num_members: int = 1  # number of members of an ensemble; 1 for a single model
 
 
 def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:

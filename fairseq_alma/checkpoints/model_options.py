@@ -1,4 +1,4 @@
-"""Options of the architectures of this package and of ``alma-grow``. No imports of torch or fairseq."""
+"""Options of model architectures, of the starting checkpoint and of ``alma-grow``. No torch or fairseq imports."""
 
 from dataclasses import MISSING, dataclass
 from functools import partial
@@ -113,7 +113,7 @@ class AlmaTransformerOptions(Options):
         range=SIZE,
     )
     head_dim: Optional[int] = shape_of_text(
-        None, "even dimension of a head (default: 64 if the model dimension is at least 512, else 32)", range=SIZE
+        None, "dimension of a head, even (default: 64 if the model dimension is at least 512, else 32)", range=SIZE
     )
     rope_theta: Optional[float] = shape_of_text(
         None, "base of the rotary frequencies (default: 10000)", range=real(1, 1e12)

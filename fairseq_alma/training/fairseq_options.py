@@ -23,7 +23,7 @@ Config = TypeVar("Config", bound=type)
 
 
 def declared(config: Config) -> Config:
-    """Register the options of a configuration class, so that parsers check the ranges. Return the class."""
+    """Register the options of a configuration class for `check_options` and `bound_options`, and return the class."""
     DECLARED.update({name: each for name, each in options_of(config).items() if each.range is not None})
     return config
 
@@ -60,11 +60,11 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
 def configuration_of(args: Namespace) -> DictConfig:
     """Return the same configuration as fairseq's ``convert_namespace_to_omegaconf``, without hydra.
 
-    Hydra parses the text of 300 options, which takes half of the time of a short command. If a choice, such as the
-    model ``lstm_lm``, declares no dataclass, call ``convert_namespace_to_omegaconf``.
+    Hydra parses 300 options from strings, which takes half of the run time of a short command. If a selected class,
+    such as the model ``lstm_lm``, has no dataclass, the result is that of ``convert_namespace_to_omegaconf``.
 
     Args:
-        args: options from a parser of fairseq.
+        args: arguments parsed by a parser of fairseq.
     """
     registries: dict[str, dict[str, Any]] = {name: each["dataclass_registry"] for name, each in REGISTRIES.items()}
     models = {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()}

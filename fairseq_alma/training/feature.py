@@ -1,6 +1,6 @@
-"""Base class of training features: callbacks with options. Import of the features and learners of users.
+"""Base class of training features (callbacks with options), and the import of user-defined features and learners.
 
-Before training, ``alma-stream`` passes a `PlannedRun` to the check of each feature. During training, fairseq's task
+Before training, ``alma-stream`` passes a `PlannedRun` to `Feature.check`. During training, fairseq's task
 (`training.stage_task`) or ``alma-stream`` on images (`images.stage_training`) calls the hooks of the features whose
 options the user gave. The hooks of one update are, in order::
 
@@ -51,7 +51,7 @@ ENDLESS = ("fixed", "inverse_sqrt")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Plan of a run of alma-stream. The methods ``require_…`` raise ValueError; the message begins with ``flag``."""
+    """Plan of a run of alma-stream. ``require_…`` raises ValueError if a check fails; ``flag`` begins the message."""
 
     kind: str  # ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
@@ -60,11 +60,11 @@ class PlannedRun:
     last: Callable[[str], Optional[tuple[str, ...]]]
 
     def value(self, name: str) -> str:
-        """Return the value of an option after ``--``; empty if the option is not given."""
+        """Return the value of a fairseq-train option (after ``--``), or an empty string if the option is not given."""
         return " ".join(self.last(name) or ())
 
     def require_updates(self, flag: str) -> None:
-        """Check that stages have a fixed length: text: only ``--max-update``; images: no ``--patience``."""
+        """Check that stages have a fixed number of updates (text: only ``--max-update``; images: no ``--patience``)."""
         if self.kind == "images" and self.last("--patience") is not None:
             raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience (early stopping)")
         if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
@@ -73,7 +73,7 @@ class PlannedRun:
     def require_endless(self, flag: str, alternative: str = "") -> None:
         """Check that the learning rate depends neither on the training length nor on the epoch.
 
-        If a schedule is not supported, the message ends with ``alternative``, which names further supported schedules.
+        If the schedule is not supported, the message ends with ``alternative``, which names other supported schedules.
         """
         if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
             choices = " or ".join(ENDLESS)
@@ -118,11 +118,11 @@ class Feature(Options):
 
     @property
     def is_on(self) -> bool:
-        """Return whether an option differs from its default."""
+        """Return whether any option of the feature differs from its default."""
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError if the feature is incompatible with a run. The message begins with the option at fault."""
+        """Raise ValueError if the feature does not support a run. The message begins with an option of the feature."""
 
     def for_part(self: "Own", part: Part) -> "Own":
         """Return a new feature without state for a `Part` of a stage."""
@@ -136,7 +136,7 @@ class Feature(Options):
         """Prepare the feature before the model is built; raise AlmaError if the feature does not fit the command."""
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Modify the loaded checkpoint ``setting.start`` in place."""
+        """Modify ``checkpoint``, which was loaded from ``setting.start``, in place."""
 
     def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
         """Return the context manager in which a forward pass runs."""
@@ -260,7 +260,7 @@ class Features:
             yield
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the first result of `Feature.to_test` that is not None; None if there is none."""
+        """Return the first result of `Feature.to_test` that is not None, or None if no feature returns weights."""
         return next((weights for each in self.each if (weights := each.to_test(model)) is not None), None)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Training features of this package, in the order in which their hooks are called; `feature` has the base class.
+"""Training features of this package, in the order in which their hooks are called.
 
-`stage_task` has `TimedSaves`, because this feature imports fairseq.
-
-A *branch* is a copy of the model, trained with a decaying learning rate.
+The feature `TimedSaves` is in module `stage_task`, because the feature imports fairseq. A *branch* is a copy of the
+model, trained with a decaying learning rate.
 """
 
 import argparse
@@ -21,8 +20,8 @@ RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key of the state of training features for a list of batch sizes: dictionaries with from_update, batch_size,
-max_tokens, update_freq and num_procs."""
+"""Key in the state of training features. The value is a list of dictionaries, one for each change of the batch size,
+with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
 
 
 @register_feature
@@ -67,8 +66,8 @@ class CarriedOptimizer(Feature):
 
     fairseq loads either the weights of a checkpoint or the complete training state. ``--continue-once`` loads the
     training state of another training: weights, optimizer, number of updates, schedule, and position in the data. A
-    stage with a carried optimizer resets the position; a branch does not. If the same command runs again, fairseq-train
-    resumes from the last checkpoint of the stage.
+    new stage resets the position in the data; a branch does not. If the same command runs again, fairseq-train resumes
+    from the last checkpoint in ``--save-dir``.
     """
 
     owned: ClassVar[Mapping[str, str]] = {"--continue-as": "give --carry-optimizer before the --"}
@@ -149,9 +148,9 @@ class WeightAverage(Feature):
     """Moving average of the weights, with a half-life relative to the training length so far.
 
     The decay factor at update t (from 1) is 2^(-1 / (f t)): the half-life is f times the number of updates so far. The
-    average is therefore useful at every arrival, even with a constant learning rate. The contribution of update t is a
-    power of t, as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion Models", section
-    3.1). fairseq's ``--store-ema`` has a constant decay factor.
+    average is therefore useful at the end of every stage, even with a constant learning rate. The contribution of
+    update t is a power of t, as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion
+    Models", section 3.1). fairseq's ``--store-ema`` has a constant decay factor.
 
     Attributes:
         average: averaged parameters by name, fp32; None before the first update.
@@ -161,7 +160,7 @@ class WeightAverage(Feature):
 
     ema_half_life: Optional[str] = opt(
         None,
-        "evaluate a moving average of the weights, with this half-life as a fraction of the updates so far",
+        "evaluate a moving average of the weights; the half-life is this fraction of the updates so far",
         choices=("1/32", "1/16", "1/8"),
         defaults={TRAINING: NONE},
     )
@@ -318,7 +317,7 @@ class NewFirst(Feature):
 
     new_first: Optional[float] = opt(
         None,
-        "with --replay: train first on a fraction of the new text; --passes counts new text",
+        "with --replay: train first on a fraction of the new text; --passes refers to the new text",
         range=real(0, 1, above=True),
         kinds=("text",),
         recorded=False,

@@ -40,9 +40,9 @@ _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Tra
 
 
 def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
-    """Make fairseq load checkpoints with `load_state`.
+    """Make fairseq load checkpoints with `load_state`, which passes the checkpoint from ``path`` to ``change``.
 
-    `load_state` then calls ``change`` on the checkpoint from ``path``; ``change`` modifies the checkpoint in place.
+    ``change`` modifies the checkpoint in place.
     """
     _changes.clear()
     _changes[path] = change
@@ -124,7 +124,7 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
 
 
 def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return the shape options that differ, as command-line arguments with the values in ``found``."""
+    """Return the shape options that differ between ``found`` and ``given``, as a string of arguments from ``found``."""
     ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
     shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
     words = []
@@ -149,7 +149,7 @@ def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
 
 
 def refuse_other_weights(model: nn.Module, path: str) -> None:
-    """Make a model raise AlmaError on loading weights with names or shapes that do not match the model."""
+    """Make ``model.load_state_dict`` raise AlmaError if names or shapes of the weights do not match the model."""
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:

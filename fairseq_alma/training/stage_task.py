@@ -1,8 +1,8 @@
-"""Base class of the fairseq tasks for text and images: calls of training features, evaluation of complete splits.
+"""Base class of the fairseq tasks for text and images, checkpoints at time intervals, and defaults for GPUs and CPUs.
 
-`set_process_defaults` sets the defaults of fairseq's commands for distributed training, on GPUs or CPUs. fairseq sets
-the world size to the number of visible GPUs, also in evaluation. On CPUs under ``torchrun``, fairseq divides by this
-number, which is zero. fairseq also passes a device to torch's DistributedDataParallel, which accepts no device on CPUs.
+`set_process_defaults` changes fairseq's defaults for distributed training. By default, fairseq starts one process per
+visible GPU, also in evaluation. On CPUs under ``torchrun``, fairseq divides by the number of GPUs, which is zero.
+fairseq also passes a device to torch's DistributedDataParallel, which accepts no device on CPUs.
 """
 
 import argparse
@@ -143,7 +143,7 @@ GATHERED_BYTES = 2**20
 
 @dataclass
 class CommandConfig(StartOptions, FairseqDataclass):
-    """Options of the tasks for text and images, including command options that the tasks read."""
+    """Options of the tasks for text and images, including values of fairseq's other options that the tasks read."""
 
     features_from: Optional[str] = field(
         default=None, metadata={"help": "Python file or package folder that registers additional training features"}
@@ -179,7 +179,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def _add_user_features(cls) -> None:
-        """Import the modules of ``--features-from``, and register the task configuration again with these features."""
+        """Import ``--features-from``, and register the task configuration again with the options of new features."""
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--features-from", type=Path)
         if (path := command.parse_known_args()[0].features_from) is None:

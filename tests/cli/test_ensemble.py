@@ -83,7 +83,7 @@ def test_invalid_weights_are_a_usage_error(members, tmp_path, capsys, weights, n
 def test_members_that_do_not_match_are_reported_in_one_line(members, tmp_path):
     out = ["--out", f"{tmp_path}/E.pt"]
     other = str(save_member(tmp_path / "other.pt", switch_config(**SIZES), 2, dictionary="e" * 64))
-    assert "of the previous members, found eeee" in refused(tmp_path, members[0], other, *out)
+    assert "as in previous members, found eeee" in refused(tmp_path, members[0], other, *out)
     larger = str(save_member(tmp_path / "larger.pt", switch_config(**SIZES), 2, dictionary=None, num_tokens=50))
     assert "members, found vocab_size 54;" in refused(tmp_path, members[0], larger, *out)
     (tmp_path / "text.pt").write_text("no checkpoint")
