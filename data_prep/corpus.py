@@ -126,7 +126,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
                 "--text",
                 type=utf8_path,
                 metavar="FILE",
-                help=f"text file to write (default: corpora/{name}.txt, written if missing)",
+                help=f"text file to write (default: corpora/{name}.txt, only if missing)",
             )
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
@@ -210,7 +210,7 @@ def fetch(url: str, path: Path) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
             shutil.copyfileobj(answer, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise AlmaError(f"{url}: download failed ({error}); download this URL to {path}") from error
+        raise AlmaError(f"{url}: download failed ({error}); download this URL to {path} yourself") from error
     return path
 
 

@@ -106,7 +106,7 @@ class InputFiles:
 
 
 def _checked(images: np.ndarray, labels: np.ndarray, paths: Sequence[Path], num_classes: int, first: int = 0) -> Part:
-    """Check a training or test set, and return (images, labels from 0). ``first`` is the smallest valid label."""
+    """Check a training or test set with labels from ``first``, and return (images, labels shifted to start at 0)."""
     images_path, labels_path = paths[0], paths[-1]
     if not len(images):
         raise AlmaError(f"{images_path}: expected at least 1 image, found none; give a file with images")

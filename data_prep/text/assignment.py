@@ -189,7 +189,7 @@ _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the uint64 sort key of each document. Different ``positions`` give equal hashes different keys."""
+    """Return the uint64 sort key of each document. With ``positions``, equal hashes get different keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
@@ -234,7 +234,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     """Return the int16 set number of each document.
 
     Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out parts of the mega-batches
-    follow, if requested. Set number ``num_sets`` marks the documents of mega-batch 0 that train the tokenizer.
+    follow, if requested. Set number ``num_sets`` marks the documents of mega-batch 0 for training the tokenizer.
 
     Args:
         sizes: ``(documents,)``, not empty: number of bytes of each document, in the order of the sort keys.

@@ -91,7 +91,7 @@ def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
 
 
 def existing_stream(options: PrepOptions) -> Optional[Stream]:
-    """Return the stream at ``--out``, or None. Raises AlmaError if ``--append`` finds no stream or a damaged stream."""
+    """Return the stream at ``--out``, or None. Raises AlmaError if ``--append`` is given without an intact stream."""
     there = stream_at(options.out, "text")
     if there is None and options.append:
         raise AlmaError(f"--out {options.out}: expected a stream for --append, found no stream; remove --append")

@@ -180,7 +180,7 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, key, size, and INPUT or group index of each document of a piece. Yield `bytes_read` per block."""
+        """Write hash, key, size and INPUT or group index for each document of a piece. Yield `bytes_read` per block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0

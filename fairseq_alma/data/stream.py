@@ -140,7 +140,7 @@ class ImagesEntry:
 
 
 class CommandRecord(Struct, frozen=True):
-    """Record of a command that created or extended the stream. In the manifest, the record also has counts."""
+    """Record of a command that created or extended the stream. For text, the manifest adds keys such as ``splits``."""
 
     command: Name
     options: dict[str, Any]
@@ -158,7 +158,7 @@ def split_name(megabatch: int, part: str = "train") -> str:
 
 
 def split_names(kind: str, num_megabatches: int, has_holdouts: bool) -> list[str]:
-    """Return the names of a stream's splits in the order of the manifest."""
+    """Return the names of a stream's splits, in the order of the manifest."""
     parts = ("train",) if kind == "text" else ("train", "valid")
     names = [split_name(t, part) for t in range(num_megabatches) for part in parts]
     names += [split_name(t, "holdout") for t in range(num_megabatches)] if has_holdouts else []
@@ -254,7 +254,7 @@ class Stream:
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
-        """Return the fingerprint that the stream had with only its first ``num_megabatches`` mega-batches."""
+        """Return the fingerprint that the stream had when it ended after ``num_megabatches`` mega-batches."""
         parts = ("train", "valid", "holdout")
         names = {"valid", "test", *(split_name(t, part) for t in range(num_megabatches) for part in parts)}
         content = self.to_json()

@@ -91,9 +91,9 @@ class StreamTokenizer:
         file: tokenizer file.
         kind: ``tokenizers`` or ``sentencepiece``.
         pieces: piece of each token, such as ``Ġthe``.
-        symbols: symbol of each token: the piece, or ``<unit:17>`` if ``dict.txt`` cannot contain the piece of token 17
-            (white space, a symbol of fairseq). If ``<unit:17>`` is the piece of another token, the symbol is
-            ``<<unit:17>>``. If the ``config.json`` of transformers in the same folder has a larger vocabulary size,
+        symbols: symbol of each token: the piece, or ``<unit:17>`` if ``dict.txt`` cannot contain the piece of token 17,
+            for example because of white space. If ``<unit:17>`` is the piece of another token, the symbol is
+            ``<<unit:17>>``. If ``config.json`` (of transformers, in the same folder) has a larger vocabulary size,
             symbols of unused tokens follow.
         vocab_size: number of symbols.
         companions: files of a transformers model in the same folder; a stream has copies of these files for exports.
@@ -182,7 +182,7 @@ def find_tokenizer_file(path: Path) -> Path:
 
 
 def _num_rows(folder: Path) -> int:
-    """Return the vocabulary size in a folder's ``config.json`` (of transformers), or 0 without a valid size."""
+    """Return the vocabulary size in a folder's ``config.json`` (of transformers), or 0 if there is no valid size."""
     try:
         size = json.loads((folder / "config.json").read_text(encoding="utf-8-sig")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -191,7 +191,7 @@ def _num_rows(folder: Path) -> int:
 
 
 def absent_ids(symbol_ids: str) -> list[int]:
-    """Return the dictionary ids that never occur in a text, for a model with an imported vocabulary.
+    """Return the dictionary ids that never occur in encoded text, for a model with an imported vocabulary.
 
     Args:
         symbol_ids: JSON list with one entry for each of the four symbols of fairseq: id of the equivalent token in

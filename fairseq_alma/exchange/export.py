@@ -51,7 +51,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         stream_folder: stream with the tokenizer of the model; None: the training stream of the model.
 
     Returns:
-        One-line message with architecture and sizes.
+        One line for the user: folder, architecture and sizes.
 
     Raises:
         AlmaError: transformers has no equivalent architecture, the checkpoint is damaged, the dictionaries of model and
@@ -85,7 +85,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         text = misread_text(json.loads(vocabulary.files[TOKENIZER]), tokenizer, _test_texts(stream, tokenizer))
         if text is not None:
             raise AlmaError(
-                f"{tokenizer.file}: the exported tokenizer.json would change the ids of {text[:40]!r}; {EXPORTABLE}"
+                f"{tokenizer.file}: the exported tokenizer.json would encode {text[:40]!r} differently; {EXPORTABLE}"
             )
     architecture = settings["architectures"][0]
     with work_folder(out, "alma-export") as folder:
@@ -170,7 +170,7 @@ def folder_config(options: Any, weights: Mapping[str, Tensor], vocabulary: Vocab
 def folder_weights(
     weights: Mapping[str, Tensor], options: Any, is_tied: bool, rows: Optional[list[int]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for each tensor of the folder, as a view where possible.
+    """Yield (name, tensor) for each tensor of model.safetensors, as a view where possible.
 
     Args:
         weights: weights of the checkpoint.

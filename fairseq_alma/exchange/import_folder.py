@@ -124,10 +124,10 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
     every = next(rules, None) if num_experts > 1 else None if is_moe else min(USUAL_FREQUENCY, len(layers))
     if every is None:
         numbers = ", ".join(str(layer) for layer in layers if mixtures[layer])
-        places = f"layers {numbers}" if numbers else "no layer"
+        places = f"layers {numbers} (numbered from 0)" if numbers else "no layer"
         raise AlmaError(
-            f"{path}: expected num_experts of 2 or more in every n-th layer for {ARCHITECTURE}, found num_experts "
-            f"{num_experts} in {places} (numbered from 0); give another model"
+            f"{path}: expected at least 2 experts in every n-th layer for {ARCHITECTURE}, found num_experts "
+            f"{num_experts} in {places}; give another model"
         )
     return {
         "_name": ARCHITECTURE,

@@ -48,7 +48,7 @@ def model_card(
         facts: sizes of the model.
         architecture: name of the model class in transformers.
         context: maximum sequence length in tokens, at least the sequence length in training.
-        first: special token at the beginning of each sequence.
+        first: special token at the beginning of each sequence, or None.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
     names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
