@@ -1,18 +1,18 @@
-"""Optimizers ``fused_adam`` and ``muon``, registered in fairseq.
+"""Optimizers ``fused_adam`` and ``muon`` for fairseq.
 
-``fused_adam`` is Adam with the fused kernel of torch, and a separate learning rate for input embeddings. Without apex,
+``fused_adam`` is AdamW with torch's fused kernel and a separate learning rate for input embeddings. Without apex,
 fairseq's Adam reads all weights eleven times per update. In a mixture of experts, these reads take a tenth of the time
 of an update.
 
-fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore each
-optimizer has a single group with all parameters in the order of the model, and a learning rate factor for each
-parameter. Models set the attribute ``param_group`` of input embeddings to ``embedding``; the fp16 optimizer of fairseq
-copies this attribute.
+``muon`` applies orthogonalized momentum to weight matrices, and AdamW to all other parameters (Jordan et al. 2024,
+"Muon: An optimizer for hidden layers in neural networks").
 
-``muon`` is orthogonalized momentum for weight matrices, and Adam for all other parameters. Source: Jordan et al. 2024,
-"Muon: An optimizer for hidden layers in neural networks". Weight matrices are parameters with two dimensions (three for
-stacked experts) and without the attribute ``param_group``. Models set ``param_group`` to ``adam`` for the output
-projection and gates.
+Models set the attribute ``param_group`` to ``embedding`` for untied input embeddings, and to ``adam`` for other
+embeddings, output projections and gates. fairseq's fp16 optimizer copies this attribute. Parameters without the
+attribute are weight matrices if they have two dimensions (three for stacked experts).
+
+fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore each
+optimizer has a single group with all parameters in the order of the model, and a learning rate factor per parameter.
 
 Letters: N matrices, O outputs, I inputs.
 """
@@ -40,7 +40,7 @@ class FactorAdamW(torch.optim.Optimizer):
 
     Args:
         params: parameters in the order of the model.
-        lr: learning rate of the group.
+        lr: base learning rate, multiplied by the factor of each parameter.
         factor: function that returns the factor of ``lr`` for a parameter; None excludes the parameter from AdamW.
         adam: further arguments of `torch.optim.AdamW`.
     """
@@ -79,9 +79,9 @@ class FusedAdamConfig(FairseqDataclass):
 class FusedAdam(FairseqOptimizer):
     """Fused AdamW for fairseq, on CPU or GPU.
 
-    Updates differ from updates of fairseq's Adam only in the use of epsilon: torch adds epsilon to the bias-corrected
-    root of the second moment, but fairseq adds epsilon to the uncorrected root. The difference affects the first
-    updates if gradients are as small as epsilon.
+    With factor 1, updates differ from updates of fairseq's Adam only in epsilon. torch adds epsilon to the square root
+    of the second moment after bias correction, fairseq before bias correction. The difference affects only the first
+    updates, and only if gradients are as small as epsilon.
     """
 
     build: Any = FactorAdamW  # function that builds the torch optimizer

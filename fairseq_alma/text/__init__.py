@@ -1,1 +1,1 @@
-"""Train on text: task, batches, models and criterion for fairseq, and the stage steps of ``alma-stream``."""
+"""Training on text: task, batches, models and criterion for fairseq, and the steps of ``alma-stream`` in each stage."""

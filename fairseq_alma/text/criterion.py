@@ -93,7 +93,7 @@ def _chunks(features: Tensor, weight: Tensor) -> Iterator[slice]:
 
 @dataclass
 class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
-    """Options of ``alma_switch_cross_entropy``; ``--balance-loss-weight`` is a model option."""
+    """Options of ``alma_switch_cross_entropy``, except ``--balance-loss-weight``, which is a model option."""
 
     sentence_avg: bool = II("optimization.sentence_avg")
 
@@ -103,8 +103,8 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
     All metrics are means over the tokens of an update; with ``sentence_avg``, ``loss`` is a mean over sequences. The
-    numbers of batches per update and of processes affect only the balance loss and the capacity of experts, which are
-    computed for each batch. Metrics:
+    division of an update into batches and processes affects only the balance loss and the capacity of experts, which
+    are computed for each batch. Metrics:
 
     - ``loss``: the minimized sum, in bits
     - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity
@@ -124,7 +124,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return (sum of losses in nats, sample size, log output) of a batch; fairseq divides the sum by the size."""
+        """Return (sum of losses in nats, sample size, log output) of a batch; fairseq divides by the sample size."""
         if not reduce:
             raise ValueError("alma_switch_cross_entropy requires reduce=True; call token_losses for losses per token")
         if getattr(getattr(model, "decoder", None), "output_projection", None) is None:

@@ -76,7 +76,7 @@ class DecoderLayer(nn.Module):
     dropout: float
 
     def norms_and_ffn(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
-        """Return (attention norm, FFN norm, FFN), which a subclass registers under the names used in checkpoints."""
+        """Return the modules (attention norm, FFN norm, FFN), whose names in checkpoints depend on the subclass."""
         raise NotImplementedError
 
     def forward(
@@ -100,8 +100,8 @@ class DecoderLayer(nn.Module):
 class Decoder(FairseqIncrementalDecoder):
     """Decoder with embeddings, layers, a final norm and an output projection.
 
-    A subclass defines the attributes below and `embed`. The criterion ``alma_switch_cross_entropy`` calls
-    `forward` with ``features_only`` and applies the output projection itself.
+    A subclass sets the attributes that this class declares, and implements `embed`. The criterion
+    ``alma_switch_cross_entropy`` calls `forward` with ``features_only`` and applies the output projection itself.
 
     Args:
         dictionary: vocabulary.
@@ -113,9 +113,9 @@ class Decoder(FairseqIncrementalDecoder):
     layers: nn.ModuleList
     output_projection: nn.Linear
     norm_name: ClassVar[str]
-    """Attribute name of the final norm, as in checkpoints."""
+    """Name of the final norm, as an attribute of the decoder and in checkpoints."""
     logit_bias: Optional[Tensor]
-    """Bias of the logits (V,), large and negative for symbols missing from an imported vocabulary; None: no bias."""
+    """(V,) bias of the logits: -1e9 for symbols of fairseq that an imported vocabulary lacks, else 0; None: no bias."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary)
@@ -193,7 +193,7 @@ class LanguageModel(FairseqLanguageModel):
         decoder_class: class of the decoder.
         sizes: model sizes by name of the architecture.
         inherited: options whose default is the value in the checkpoint that training starts from.
-        fill_in_defaults: function that replaces None in inherited options by the defaults of an architecture.
+        fill_in_defaults: function that sets inherited options that are None to the defaults of an architecture.
         residual_outputs: name suffixes of parameters that write to the residual stream and are zero in a new layer.
         balance_loss_weight: weight of the load-balancing loss in the criterion.
         is_compiled: whether the criterion compiles the training step.
@@ -208,7 +208,7 @@ class LanguageModel(FairseqLanguageModel):
     def __init__(self, decoder: Decoder, cfg: Any) -> None:
         super().__init__(decoder)
         self.balance_loss_weight, self.is_compiled = cfg.balance_loss_weight, cfg.compile
-        # `optim.muon` treats these parameters separately.
+        # The optimizers `fused_adam` and `muon` select the learning rate by this attribute.
         for module in decoder.modules():
             if isinstance(module, (nn.Embedding, SwitchLayer)):
                 table: Any = module.gate if isinstance(module, SwitchLayer) else module
@@ -233,7 +233,7 @@ class LanguageModel(FairseqLanguageModel):
 
     @classmethod
     def complete_options(cls, cfg: Any, continue_once: Optional[str] = None) -> None:
-        """Set each missing option to the value in the starting checkpoint, or to the default if there is none.
+        """Fill in missing options with values from the starting checkpoint, then with defaults of the architecture.
 
         Args:
             cfg: model options, changed in place.
@@ -251,7 +251,7 @@ class LanguageModel(FairseqLanguageModel):
 
 
 def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = "meta") -> Any:
-    """Build a language model with random weights; on device ``meta``, allocate no memory.
+    """Build a language model with random weights; on device ``meta``, weights take no memory.
 
     Args:
         config: ``cfg["model"]`` of a checkpoint of ``alma_switch_lm`` or ``alma_transformer_lm``.

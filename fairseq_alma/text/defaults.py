@@ -49,14 +49,14 @@ TABLE = (
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""Defaults in ascending order of tokens. With ``--size``, the model and the batch size can come from different rows."""
+"""Rows in ascending order of ``tokens``. With ``--size``, the model and the batch size can come from different rows."""
 HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
 """A run of at most this many passes has no dropout and no weight decay by default."""
 START_FACTOR = 0.1
-"""Factor for the default learning rate of a run that starts from a trained model."""
+"""A run that starts from a trained model multiplies the default learning rate by this factor."""
 PAPER = {
     "--arch": "alma_switch_lm_base",
     "--num-experts": "4",
@@ -75,8 +75,8 @@ PAPER = {
 OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Option with a default for an ``--arch`` other than ``alma_transformer_lm`` -> options that have a default only if
-this option gets a default."""
+"""Option with a default for an ``--arch`` other than ``alma_transformer_lm`` -> further options with a default. If the
+user gives the first option, the further options have no default either."""
 LENGTH_OPTIONS = ("--max-update", "--max-epoch")
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
@@ -102,7 +102,7 @@ class Context:
     """Properties of a run that change the defaults.
 
     Attributes:
-        owned: option of fairseq-train that the learner sets -> reason or alternative.
+        owned: option of fairseq-train that the learner sets -> explanation for the error if the user gives the option.
         num_experts: number of experts in the first stage; None: the learner does not set this number.
         continues: whether each later stage starts from the weights of the previous stage.
         features: value of each feature option by name; None: the option is not given.
@@ -130,7 +130,7 @@ class Recipe:
         features: defaults of the feature options that the user does not give before ``--``, by field name.
         passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
         lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
-        record: ``recipe`` of run.json; None: the run uses no defaults.
+        record: entry ``recipe`` of run.json; None: the run uses no defaults.
         lines: printed description of the defaults.
     """
 
@@ -144,7 +144,7 @@ class Recipe:
 
 
 def num_heads(width: int) -> int:
-    """Return the default number of attention heads of an ``alma_transformer_lm``, which need not divide the width."""
+    """Return the default number of attention heads of an ``alma_transformer_lm``, not always a divisor of the width."""
     return max(1, width // (32 if width < 512 else 64))
 
 
@@ -160,7 +160,7 @@ def transformer_params(
         num_layers: total number of dense layers and Switch layers.
         heads: (number of query heads, number of key-value heads, dimension of a head).
         vocab_size: vocabulary size, including the four special symbols of fairseq.
-        num_experts: number of experts of each Switch layer with a flat gate (one linear layer).
+        num_experts: number of experts of each Switch layer; all gates are flat (one linear layer).
     """
     query_heads, kv_heads, head_dim = heads
     attention = model_dim * head_dim * 2 * (query_heads + kv_heads)
@@ -184,7 +184,7 @@ def row_of(tokens: float) -> Row:
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return a row with the width whose model size is closest to ``size``; raise ValueError if out of range."""
+    """Return the `Row` whose model size is closest to ``size``; raise ValueError if ``size`` is out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
@@ -205,7 +205,7 @@ def complete(
     vocab_size: int = 0,
     before: Optional[Mapping[str, Any]] = None,
 ) -> Recipe:
-    """Return the options of a run including the defaults. A resumed run keeps its defaults, except ``passes``.
+    """Return the options of a run including the defaults. A resumed run keeps the recorded defaults, except ``passes``.
 
     Args:
         words: arguments after ``--``.
@@ -213,7 +213,7 @@ def complete(
         context: properties of the run that change the defaults.
         tokens: number of tokens in the text of each stage; None: a dry run without a stream.
         vocab_size: vocabulary size of the stream's tokenizer.
-        before: ``recipe`` of an existing run.json, with the previous defaults; None: a new run.
+        before: entry ``recipe`` of an existing run.json, with the previous defaults; None: a new run.
 
     Raises:
         ValueError: options contradict each other; the message begins with the name of an option.
@@ -228,7 +228,7 @@ def complete(
         raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
     requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
     if before is not None:
-        # An option that the run already has need not be given again.
+        # The command that resumes a run may omit --size and --preset.
         omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
         if requested in (before["preferences"], omitted):
             return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context, tokens)

@@ -90,7 +90,7 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
 
 
 def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
-    """Return the checkpoint with ``args.layers`` layers; new gates get the gate tree of the last old gate."""
+    """Return the checkpoint with ``args.layers`` layers; new Switch layers get the gate tree of the last old layer."""
     config, new = checkpoint["cfg"]["model"], args.layers
     old, trees = config["decoder_layers"], [each.gate.tree for each in model.modules() if isinstance(each, SwitchLayer)]
     assert new is not None
@@ -169,7 +169,7 @@ def _with_gates(
 
 
 def _record(args: GrowOptions) -> dict[str, Any]:
-    """Return the record of the growth for the new checkpoint: options and version of this package."""
+    """Return the record of the growth for the new checkpoint: options of ``alma-grow`` and package version."""
     options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     return {"options": options, "version": fairseq_alma.__version__}
 
@@ -182,7 +182,7 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
         (`ExpertLosses` in fp64 on the CPU, dictionary with the number of tokens and the mean loss in nats).
 
     Raises:
-        AlmaError: ``args.stream`` is not a text stream, lacks the split, or lacks the model's dictionary;
+        AlmaError: ``args.stream`` is not a text stream or lacks the split; the dictionaries of stream and model differ;
             or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None

@@ -1,9 +1,9 @@
-"""Run fairseq and alma commands in a helper process, which imports fairseq and torch once and forks a child for each.
+"""Run each fairseq or alma command in a child of a helper process, which imports fairseq and torch only once.
 
 The imports take seconds, longer than a stage of a small model. A process can fork safely only if it has no threads and
 does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA. The progress
-line and the tokenizers run in alma-stream. A child sends training metrics and the return value of the function through
-a pipe. The helper and its children end when alma-stream ends. With ``--dry-run``, the commands are only printed.
+line and the tokenizers run in alma-stream. A child sends training metrics and the result of the command through a pipe.
+The helper and its children end when alma-stream ends. With ``--dry-run``, alma-stream only prints the commands.
 """
 
 import atexit
@@ -49,7 +49,7 @@ _WHILE_IMPORTING = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
 _NOT_LOADED = ("sklearn", "sklearn.metrics", "scipy.stats")
-"""Modules that fairseq imports only for tasks on audio and sentence pairs; loading them takes two seconds."""
+"""Modules that only audio and sentence-pair tasks of fairseq need. `preload` skips these imports (two seconds)."""
 _MAIN = "from fairseq_alma.text.helper import serve; serve({})"
 _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
@@ -195,7 +195,7 @@ def call(
 
 
 def group_sizes(num_procs: int) -> dict[str, str]:
-    """Return the environment variables of ``torchrun`` that are equal for all ranks, without the address of rank 0."""
+    """Return the ``torchrun`` variables that are equal for all ranks, except the address and the port of rank 0."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 
@@ -257,7 +257,7 @@ def serve(file: int) -> None:
 
 
 def preload() -> None:
-    """Import the modules that the commands need, and make fairseq use `configuration_of`."""
+    """Import the modules that the commands need, and make fairseq-train read its options with `configuration_of`."""
     gc.disable()  # saves a tenth of the import time
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
@@ -363,7 +363,7 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Command:
-    """A command line.
+    """A fairseq or alma command, to print or to run.
 
     Attributes:
         program: name of an installed command.

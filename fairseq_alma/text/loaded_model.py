@@ -1,7 +1,7 @@
 """Load a language model or an ensemble with its tokenizer, for notebooks and lm_eval.
 
 As in training, `LoadedModel.first` precedes the first token of a document, and ``</s>`` follows the last token. A long
-document is split into windows. The inputs of a later window begin with the last target of the previous window.
+document is split into windows. The inputs of each later window begin with the last target of the previous window.
 
 Letters: B sequences, T positions, V vocabulary size.
 """

@@ -32,7 +32,7 @@ class StageDataset(ConcatDataset):
 
     Args:
         datasets: sequences of each mega-batch.
-        first: (M,) indices of the sequences to train on once, at the start of the first epoch.
+        first: (M,) indices of the sequences that the first epoch reads one additional time, before all sequences.
     """
 
     def __init__(self, datasets: Sequence[FairseqDataset], first: np.ndarray) -> None:
@@ -111,7 +111,7 @@ class SequenceBatches(EpochBatchIterating):
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
-        """Return the batches of the next epoch, or, after `load_state_dict`, the remaining batches."""
+        """Return the batches of the next epoch, or, after `load_state_dict`, the remaining batches of an epoch."""
         if self.next_epoch_idx > self.epoch:
             self.epoch, self.position = self.next_epoch_idx, 0
         generator = np.random.default_rng((*self.seed, self.epoch))

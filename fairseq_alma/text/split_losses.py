@@ -1,8 +1,8 @@
 """Test one checkpoint on several splits in one process, instead of running fairseq-eval-lm for each split.
 
 `main` takes the options of fairseq-eval-lm, with several splits in ``--gen-subset``. For a single model, the losses
-equal those of fairseq-eval-lm bit for bit. For an ensemble, ``--out FILE`` stores the joint predictions of all members,
-and ``--known FILE`` provides the joint predictions of the members that an earlier test covered (`joint_losses`).
+equal those of fairseq-eval-lm bit for bit. For an ensemble, ``--out FILE`` stores the combined predictions of all
+members, and ``--known FILE`` provides the combined predictions of the members tested earlier (see `joint_losses`).
 """
 
 import argparse
@@ -40,8 +40,8 @@ def joint_losses(
     """Return the loss of an ensemble for each split: cross entropy of the members' mean probability, in bits per token.
 
     A growing ensemble consists of the members of the previous stage and new members. Therefore a file stores, for
-    each token, the log of the sum of the members' probabilities (8 bytes). This function tests only new members. The
-    mean excludes tokens with an infinite loss, as in fairseq.
+    each token, the log of the sum of the members' probabilities (8 bytes), and this function tests only new members.
+    The mean over tokens excludes infinite losses, as in fairseq.
 
     Args:
         text: string that identifies the test data and the sequence length.
@@ -49,7 +49,7 @@ def joint_losses(
         splits: names of the splits.
         log_probs: function that yields the log-probabilities of a member for each split.
         known: file with the log-sums of the first members, ignored if ``text`` or a member differs; None: no file.
-        out: file for the log-sums of all members. If the file exists, it is also read like ``known``. None: no file.
+        out: file for the log-sums of all members; if the file exists, the function first reads it. None: no file.
     """
     num_known, stored = next(filter(None, (_read_sums(path, text, members) for path in (out, known) if path)), (0, {}))
     log_sums = {split: stored[split] for split in splits if split in stored}
@@ -124,7 +124,7 @@ def main() -> dict[str, float]:
                 parts += [hypothesis["positional_scores"] for (hypothesis,) in scorer.generate([model], batch)]
             yield split, torch.cat(parts).float().cpu().numpy()
 
-    # The members of an ensemble of a run are files, and have equal weights.
+    # The members of ensembles that alma-stream writes are files, and have equal weights.
     if members and all("path" in each and each["weight"] == members[0]["weight"] for each in members):
         stream, cut = task.stream, (task.args.tokens_per_sample, str(task.args.sample_break_mode))
         held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]

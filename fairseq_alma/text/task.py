@@ -1,4 +1,4 @@
-"""``--task alma_lm``: language modeling on one stage of a stream."""
+"""Task ``alma_lm`` of fairseq: language modeling on one stage of a stream, with the tokenizer of the stream."""
 
 import argparse
 import contextlib
@@ -72,7 +72,7 @@ class AlmaBPE:
 
 @dataclass
 class TextTaskConfig(CommandConfig, LanguageModelingConfig):
-    """Options of fairseq's task ``language_modeling``, and command options that the task reads."""
+    """Options of fairseq's task ``language_modeling``, and other options of the command that the task reads."""
 
     tokens_per_sample: int = field(
         default=512,
@@ -103,7 +103,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a fairseq command, and change the defaults of other options."""
+        """Add the options of the task to a fairseq command, reject half precision, and change some defaults."""
         is_command = isinstance(parser, argparse.ArgumentParser)  # false when fairseq lists the options of all tasks
         if is_command:
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
@@ -243,12 +243,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             if from_checkpoint:
                 model = super().build_model(cfg, from_checkpoint)
                 refuse_other_weights(model, str(self.args.path))
-                # fairseq-eval-lm calls forward, not the criterion.
+                # Features wrap forward here, because fairseq-eval-lm does not call the criterion.
                 model.forward = self.features.around_forward(model)(model.forward)
                 return model
             model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
             if hasattr(model_class, "complete_options"):
-                # A model without a named architecture gets a copy of cfg, which fairseq does not save.
+                # If --arch is the name of a model, fairseq builds the model from a copy of cfg and saves only cfg.
                 model_class.complete_options(cfg, self.args.continue_once)
             start, resumes = self.find_start(self.args)
             checkpoint = None if start is None else read_checkpoint(start)
@@ -302,8 +302,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     ) -> NestedDictionaryDataset:
         """Return a dataset of prompts for generation: each prompt begins with EOS (or BOS) and is padded on the right.
 
-        This method replaces the implementation of fairseq, which fails with NumPy 2 (``TokenBlockDataset``). The tokens
-        of a prompt in ``src_tokens`` end with EOS. ``src_lengths`` and ``constraints`` have no effect.
+        This method replaces the implementation of fairseq, which fails with NumPy 2 (``TokenBlockDataset``). Each
+        prompt in ``src_tokens`` ends with EOS (removed here). ``src_lengths`` and ``constraints`` are ignored.
         """
         pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
         first = self.source_dictionary.bos() if self.args.add_bos_token else eos
@@ -353,7 +353,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
 
 def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if the user gives a length."""
+    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if a length is given."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -41,7 +41,7 @@ COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
 """Values of `Train.part`; the third value is `BRANCH`."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
-"""Name of the file with the results of tests before training. alma-stream may later remove the tested weights."""
+"""File with the results of tests before training, kept because alma-stream may remove the tested weights."""
 read_progress: Callable[[Path], Progress] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
 )
@@ -64,7 +64,7 @@ class TextStep(Step):
         return self.job.folder.stage_folder(self.plan.stage.index)
 
     def evaluation(self, path: Path, *splits: str) -> Command:
-        """Return the command of fairseq-eval-lm that tests a checkpoint on the given splits."""
+        """Return the fairseq-eval-lm command that tests a checkpoint on the given splits."""
         test = ("--path", str(path), "--gen-subset", ",".join(splits))
         options = self.job.options.for_evaluation()
         return Command("fairseq-eval-lm", (*self.job.engine, test, ("--log-format", "simple"), *options))
@@ -283,7 +283,7 @@ class Train(TrainingStep):
         with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
 
             def watch(figures: Mapping[str, Any]) -> None:
-                """Show the metrics of an update. The update number of fairseq includes updates before the stage."""
+                """Show the metrics of an update; subtract the updates before this step from fairseq's update number."""
                 updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
                 if max_epoch is not None and epochs > 0:  # fairseq's "update" is the fractional number of epochs
                     by_epochs = max(updates, round(updates * max_epoch / epochs))
@@ -304,10 +304,10 @@ class Train(TrainingStep):
         return after
 
     def _reset_after_crash(self) -> None:
-        """Remove all checkpoints if a power failure damaged a checkpoint that cannot be created again.
+        """Remove all checkpoints of the training if a power failure damaged a checkpoint that cannot be created again.
 
-        Such a checkpoint is the best checkpoint, or a checkpoint of the branch if the main training has continued
-        beyond the checkpoint from which the branch starts.
+        The best checkpoint cannot be created again. The checkpoints of the branch cannot be created again after the
+        main training has continued past the start of the branch.
         """
         best = self.folder / BEST
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
@@ -358,8 +358,8 @@ class Before(TextStep):
     """Test step before training.
 
     Test the grown model on ``valid``, and the model of the previous stage on the held-out splits of new arrivals. If
-    growth starts from a checkpoint other than the evaluated checkpoint (such as an average), also test the starting
-    checkpoint on ``valid``.
+    growth starts from a checkpoint that the previous stage did not test (because the previous stage tested averaged
+    weights, for example), also test this checkpoint on ``valid``.
     """
 
     @property

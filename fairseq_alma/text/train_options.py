@@ -36,7 +36,7 @@ _OWNED = {
     "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
-"""Option of fairseq-train that is not allowed after ``--`` -> reason or alternative."""
+"""Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message."""
 # fairseq-eval-lm gets no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
 EVAL_OPTIONS = {
     **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--sample-break-mode", "--num-workers")},
@@ -54,7 +54,7 @@ class TrainOptions:
 
     Args:
         words: arguments after ``--``.
-        owned: option that the learner sets -> reason or alternative, in addition to `OWNED`.
+        owned: further options that are not allowed, because the learner sets them -> explanation, as in `OWNED`.
 
     Raises:
         ValueError: an option is not allowed, missing, or out of range.
@@ -126,7 +126,7 @@ class TrainOptions:
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
                 f"--num-procs {num_procs}: must divide the number of batches per update, found {BATCHES_PER_UPDATE} "
-                f"{words} (after --); give {BATCHES_PER_UPDATE} a multiple of {num_procs}, and a smaller --batch-size"
+                f"{words} (after --); set {BATCHES_PER_UPDATE} to a multiple of {num_procs}, and reduce --batch-size"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)
