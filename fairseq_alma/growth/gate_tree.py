@@ -1,4 +1,4 @@
-"""Gate trees: trees of softmax choices, represented by plain Python data.
+"""Gate trees: each inner node is a choice (softmax over its children), and each leaf is an expert.
 
 The initial gate of a layer is one softmax over the experts, a *flat* tree: ``[0, 1, 2, 3]``. A split of expert 2 into
 expert 2 and new expert 4 replaces the leaf 2 by a choice: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A). Configurations
@@ -90,7 +90,7 @@ class GateTree:
         return self.row_expert == tuple(range(self.num_rows))
 
     def with_copy(self, expert: int, new_expert: int, method: str) -> "GateTree":
-        """Return the tree with a copy of an expert.
+        """Return the tree with ``new_expert`` added as a copy of ``expert``.
 
         For expert 2 and new expert 4, ``split`` replaces 2 by [2, 4], and ``copy`` replaces [0, 2] by [0, 2, 4].
         """
@@ -115,7 +115,7 @@ class GateTree:
         return self._lists()[0]
 
     def _lists(self) -> list[list[Nested]]:
-        """Return each choice as a list that contains the lists of its child choices."""
+        """Return each choice as a nested list, in the order of ``choices``."""
         lists: list[list[Any]] = [list(self.row_expert[choice.start : choice.stop]) for choice in self.choices]
         # For each row: the list that contains the child of the row, and the position in this list.
         positions = [(children, position) for children in lists for position in range(len(children))]
@@ -138,11 +138,11 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
         options: values of the options in `SwitchOptions` and `ExpertOptions`.
 
     Raises:
-        AlmaError: ``--gate-trees`` conflicts with another option.
+        AlmaError: ``--gate-trees`` is invalid or conflicts with another option.
     """
     is_switch = [has_experts(layer, options.moe_freq) for layer in range(options.decoder_layers)]
     if options.gate_trees and not any(is_switch):
-        raise AlmaError(f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer; omit one of the options")
+        raise AlmaError(f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer; omit --gate-trees")
     trees = iter(parse_gate_trees(options.gate_trees, sum(is_switch), options.num_experts))
     return [next(trees) if each else None for each in is_switch]
 
@@ -159,7 +159,7 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
         AlmaError: the text is invalid, or has a wrong number of trees or experts.
     """
     if num_experts is None:
-        raise AlmaError("--num-experts: not given; give the number of experts")
+        raise AlmaError("--num-experts: missing; give the number of experts")
     if not text:
         return [GateTree.flat(num_experts)] * num_layers
     try:

@@ -70,11 +70,11 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
         losses: (E,) total loss of the held-out tokens of each expert, in any unit such as nats.
         counts: (E,) number of held-out tokens of each expert.
         num_new: number of experts to select, at most E.
-        select: ``loss`` (largest sums, the paper's rule), ``usage`` (most tokens) or ``random``.
+        select: ``loss`` (largest total losses, the paper's rule), ``usage`` (most tokens) or ``random``.
         generator: random generator for ``random``.
 
     Returns:
-        Numbers of the selected experts, for ``loss`` and ``usage`` by descending score, then by ascending number.
+        Numbers of the selected experts; for ``loss`` and ``usage``, the largest value first (ties: smallest number).
 
     Raises:
         AlmaError: there are fewer than ``num_new`` experts.
@@ -99,7 +99,7 @@ def gather_slices(
     Args:
         old: tensor with E slices, (E, …).
         source: for each slice of the result, the index of the slice of ``old`` to copy; None: a new slice.
-        new_slice: function that returns the new slice at a position; None: new slices are zero.
+        new_slice: function that returns the new slice for a position in the result; None: new slices are zero.
 
     Returns:
         Tensor (len(source), …) with the dtype and device of ``old``.
@@ -117,11 +117,11 @@ def grow_tensor(
     """Grow one parameter of a layer of experts.
 
     Args:
-        name: name within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
+        name: name of the parameter within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
         old: value of the parameter.
         growth: growth plan.
         generator: random generator for noise and new weights, which are initialized as in a new layer.
-        noise: standard deviation of the normal noise on the second copy of a gate row.
+        noise: standard deviation of the Gaussian noise that is added to the second copy of a gate row.
     """
 
     def new_slice(position: int) -> Tensor:
@@ -144,8 +144,8 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
     """Grow the optimizer state of one parameter of a layer of experts.
 
     Copied slices get the moments of the source slice, and new slices get zeros. Other fields, such as the number of
-    steps, do not change. Adam counts steps per tensor: the first step of a new slice is (1 - beta1) / sqrt(1 - beta2)
-    times the learning rate (0.7 times with betas 0.9 and 0.98).
+    steps, do not change. Adam counts steps per tensor, so bias correction does not restart. The first step of a new
+    slice is therefore (1 - beta1) / sqrt(1 - beta2) times the learning rate (0.7 times with betas 0.9 and 0.98).
 
     With ``is_shared``, each half of a split expert gets the expected moments for half of the tokens. The gradient of an
     expert is a sum over k tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability

@@ -58,7 +58,7 @@ DEFAULT_STEPS = Steps()
 
 
 class CandidateLayer(nn.Module):
-    """Base class of layers with candidates; adds weights for the new channels of the previous layer.
+    """Base class of layers with candidates; contains the weights for the new channels of the previous layer.
 
     Args:
         weight: weight of the layer without candidates, (O, I, …).
@@ -99,7 +99,7 @@ class CandidateBlock(CandidateLayer):
         self.set_path(1.0)
 
     def set_path(self, position: float) -> tuple[Tensor, Tensor]:
-        """Set the position of each candidate on its path.
+        """Set all candidates to the same ``position`` on their paths.
 
         Returns:
             (positions of splits (O), positions of new channels (Q)); gradients flow to both tensors.
@@ -126,7 +126,7 @@ class CandidateBlock(CandidateLayer):
         if len(self.outgoing):
             old = old + F.conv2d(new_before, self.outgoing_weight(), padding=1)
         change = change * self.split_path[:, None, None]
-        # Use batch statistics, as in training. They remove a constant shift of a channel, so a shift is not a gain.
+        # Use batch statistics, as in training, so that a constant shift of a channel does not change the loss.
         affine = self.norm_weight, self.norm_bias
         halves = [
             F.relu(F.batch_norm(half, None, None, *affine, training=True, eps=BATCH_NORM_EPS))
@@ -156,7 +156,7 @@ class CandidateVGG(VGG):
 
     Args:
         network: network of `ConvBlock`s with one member; not modified.
-        num_new: number of possible new channels of each convolution.
+        num_new: number of new channels that are candidates, for each convolution.
         generator: random generator for the initial directions, on the CPU.
         steps: step sizes of the candidates.
     """
@@ -177,7 +177,7 @@ class CandidateVGG(VGG):
 def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
     """Return (mean of the two halves of each old channel, new channels) from the output of the previous layer.
 
-    Max pooling acts on each half separately, so the next layer computes the mean.
+    The next layer computes the mean, because max pooling acts on each half separately.
 
     Args:
         x: output of the previous layer (B, 2 I + P, …), or images (B, I, …), which have no halves.
@@ -270,8 +270,8 @@ def select_candidates(
 ) -> list[KeptCandidates]:
     """Return the candidates to keep, for each layer ("greedy selection" in Wu et al. 2020).
 
-    The function adds candidates from the lowest score on. It stops when the size is nearest to the current size plus
-    ``num_added`` parameters or neurons.
+    The function adds candidates in ascending order of the score. It stops when the size is nearest to the current size
+    plus ``num_added`` parameters or neurons.
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)

@@ -15,7 +15,7 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a random generator on the CPU, seeded with ``numbers``: random seed, stage, purpose such as `ORDER`."""
+    """Return a random generator on the CPU, seeded with ``numbers``: random seed, stage if any, purpose (`ORDER`)."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -25,7 +25,7 @@ class ImageInput:
 
     Args:
         mean: mean of each channel over the training images of the data set, from 0 to 1.
-        std: standard deviation of each channel, in the unit of ``mean``.
+        std: standard deviation of each channel, on the same scale as ``mean``.
         augment: whether training images are padded with 4 black pixels on each side, cropped at random and flipped
             horizontally with probability 0.5.
         device: device of the images; None: CPU.
@@ -81,7 +81,7 @@ class TrainingImages:
         """Yield the batches of one epoch; each member's generator determines the member's image order.
 
         Yields:
-            (images, labels): images (N, B, C, H, W), or (B, C, H, W) if the members share them; labels (N, B).
+            (images, labels): images (N, B, C, H, W), or (B, C, H, W) if all members share a batch; labels (N, B).
         """
         if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # one batch
             yield self.images, self.labels.expand(len(self.rows), -1)
@@ -101,7 +101,7 @@ class TrainingImages:
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:
-    """Return the size of each batch. A single last image joins the previous batch, as batch norm needs two images."""
+    """Return the size of each batch. A single last image joins the previous batch: batch norm needs two images."""
     full, rest = divmod(num_images, batch_size)
     sizes = [batch_size] * full + [rest] * (rest > 0)
     if rest == 1 and full:

@@ -1,8 +1,8 @@
 """Back end of ``alma-stream`` for streams of images, and the options after ``--``. All stages run in this process.
 
-The options are the options of fairseq-train that the training loop supports. The defaults are the settings of the paper
-(Appendix B.1). MNIST and similar data sets use a fully connected network and AdaDelta; CIFAR uses a VGG network and
-SGD.
+Supported options: network, optimizer and training loop (as in fairseq-train), selection of the best epoch, and training
+features. Without a preset, the defaults are the settings of the paper (Appendix B.1): a fully connected network and
+AdaDelta for MNIST and similar data sets, and a VGG network and SGD for CIFAR.
 """
 
 import copy
@@ -97,8 +97,8 @@ class ImageTrainOptions:
         preset: preset that determines defaults; None: no preset.
 
     Attributes:
-        values: option -> value, as command-line arguments.
-        overridden: options whose value on the command line differs from the preset's value.
+        values: flag of each option -> value of the option, as command-line arguments.
+        overridden: flags of the options whose value on the command line differs from the value in the preset.
         arch: name of the architecture.
         loop: options of the training loop.
 
@@ -235,7 +235,7 @@ class ImageJob:
         # Torch reads OMP_NUM_THREADS on import. On a busy machine, small networks are slower with several threads.
         if "mlp" in self.options.arch:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-        # Import fairseq first: fairseq imports and registers our models, which fails if they are partly imported.
+        # Import fairseq first: this import also registers our models, and fails if our modules are partly imported.
         import fairseq  # noqa: F401
 
         from fairseq_alma.images.firefly import amount_to_add
@@ -284,7 +284,7 @@ class ImageJob:
         return [*(ImageStep(self, folder, plan, group) for group in groups), ImageStep(self, folder, plan, ())]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
-        """Return the path of the checkpoint of each model that predicts after the stage."""
+        """Return the checkpoint paths of the models that predict after the stage."""
         return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
@@ -294,7 +294,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """Step of a stage: train ``trainings`` in one network, or test the predictors if ``trainings`` is empty."""
+    """Step of a stage: train the models of ``trainings`` in one network; if ``trainings`` is empty, test the stage."""
 
     job: ImageJob
     folder: RunFolder

@@ -7,8 +7,8 @@
 - ``alma_firefly_vgg``: VGG network that Firefly grows
 
 `ImageClassifier` contains a network of N members; `ImageEnsemble` contains trained models. ``alma-stream`` trains the
-network directly; fairseq's commands train and test the `ImageClassifier`. To add an architecture, define a network. In
-this module, add a subclass of `ImageClassifier` that builds the network from options.
+network directly; fairseq's commands train and test the `ImageClassifier`. To add an architecture, define a network in
+module ``networks``, and add a subclass of `ImageClassifier` to this module that builds the network from options.
 
 Letters in shapes: N members, B images, C channels, H height, W width, K classes.
 """
@@ -251,7 +251,7 @@ class AlmaFireflyVGG(ImageClassifier):
         channels = tuple(map(int, words))
         if min(channels) < cfg.channels:
             raise AlmaError(
-                f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, but --channels is "
+                f"--layer-channels {cfg.layer_channels}: a layer has {min(channels)} channels, fewer than --channels "
                 f"{cfg.channels}; set --channels to the number of channels before any growth"
             )
         return GrownLayers(channels=channels)
@@ -283,8 +283,8 @@ def grow_network(
         generator: random generator on the CPU.
 
     Returns:
-        (grown network, training FLOPs of the step). A network with mixtures is changed in place. Its step
-        counts 0 FLOPs, because it uses only validation images, and validation does not count as training.
+        (grown network, training FLOPs of the step). The function changes a network with mixtures in place. The
+        growth step of such a network counts 0 training FLOPs, because the step uses only validation images.
     """
     if growth.method == "firefly":
         assert isinstance(network, VGG)

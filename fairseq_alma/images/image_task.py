@@ -1,4 +1,4 @@
-"""Task ``alma_image_classification`` for fairseq's commands: image classification on a stage of a stream.
+"""Task ``alma_image_classification`` (image classification on a stage of a stream), with dataset and criterion.
 
     fairseq-train STREAM --user-dir fairseq_alma --task alma_image_classification --megabatch 3 \\
         --criterion alma_image_cross_entropy --arch alma_mlp --optimizer adadelta --lr 1.0 --max-epoch 100 \\
@@ -157,7 +157,7 @@ class AlmaImageClassificationTask(StageTask):
 
     @in_one_line()
     def load_dataset(self, split: str, combine: bool = False, **unused: Any) -> None:
-        """Load a split: training images (``train``) or validation images (``valid``) of the stage, or the test set.
+        """Load a split: ``train`` or ``valid`` (training or validation images of the stage), or ``test`` (test set).
 
         Without --megabatch, ``valid`` contains the validation images of all mega-batches.
         """

@@ -1,7 +1,8 @@
-"""Store the trained models of a run in fairseq checkpoints and in memory, and combine the predictions of models.
+"""Storage and predictions of the trained models of a run.
 
-Predictions of several models are combined by mean of probabilities, mean of logits, or majority vote. In a growing
-ensemble, each model predicts the test set once; later stages reuse the sum of predictions.
+`ModelStore` keeps the models in fairseq checkpoints and in memory. `Tally` combines the predictions of several models
+by mean of probabilities, mean of logits, or majority vote. `Predictions` keeps the sum of the predictions on the test
+set, so that each model of a growing ensemble predicts the test set only once.
 
 Letters in shapes: N models, B images, C channels, H height, W width, K classes.
 """
@@ -54,8 +55,8 @@ class TrainedModel:
         grown: layer sizes after growth, which a checkpoint stores as model options.
         num_updates: number of updates in the last stage that trained the model, without updates of the branch (copy of
             the model that is trained with a decaying learning rate).
-        num_images: number of training images in this stage, including images of the branch, counted in each epoch.
-        growth: record of the growth step before these updates; empty without growth.
+        num_images: number of images processed in this stage, summed over all epochs of the model and the branch.
+        growth: record of the growth step at the start of this stage; empty without growth.
         tested: weights to predict with: average of weights, or weights of the branch; None: ``state``.
     """
 
@@ -101,7 +102,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
     """Read a checkpoint that `write_model` wrote; ``read_grown`` is `ImageSettings.read_grown`.
 
     Raises:
-        AlmaError: the file is missing or damaged, or another command wrote it.
+        AlmaError: the file is missing or damaged, was written by another command, or has options of another network.
     """
     remedy = f"remove the stage folder {path.parent.parent} to train the stage again"
     checkpoint = read_checkpoint(path, mmap=False, remedy=remedy)
@@ -159,7 +160,7 @@ class ModelStore:
         return self.folder.checkpoint(model).is_file()
 
     def is_complete(self, model: ModelId) -> bool:
-        """Return whether the files of a model are complete zip archives."""
+        """Return whether all checkpoints of a model exist and are complete zip archives."""
         return all(zipfile.is_zipfile(path) for path in (self._tested(model), self.folder.checkpoint(model)))
 
     def __getitem__(self, model: ModelId) -> TrainedModel:
@@ -200,7 +201,7 @@ class ModelStore:
             self.models.pop(model, None)
 
     def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Return one network that predicts with several models. The store keeps the last network in memory."""
+        """Return one network with the weights that ``models`` predict with. The store caches the last network."""
         if self.built is None or self.built[0] != [*models]:
             network = build_network(self.settings, [self[model].predicting for model in models])
             self.built = ([*models], network)
@@ -220,7 +221,7 @@ class ModelStore:
 
 
 def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
-    """Build a network on the device, with the weights of a joint model, or of models with the same layer sizes."""
+    """Build a network on the device with the weights of ``models``: one joint model, or models of equal layer sizes."""
     if settings.is_joint:
         network = settings.build(settings.num_joint, models[0].grown)
         network.load_state_dict(dict(models[0].state))
@@ -342,7 +343,7 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return (loss and error on the test set, share of images per expert in the last network; see `predict`)."""
+        """Return (loss and error on the test set, share of images per expert in the newest network; see `predict`)."""
         can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
@@ -366,7 +367,7 @@ class Predictions:
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Group models by network: one network for each model of an earlier stage, and one for all models of the stage."""
+    """Group models by network: one for each model of an earlier stage, and one for all models that the stage trains."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

@@ -8,8 +8,8 @@ convolutions in five groups, with batch norm and the same number of channels in 
 the first four groups; global average pooling and one linear layer follow the last group. The initial weights follow He
 et al. 2015 (fan-out), as in VGG. The paper's released code has a fifth max pooling and torch's initial weights.
 
-In a mixture, the hidden layers of the fully connected network, or the convolutions of the VGG network, have experts.
-Such a network has one member, because members with different gate trees cannot be stacked. A growth step (Appendix A,
+In a network with mixtures, each hidden layer (fully connected) or convolution (VGG) is a mixture of experts. Such a
+network has one member, because members with different gate trees cannot be stacked. A growth step (Appendix A,
 Algorithm 2) selects the expert with the largest validation loss in each layer. The method ``split`` replaces this
 expert by two equal experts below a new random gate node; the loss does not change. The method ``copy`` copies the
 expert and the expert's row of a flat gate (paper v1, section 5.2); the loss changes.
@@ -332,7 +332,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the batch norm statistics to their mean over ``batches`` (normalized images (B, C, H, W))."""
+    """Set the batch norm statistics to the mean of the statistics of ``batches`` (normalized images (B, C, H, W))."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return
@@ -387,7 +387,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network. Each gate tree defines a hidden layer: a mixture of experts of ``width`` neurons."""
+    """Fully connected network with one hidden layer for each gate tree: a mixture of experts of ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str

@@ -1,7 +1,6 @@
 """Train and test the models of a stage on images, in this process.
 
-One network contains all members of a stage, including the members of other runs that differ only in the seed. Trained
-models remain in memory.
+One network contains all members of a stage, for all runs that differ only in the seed. Trained models remain in memory.
 """
 
 import time
@@ -60,7 +59,7 @@ class StageTrainer:
     Args:
         settings: settings of all runs.
         runs: runs whose stages are trained together.
-        shared_folder: folder for the files of unfinished trainings that several runs share.
+        shared_folder: folder for the training states of stages that several runs train in one network.
         keep_maps: whether `write_experts` runs after every stage; False: after the last stage only.
         features: training features of all runs.
         save_every: seconds between two saves of an unfinished training; None: `SAVE_EVERY_SECONDS`.
@@ -92,7 +91,7 @@ class StageTrainer:
         """Train the models of ``trainings`` in a stage, and return the training cost for stage.json.
 
         If ``trainings`` are all trainings of the stage, the network also contains the models of runs with other seeds.
-        If the file of a model is missing, train all models of the network again, with bit-identical results.
+        If the checkpoint of a model is missing, the method trains all models of the network again, bit-identically.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]
@@ -215,16 +214,16 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` that the training features receive: a training on ``num_images`` images, all epochs."""
+        """Return the `Part` of the stage for training features: all epochs on ``num_images`` images."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the weights to test for each unit (member or joint model). Measure the batch norm of averages."""
+        """Return the weights to test for each unit (member or joint model); measure batch norm for averaged weights."""
         averages = [each for each in training.tested if each is not None]
-        is_last = all(  # whether the averages equal the weights
+        is_last = all(  # whether the averages equal the weights of the best epochs
             torch.equal(tensor, state[name])
             for average, state in zip(averages, training.states, strict=False)
             for name, tensor in average.items()

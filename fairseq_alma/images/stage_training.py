@@ -1,12 +1,11 @@
-"""Train one network on the images of one stage, and select the best epoch by validation (paper v1, section 5).
+"""Settings of a run on images, and the training of one network on the images of one stage.
 
-Members that are not trained jointly have separate image orders, best epochs and early stopping. Each such member gets
-the same weights as in a separate training. A *unit* is one member, or all members of a joint model; each unit has one
-best epoch. A *branch* is a copy of the model that is trained with a decaying learning rate. The test uses the branch
-instead of the model. The next stage does not start from the branch.
+`StageTraining` selects the best epoch by validation (paper v1, section 5). A *unit* is one member, or all members of a
+joint model. Each unit has a separate image order, best epoch and early stopping, so a unit gets the same weights as in
+a separate training. A *branch* is a copy of the model that is trained with a decaying learning rate. If there is a
+branch, the branch predicts on the test set; the next stage starts from the model without the decay.
 
-`ImageSettings` reads the options of a run with fairseq's parser, so that fairseq's commands can load and test the
-models.
+`ImageSettings` parses the options with fairseq's parser, so that fairseq's commands can load and test the models.
 
 Letters in shapes: N members, B images in a batch, C channels, H height, W width, K classes.
 """
@@ -69,7 +68,7 @@ class StageTraining:
     """Training of one stage. After any epoch, a new object can resume from the `state_dict`.
 
     Args:
-        network: network with initial weights, on its device.
+        network: network with initial weights, on the device for training.
         data: training images.
         valid_images: normalized validation images (B, C, H, W).
         valid_labels: int64 labels (B) of the validation images.
@@ -78,8 +77,8 @@ class StageTraining:
             model.
         features: training features; None: no features.
         branch: training features of the branch; None: no branch.
-        branch_from: last update (from 0) before the learning rate decays. The training of the branch starts with the
-            epoch of this update.
+        branch_from: index (from 0) of the last update before the learning rate decays. The training of the branch
+            starts with the epoch of this update.
 
     Attributes:
         best: weights of the best epoch, for each unit.
@@ -203,7 +202,7 @@ class StageTraining:
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
-        """Validate, store the weights of units that improved, and stop units whose patience is exhausted."""
+        """Validate, store weights of improved units, and stop units after ``patience`` epochs without improvement."""
         with self.features.around_forward(self.network):
             scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
         own: Optional[Mapping[str, Tensor]] = None
@@ -285,7 +284,7 @@ class ImageSettings:
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of hydra, for options of classes without a dataclass
+            warnings.simplefilter("ignore")  # hydra warns about options of classes without a dataclass
             self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")

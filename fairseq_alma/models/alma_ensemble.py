@@ -31,7 +31,7 @@ from fairseq_alma.training.loading import refuse_other_weights
 
 @dataclass
 class AlmaEnsembleConfig(FairseqDataclass):
-    """Configuration of an ensemble in its checkpoint; see `checkpoints.ensemble_file`."""
+    """Configuration of an ensemble, stored in the ensemble checkpoint; see `checkpoints.ensemble_file`."""
 
     members: Any = field(default=None, metadata={"help": "one entry for each member; see checkpoints.ensemble_file"})
     vocab_size: int = field(default=0, metadata={"help": "vocabulary size, including fairseq's four special symbols"})
@@ -43,7 +43,7 @@ class AlmaEnsembleConfig(FairseqDataclass):
 class EnsembleDecoder(FairseqIncrementalDecoder):
     """Decoder that predicts the weighted mean of the members' probabilities.
 
-    All members share one incremental state. The keys of the state contain module ids, so entries are separate.
+    All members share one incremental state. The keys contain module ids, so each member has separate entries.
 
     Args:
         dictionary: vocabulary of all members.

@@ -1,7 +1,7 @@
-"""Gates (routers) of a mixture of experts, and the assignment of tokens to experts of limited capacity.
+"""Gates (routers) of mixtures of experts, assignment of tokens to experts of limited capacity, and expert losses.
 
-A gate is a tree of choices (`GateTree`). Each choice is a softmax over its children; a plain gate has one choice. Two
-classes compute the same routing:
+A gate is a tree of choices (`GateTree`). Each choice is a softmax over its children; a plain gate has one choice. There
+are two implementations:
 
 - `DescendingGate`, for the Switch layers of language models, computes the choices one by one in fp32, without bias.
 - `ParallelGate`, for images, computes all choices at once, because each split adds a choice to the tree.
@@ -75,7 +75,7 @@ class DescendingGate(nn.Module):
             best, expert = probs.max(dim=-1)
             return Routing(expert, probs, best)
         root, *inner = self.tree.choices
-        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of the path to each row, per choice
+        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of the paths to the rows of a choice
         best, row = log_probs[0].max(dim=-1)
         combine_weights = best.exp()
         for choice in inner:

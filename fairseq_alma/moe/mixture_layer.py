@@ -50,7 +50,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Apply the layer to a batch. In training, a hard gate samples with the generator in ``generators``, if any."""
+        """Apply the layer to a batch. In training, a hard gate samples experts with ``generators`` (at most one)."""
         features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()
