@@ -1,11 +1,11 @@
 """Base classes of learners, plans of stages, the registry of learners, and presets of learner and training options.
 
-A plan is a record that the training loop executes. The command makes all plans before training starts, so that
-``--dry-run`` can print them, a job queue can run single stages, and the loop can remove files that no later stage
-needs.
-
 A learner is a frozen dataclass registered with `register_learner`. Fields that `opt` declares become options of
 ``alma-stream``. Source: the paper, Algorithm 1 and sections 4.1 and 4.2.
+
+A learner returns a plan for each stage: a record that the training loop executes. The command makes all plans before
+training starts. Therefore, ``--dry-run`` can print the plans, a job queue can run single stages, and the loop can
+remove files that no later stage needs.
 
 A preset has the option values of the paper's text (``paper``; v1, section 5; v5, sections 4 and 5 and Appendix B.1) or
 of the released code (``released-code``; github.com/facebookresearch/alma). Options on the command line take precedence
@@ -261,13 +261,13 @@ class Learner(Options):
     )
 
     def check(self) -> None:
-        """Raise ValueError if two options conflict; the message begins with the name of an option."""
+        """Raise ValueError if options of the learner conflict; the message begins with the name of an option."""
 
     def check_stages(self, planned: Sequence[Stage]) -> None:
-        """Raise ValueError if an option does not match the stages of the run."""
+        """Raise ValueError if an option of the learner does not match the stages of the run."""
 
     def check_model(self, last: Last) -> None:
-        """Raise ValueError if an option does not match the model options after ``--``."""
+        """Raise ValueError if an option of the learner does not match the model options after ``--``."""
 
     def plan(self, stage: Stage) -> StagePlan:
         """Return the plan of one stage."""

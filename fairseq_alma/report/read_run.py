@@ -1,4 +1,4 @@
-"""Read the records of a run into a DataFrame with one row per arrival; group runs that differ only in seeds.
+"""Read the records of runs, and group runs that differ only in seeds.
 
 An update is the training of a stage. The current model at an arrival is the model of the last update so far, or the
 untrained model before the first update. Section 3.1 of the paper defines CER, Mem and Comp (equations 1 and 2).

@@ -1,6 +1,6 @@
 """Make the tables of a report, and format tables as Markdown, CSV and LaTeX.
 
-Tables: results by arrival, cost, growth, i.i.d. controls, held-out parts, evaluations, runs.
+The tables show results by arrival, cost, growth steps, i.i.d. controls, losses on held-out parts, evaluations, runs.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Write a report: tables, figures and summary sentences of runs as files, and an HTML page with all of them."""
+"""Write a report on runs: summary sentences, files with tables and figures, and an HTML page with all of them."""
 
 import base64
 import importlib.util

@@ -1,6 +1,6 @@
 """Start child processes that exit when this process exits, such as the processes of ``--jobs N``.
 
-``--jobs N`` starts N calls of ``alma-stream --member``. Each call trains its members in all stages. The parent process
+``--jobs N`` starts N calls of ``alma-stream --member``. Each call trains some members in all stages. The parent process
 evaluates the ensemble and completes the stage as soon as all members of the stage are trained.
 """
 
