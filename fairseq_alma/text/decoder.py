@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, padding: Tensor, state: Optional[IncrementalState], *positions: Tensor
     ) -> tuple[Tensor, Optional[Routing], Optional[SwitchStatistics]]:
-        """Return (output (B, T, M), routing of the B x T tokens, statistics). For a dense FFN, the last two are None.
+        """Return ((B, T, M) output, routing of the B x T tokens, statistics); dense FFN: (output, None, None).
 
         ``padding`` (B, T) is True for padding tokens; ``positions`` is the second result of `Decoder.embed`.
         """

@@ -105,7 +105,7 @@ class Context:
         owned: option of fairseq-train that the learner sets -> explanation for the error if the user gives the option.
         num_experts: number of experts in the first stage; None: the learner does not set this number.
         continues: whether each later stage starts from the weights of the previous stage.
-        features: value of each feature option by name; None: the option is not given.
+        features: value of each option of a training feature, by field name; None: the option is not given.
         selects_weights: whether the user selects the weights to test, for example with ``--best-checkpoint``.
         has_start: whether the run starts from a checkpoint.
         num_procs: number of processes that share the batches of an update.
@@ -126,8 +126,8 @@ class Recipe:
 
     Attributes:
         words: arguments after ``--``: first the defaults, then the arguments of the user.
-        chosen: defaults of the options after ``--`` that the user does not give, by option.
-        features: defaults of the feature options that the user does not give before ``--``, by field name.
+        chosen: option after ``--`` that the user does not give -> default.
+        features: field name of a feature option that the user does not give before ``--`` -> default.
         passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
         lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
         record: entry ``recipe`` of run.json; None: the run uses no defaults.

@@ -367,7 +367,7 @@ class Command:
 
     Attributes:
         program: name of an installed command.
-        groups: arguments in groups; all arguments of a group are printed on the same line.
+        groups: arguments in groups; `__str__` prints all arguments of a group on the same line.
         environment: additional environment variables.
         num_procs: number of distributed processes, each with the environment variables of ``torchrun``.
     """
@@ -411,7 +411,7 @@ class Command:
             log: file to which the command line and all output are appended.
             files: file descriptors that the command keeps open.
             watch: function that receives the metrics of each logged update.
-            further: additional arguments that are omitted from the command line in the log.
+            further: additional arguments, which the command line in the log does not contain.
 
         Raises:
             AlmaError: the command failed; the message names the reason and the log file.

@@ -1,11 +1,11 @@
-"""Training batches of text: consecutive slices of a random order of the sequences, one order for each epoch.
+"""Training batches of text: consecutive slices of a random order of the sequences, with a new order for each epoch.
 
 With ``--new-first``, the first epoch begins with one pass through the new sequences.
 
 The order depends only on seed, stage and epoch, and the position within an epoch counts sequences. Therefore
 ``--batch-size 4 --update-freq 2`` reads the same sequences as ``--batch-size 8``. A run that resumes with another batch
-size, or with another number of workers or processes, reads each sequence once per epoch. fairseq instead counts and
-shuffles batches. By default, fairseq drops a last batch whose number of sequences is not a multiple of 8.
+size, or with another number of workers or processes, still reads each sequence once per epoch. fairseq instead
+counts and shuffles batches. By default, fairseq drops a last batch whose number of sequences is not a multiple of 8.
 
 Example for 10 sequences in the order o, batches of 2 sequences, and 2 processes: process 0 reads o[0:2], o[4:6] and
 o[8:10]; process 1 reads o[2:4], o[6:8] and a padding batch. Without the padding batch, fairseq would omit the earlier
@@ -111,7 +111,7 @@ class SequenceBatches(EpochBatchIterating):
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
-        """Return the batches of the next epoch, or, after `load_state_dict`, the remaining batches of an epoch."""
+        """Return the batches of the next epoch or, after `load_state_dict`, the rest of the saved epoch."""
         if self.next_epoch_idx > self.epoch:
             self.epoch, self.position = self.next_epoch_idx, 0
         generator = np.random.default_rng((*self.seed, self.epoch))

@@ -49,7 +49,7 @@ def joint_losses(
         splits: names of the splits.
         log_probs: function that yields the log-probabilities of a member for each split.
         known: file with the log-sums of the first members, ignored if ``text`` or a member differs; None: no file.
-        out: file for the log-sums of all members; if the file exists, the function first reads it. None: no file.
+        out: file for the log-sums of all members; if a matching file exists, ``known`` is ignored. None: no file.
     """
     num_known, stored = next(filter(None, (_read_sums(path, text, members) for path in (out, known) if path)), (0, {}))
     log_sums = {split: stored[split] for split in splits if split in stored}

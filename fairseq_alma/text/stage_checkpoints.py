@@ -1,7 +1,7 @@
 """Repair, read and remove the checkpoint files of a stage.
 
-fairseq writes ``checkpoint_E_U.pt`` atomically, and then copies this file to ``checkpoint_last.pt``. A kill during the
-copy can leave a truncated ``checkpoint_last.pt``, from which fairseq would resume.
+fairseq writes ``checkpoint_E_U.pt`` atomically, and then copies this file to ``checkpoint_last.pt``. If fairseq is
+killed during the copy, ``checkpoint_last.pt`` is truncated, and fairseq would try to resume from this file.
 """
 
 import re
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint is complete. A truncated zip file lacks the directory at the end of the file."""
+    """Return whether a checkpoint is complete, that is, has the directory at the end of the zip file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())

@@ -1,4 +1,4 @@
-"""Task ``alma_lm`` of fairseq: language modeling on one stage of a stream, with the tokenizer of the stream."""
+"""The fairseq task ``alma_lm``: language modeling on one stage of a stream, with the tokenizer of the stream."""
 
 import argparse
 import contextlib

@@ -103,7 +103,7 @@ class TextJob:
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the starting checkpoint, and return a function that returns this back end for all runs."""
+        """Check the starting checkpoint; return a function that returns this back end for any runs."""
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)

@@ -231,7 +231,7 @@ class Train(TrainingStep):
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
     def _given_options(self) -> list[tuple[str, ...]]:
-        """Return the options after ``--`` with the length, model size and log folders of this training."""
+        """Return the options after ``--``, adapted to the length, model size and log folders of this training."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
@@ -239,7 +239,7 @@ class Train(TrainingStep):
             options = replace_option(options, "--max-update", str(end))
         if job.recipe is not None and TOTAL in job.recipe.chosen:
             options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
-        if self.part == BRANCH:  # the curves of the branch would overlap the curves of the training
+        if self.part == BRANCH:  # the curves of the branch would overlap the curves of the main training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):
             member = job.folder.model_folder(training.model).relative_to(job.folder.root)
@@ -273,7 +273,7 @@ class Train(TrainingStep):
         return {"num_updates": done.num_updates, **found}
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:
-        """Run fairseq-train after ``num_updates`` completed updates; return the progress of the last checkpoint."""
+        """Run fairseq-train from update ``num_updates`` of the stage; return the progress of the last checkpoint."""
         self.require_start()
         member = self.training.model.member
         log = self.here / TRAIN_LOG.format(f"{member}-branch" if self.part == BRANCH else member)
@@ -342,7 +342,7 @@ class Average(TrainingStep):
 
 
 class Count(TextStep):
-    """Counting step: count parameters, experts, ensemble members and FLOPs of the model after the stage."""
+    """Counting step: count parameters, experts, members and FLOPs of the model or ensemble after the stage."""
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
@@ -405,7 +405,7 @@ class Join(TextStep):
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Write the ensemble. First strip the member files, because the ensemble stores checksums of these files."""
+        """Write the ensemble. Strip the member files first, because the ensemble stores the checksums of the files."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)

@@ -94,7 +94,7 @@ class TrainOptions:
         return found[-1] if found else None
 
     def as_dict(self) -> dict[str, str]:
-        """Return the last value of each option by name, for run.json; the value of a flag is empty."""
+        """Return the last value of each option by name, for run.json; the value of a flag is an empty string."""
         return {name: " ".join(values) for name, values in self.options}
 
     def for_evaluation(self) -> list[tuple[str, ...]]:
