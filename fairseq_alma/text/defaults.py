@@ -314,7 +314,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
-    """Return the number of tokens per update. Use defaults for invalid numbers, which another check reports."""
+    """Return the number of tokens per update. Defaults replace invalid numbers; other checks report these numbers."""
     sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
     if "--batch-size" not in filled and "--max-tokens" in filled:
         sizes = {"--update-freq": 1, "--max-tokens": 1}

@@ -1,6 +1,6 @@
 """Steps of a stage of ``alma-stream`` on text: growth, training, averaging, ensembles and tests.
 
-Each step runs fairseq or alma commands. Children of the helper process read the checkpoints, so that ``alma-stream``
+The steps run fairseq or alma commands and read checkpoints in children of the helper process, so that ``alma-stream``
 does not import torch.
 """
 
@@ -182,7 +182,7 @@ class Train(TrainingStep):
         return self.job.num_updates(self.training, self.part), self.job.options.max_epoch
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the last checkpoint has reached a limit and, if ``keeps_best``, the best checkpoint exists.
+        """Return whether training has reached a limit and, if ``job.keeps_best``, the best checkpoint is complete.
 
         Raises:
             AlmaError: the last checkpoint is damaged.
@@ -273,7 +273,7 @@ class Train(TrainingStep):
         return {"num_updates": done.num_updates, **found}
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:
-        """Run fairseq-train from update ``num_updates`` of the stage; return the progress of the last checkpoint."""
+        """Run fairseq-train after ``num_updates`` updates of this step; return the progress of the last checkpoint."""
         self.require_start()
         member = self.training.model.member
         log = self.here / TRAIN_LOG.format(f"{member}-branch" if self.part == BRANCH else member)
