@@ -52,10 +52,10 @@ class GateTree:
 
     @classmethod
     def from_nested(cls, nested: Nested) -> "GateTree":
-        """Return the tree that nested lists of expert numbers represent.
+        """Return the gate tree for nested lists of expert numbers.
 
         Raises:
-            AlmaError: a choice is not a list or is empty, or the expert numbers are not 0 to n-1, each exactly once.
+            AlmaError: a choice is not a list or is empty, or the n experts are not numbered 0 to n-1.
         """
         choices: list[Choice] = []
         row_expert: list[Optional[int]] = []

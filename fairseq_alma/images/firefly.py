@@ -14,7 +14,7 @@ A growth step follows section 2 of Wu et al.:
    the start of a path, the gradient of a split is 0, because the effects of the two halves cancel each other. The
    gain from a split is of second order.
 4. `select_candidates` keeps the best candidates of all layers and adds about the requested number of parameters. The
-   paper's released code counts neurons instead of parameters.
+   released code of the ALMA paper counts neurons instead of parameters.
 
 Each step adds the same share of the *initial* size, so a network grows linearly: "at every growth phase, we add
 approximately a quarter of the initial number of parameters" (paper v5, Appendix B.1; section 4 calls this learner FF).
@@ -190,7 +190,7 @@ def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
 
 
 def unit_length(directions: Tensor) -> Tensor:
-    """Scale the direction of each candidate to norm 1; a zero direction remains zero."""
+    """Return the direction of each candidate, scaled to norm 1; a zero direction remains zero."""
     return F.normalize(directions.flatten(1)).view_as(directions)
 
 
@@ -257,7 +257,7 @@ class LayerScores(NamedTuple):
 
 
 def vgg_size(image_channels: int, channels: Sequence[int], num_classes: int, share_of: str = "parameters") -> int:
-    """Return the number of ``parameters`` or ``neurons`` of a VGG network with ``channels`` outputs in each layer."""
+    """Return the number of ``parameters`` or ``neurons`` of a VGG network with ``channels`` in each convolution."""
     if share_of == "neurons":
         return sum(channels)
     inputs = [image_channels, *channels[:-1]]
@@ -336,7 +336,7 @@ def grow_firefly(
 def amount_to_add(
     image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
-    """Return the number of parameters or neurons to add. Raises AlmaError if the share is invalid or too small."""
+    """Return how many parameters or neurons to add. Raises AlmaError if the share is invalid or too small."""
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: expected a finite number above 0; the paper uses 0.25")
     first = [first_channels] * NUM_CONVOLUTIONS

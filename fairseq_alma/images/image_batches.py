@@ -15,7 +15,7 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a random generator on the CPU, seeded with ``numbers``: random seed, stage if any, purpose (`ORDER`)."""
+    """Return a random generator on the CPU, seeded with ``numbers``, such as random seed, stage and `ORDER`."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 

@@ -8,7 +8,7 @@
 
 `ImageClassifier` contains a network of N members; `ImageEnsemble` contains trained models. ``alma-stream`` trains the
 network directly; fairseq's commands train and test the `ImageClassifier`. To add an architecture, define a network in
-module ``networks``, and add a subclass of `ImageClassifier` to this module that builds the network from options.
+module ``networks``. Add to this module a subclass of `ImageClassifier` that builds the network from options.
 
 Letters in shapes: N members, B images, C channels, H height, W width, K classes.
 """

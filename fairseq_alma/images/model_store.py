@@ -243,7 +243,7 @@ class Tally:
     Add the models in a fixed order, so that sums are bit-identical after a restart.
 
     Args:
-        combine: how the class is predicted: ``single`` or ``probabilities`` (largest mean probability), ``logits``
+        combine: rule for the predicted class: ``single`` or ``probabilities`` (largest mean probability), ``logits``
             (largest mean logit), or ``vote`` (most votes; ties: largest mean probability).
     """
 

@@ -236,7 +236,7 @@ class StageTrainer:
         return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
-        """Resume from ``unfinished`` if it exists, run all remaining epochs, and save the state at intervals."""
+        """Resume from ``unfinished`` if the file exists, run all remaining epochs, and save the state at intervals."""
         before = read_unfinished(unfinished)
         if before is not None and before.get(SEEDS) == seeds:  # with other seeds, the file belongs to other runs
             try:

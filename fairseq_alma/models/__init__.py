@@ -1,4 +1,4 @@
-"""Models that are registered in fairseq.
+"""Models that this package registers in fairseq.
 
 - language models: ``alma_transformer_lm`` and ``alma_switch_lm``, each with the sizes ``_tiny`` to ``_large``
 - image models (in ``images``): ``alma_mlp``, ``alma_vgg``, ``alma_moe_mlp``, ``alma_moe_vgg``, ``alma_firefly_vgg``

@@ -71,8 +71,8 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         Args:
             prev_output_tokens: token ids (B, T), int64, padded on the right.
             encoder_out: unused; fairseq passes this argument to every decoder.
-            incremental_state: cache of earlier positions; if given, compute only the newest position (T = 1).
-            unused: further arguments of fairseq's generator (``src_lengths``).
+            incremental_state: cache of earlier positions; None: no cache. With a cache, the output has T = 1.
+            unused: other arguments that fairseq's generator passes, such as ``src_lengths``.
         """
 
         def log_probs(member: Any) -> Tensor:  # a function, so that the logits of a member are freed on return
@@ -122,7 +122,7 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
         for name, size, found in sizes:
             if size not in (0, found):
                 raise AlmaError(
-                    f"the members of the ensemble have {size} {name}, but the stream has {found}; give the stream on "
+                    f"the members of the ensemble have {size} {name}, but the stream has {found}; use the stream on "
                     "which the members were trained"
                 )
         path = getattr(task, "checkpoint_path", None)  # tasks of fairseq have no such attribute

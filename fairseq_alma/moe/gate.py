@@ -44,8 +44,8 @@ class DescendingGate(nn.Module):
 
     A flat tree gives the routing of Fedus et al. 2021, section 2.1: the expert with the largest softmax probability in
     fp32. The combine weight is this probability. In a deeper tree, the combine weight is the probability at the root,
-    multiplied by p / stop_gradient(p) for each choice below the root. The value of this factor is 1, so a split does
-    not change outputs. The gradient of the factor is the gradient of log p.
+    multiplied by p / stop_gradient(p) for each further choice on the path; p is the probability of the best child. This
+    factor is 1, so a split does not change outputs. The gradient of the factor is the gradient of log p.
 
     Args:
         in_features: I, number of input features.
