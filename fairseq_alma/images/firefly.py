@@ -336,7 +336,7 @@ def grow_firefly(
 def amount_to_add(
     image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
-    """Return how many parameters or neurons to add. Raises AlmaError if the share is invalid or too small."""
+    """Return the number of parameters or neurons to add. Raises AlmaError if the share is invalid or too small."""
     if not 0 < share < math.inf:
         raise AlmaError(f"--grow-share {share}: expected a finite number above 0; the paper uses 0.25")
     first = [first_channels] * NUM_CONVOLUTIONS
