@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_EX) -> Iterator[int]:
     """Open and lock a file or folder, and yield the file descriptor.
 
-    Open the path again if another process renames or removes the file or folder before this process has the lock.
+    If another process renames or removes the file or folder before this process has the lock, open the path again.
     Raises AlmaError if another process holds the lock after `LOCK_PATIENCE_SECONDS`; the message begins with `refusal`.
     """
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS

@@ -25,7 +25,7 @@ NONE = "none"
 """Value in fairseq's configurations that means 'not given', for an option with choices."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
-"""An option of a command line: (flag, values)."""
+"""An option on a command line: (flag, values)."""
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 """Aliases of fairseq options (alias -> flag)."""
 LARGEST_COUNT = 2**31 - 1
@@ -114,7 +114,7 @@ class Option:
         trait: name of a boolean attribute of learners; only learners with a true attribute support the option. In the
             help, the names of these learners replace ``{learners}``.
         metavar: name of the value in ``--help``.
-        defaults: kind of data -> default, for each kind of data whose default differs from ``default``.
+        defaults: kind of data, or `TRAINING` (for fairseq-train) -> default value, if it differs from ``default``.
         name: name of the field.
         flag: flag on the command line.
         default: default value; ``MISSING`` if the option is required.
@@ -140,7 +140,7 @@ class Option:
     type: Any = str
 
     def default_on(self, kind: Optional[str] = None) -> Any:
-        """Return the default value for a kind of data, or ``default`` if ``kind`` is None."""
+        """Return the default value for ``kind``, a key of ``defaults``; for None, return ``default``."""
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:

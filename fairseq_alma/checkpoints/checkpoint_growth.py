@@ -96,7 +96,7 @@ def add_layers(
 
     Args:
         checkpoint: checkpoint to grow.
-        config: new values of options in ``cfg.model``.
+        config: option name -> new value, for changed options of ``cfg.model``.
         fresh: random weights of the larger model, by tensor name.
         outputs: name suffixes of the output projections of a layer, which are zero in new layers.
         names: parameter names of the old and of the new model, each in the order of the model.

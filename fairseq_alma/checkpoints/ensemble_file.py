@@ -90,12 +90,12 @@ def _read_single_model(path: Path) -> Checkpoint:
 
 
 def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path, embed: bool = False) -> Checkpoint:
-    """Build the checkpoint of an ensemble. Copy the task state and ``cfg`` (except ``cfg.model``) of the first member.
+    """Return the checkpoint of an ensemble, with task state and ``cfg`` (except ``cfg.model``) of the first member.
 
     Args:
         paths: checkpoints of the members.
         weights: weight of each member, at least 0, not all 0.
-        out: file that the caller writes; stored paths of members are relative to the folder of this file.
+        out: path of the ensemble, which the caller writes; stored member paths are relative to the folder of ``out``.
         embed: whether to store the weights of the members instead of paths to the files of the members.
 
     Raises:

@@ -100,11 +100,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """Updates of a stage, in the main training or in a branch (model copy, trained with a decaying learning rate)."""
+    """One training in a stage: the main training, or the branch (model copy, trained with a decaying learning rate)."""
 
     first_update: int = 0  # number of updates of the optimizer before the stage
-    num_updates: Optional[int] = None  # number of updates in the stage; None: the stage ends after its epochs
-    is_branch: bool = False  # whether the updates train the branch
+    num_updates: Optional[int] = None  # number of updates in the stage; None: the number of epochs limits the stage
+    is_branch: bool = False  # whether the training is the branch
 
 
 @dataclass

@@ -313,7 +313,7 @@ if TYPE_CHECKING:
 @register_feature
 @dataclass
 class NewFirst(Feature):
-    """Feature that puts new training sequences before the sequences of all mega-batches."""
+    """Feature that adds a sample of the new training sequences before the sequences of all mega-batches."""
 
     new_first: Optional[float] = opt(
         None,

@@ -49,7 +49,7 @@ class _OnCpu(argparse.Action):
 
 
 def hide_gpus() -> None:
-    """Hide all GPUs from this process and its children, because fairseq and torch use visible GPUs.
+    """Hide all GPUs from this process and its children; otherwise, fairseq and torch would use the GPUs.
 
     The caller must not have initialized CUDA.
     """
