@@ -33,6 +33,10 @@ from fairseq_alma.options import opt, real
 from fairseq_alma.training.fairseq_options import bound_options, declared
 
 FACTOR = real(0, 1e6, above=True)
+STEPS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+MAX_BATCH_SIZE = 2**24
+"""Maximum number of matrix elements per call of `orthogonalize`, to limit temporary memory."""
 
 
 class FactorAdamW(torch.optim.Optimizer):
@@ -113,12 +117,6 @@ class FusedAdam(FairseqOptimizer):
         if max_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return norm
-
-
-STEPS = 5
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-MAX_BATCH_SIZE = 2**24
-"""Maximum number of matrix elements per call of `orthogonalize`, to limit temporary memory."""
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

@@ -33,6 +33,10 @@ _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
 _MAX_TABLE_BITS = 27
+Size = Union[int, float]
+"""Number of bytes (int), or share of a total (float below 1)."""
+_TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
+_PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 @functools.cache
@@ -180,12 +184,6 @@ def scrambled(numbers: np.ndarray) -> np.ndarray:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
-
-
-Size = Union[int, float]
-"""Number of bytes (int), or share of a total (float below 1)."""
-_TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
-_PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:

@@ -56,6 +56,9 @@ _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argumen
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
 _CACHED_CHUNKS = 600_000  # maximum number of cached chunks in all workers together
 _SHOWN = 80  # number of characters of a dropped document in stream.json
+MAX_LISTED = 1000
+"""Maximum number of dropped documents that the manifest lists."""
+_MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer before they write to the files
 
 
 @dataclass(frozen=True)
@@ -393,11 +396,6 @@ def _refuse_many_groups(number: int) -> None:
             f"--by: expected at most {MAX_MEGABATCHES:,} values (mega-batches), found {number:,}; give "
             "another field, or for dates a longer --period"
         )
-
-
-MAX_LISTED = 1000
-"""Maximum number of dropped documents that the manifest lists."""
-_MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer before they write to the files
 
 
 def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:

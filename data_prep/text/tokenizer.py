@@ -18,6 +18,23 @@ import numpy as np
 
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 
+# Each alternative starts and ends at a split of the rule, provided that the preceding text ended at a split:
+_CHUNK = re.compile(
+    # letters or digits before other ASCII characters (a letter outside ASCII would continue the word)
+    r" ?(?:[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)|[0-9]+(?=[!-/:-~ \n]|\Z))"
+    # one line feed before the first word of the next line
+    r"|\n(?=\S)"
+    # a contraction such as 's and further letters: the rule cuts after "'s"
+    r"|'[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)"
+    # punctuation up to a letter, a digit or a space, unless it begins a contraction
+    r"| ?(?!'[A-Za-z])[!-/:-@\[-`{-~]+(?=[A-Za-z0-9 \n]|\Z)"
+    # otherwise, all characters up to the next white space, including white space at the start
+    r"|\s*\S+|\s+\Z"
+)
+# Characters that are white space for Python, but not for the rule.
+_ODD = "\x1c\x1d\x1e\x1f"
+_MAX_CACHED_LENGTH = 32
+
 
 def vocab_size_for(num_bytes: int) -> int:
     """Return the power of two nearest to 1.6 * sqrt(bytes of mega-batch 0), but at least 512 and at most 32,768."""
@@ -43,24 +60,6 @@ def train_tokenizer(batches: Iterable[list[str]], vocab_size: int, num_threads: 
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(batches, trainer)
     return tokenizer.to_str(pretty=True).encode()
-
-
-# Each alternative starts and ends at a split of the rule, provided that the preceding text ended at a split:
-_CHUNK = re.compile(
-    # letters or digits before other ASCII characters (a letter outside ASCII would continue the word)
-    r" ?(?:[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)|[0-9]+(?=[!-/:-~ \n]|\Z))"
-    # one line feed before the first word of the next line
-    r"|\n(?=\S)"
-    # a contraction such as 's and further letters: the rule cuts after "'s"
-    r"|'[A-Za-z]+(?=[!-@\[-`{-~ \n]|\Z)"
-    # punctuation up to a letter, a digit or a space, unless it begins a contraction
-    r"| ?(?!'[A-Za-z])[!-/:-@\[-`{-~]+(?=[A-Za-z0-9 \n]|\Z)"
-    # otherwise, all characters up to the next white space, including white space at the start
-    r"|\s*\S+|\s+\Z"
-)
-# Characters that are white space for Python, but not for the rule.
-_ODD = "\x1c\x1d\x1e\x1f"
-_MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:

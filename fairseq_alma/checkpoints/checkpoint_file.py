@@ -34,6 +34,11 @@ _CUTOFFS = re.compile(r"\d{1,9}(,\d{1,9})*")
 # fairseq also ignores these tensors in checkpoints.
 _IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")
 Weights = Mapping[str, Tensor]
+Checkpoint = dict[str, Any]
+DICTIONARY_KEY = "alma_dictionary_sha256"
+"""Key of ``task_state`` for the sha256 of the training vocabulary (``dict.txt``)."""
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
 
 def check_config(config: Any, is_member: bool = False) -> None:
@@ -75,14 +80,6 @@ def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: s
             first = f"first: {names[0]}"
             first += f", expected {needed[names[0]]}, found {found[names[0]]}" if names is wrong else ""
             raise AlmaError(f"{path}: the checkpoint {problem.format(len(names))} ({first}); {remedy}")
-
-
-Checkpoint = dict[str, Any]
-
-DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key of ``task_state`` for the sha256 of the training vocabulary (``dict.txt``)."""
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
 
 def read_checkpoint(

@@ -55,6 +55,24 @@ Bits per byte after six months of novels (mean over the months), by number of pa
 - 320k (batch 8; size chosen from the text of the first month alone): 2.065"""
 WORSE = 1.01
 """Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
+RUN, REPORT, EXPORT = "run", "report", "export"
+NEXT = "run.next"
+"""Folder of a new run until the new run replaces the current run."""
+SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
+"""Held-out shares of text in the first month. For later months, only --holdout-bytes applies."""
+LEAST_OF_USUAL = 0.7
+"""Minimum bytes per token of a month, relative to the bytes per token of the first month."""
+SAMPLED_DOCUMENTS = 200
+EPILOG = """\
+The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
+new text and then on samples of all text so far, tests the model, and updates report and export. The same command
+resumes a killed call.
+Options after -- are passed to fairseq-train; give them with the first call.
+
+  alma-update model 2026-01.txt.xz
+  alma-update model inbox/2026-03/
+  alma-update model --redo --budget 6
+"""
 
 
 class Month(Struct, omit_defaults=True):
@@ -152,26 +170,6 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
     order = " (first the new text, then samples of all months)" if action == "continue" else ""
     yield f"training: {how[action]}, {passes:.2g} passes through {text}{order}"
     yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} training tokens so far"
-
-
-RUN, REPORT, EXPORT = "run", "report", "export"
-NEXT = "run.next"
-"""Folder of a new run until the new run replaces the current run."""
-SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
-"""Held-out shares of text in the first month. For later months, only --holdout-bytes applies."""
-LEAST_OF_USUAL = 0.7
-"""Minimum bytes per token of a month, relative to the bytes per token of the first month."""
-SAMPLED_DOCUMENTS = 200
-EPILOG = """\
-The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
-new text and then on samples of all text so far, tests the model, and updates report and export. The same command
-resumes a killed call.
-Options after -- are passed to fairseq-train; give them with the first call.
-
-  alma-update model 2026-01.txt.xz
-  alma-update model inbox/2026-03/
-  alma-update model --redo --budget 6
-"""
 
 
 @dataclass(frozen=True)

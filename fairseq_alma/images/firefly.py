@@ -34,6 +34,13 @@ from torch import Generator, Tensor, nn
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.networks import BATCH_NORM_EPS, NUM_CONVOLUTIONS, VGG, ConvBlock, MemberLinear, count_flops
 
+TUNING_RATE = 0.1
+FEWEST_NEW = 4  # minimum number of new channels that are candidates in each layer
+NUM_PASSES = 2  # passes (forward and backward) over the images: tune directions, compute scores
+Batches = Sequence[tuple[Tensor, Tensor]]
+SizeOf = Callable[[Sequence[int]], int]
+"""Function that computes the size of a VGG network from the output channels of each convolution."""
+
 
 class KeptCandidates(NamedTuple):
     """Kept candidates of one layer: indices of the channels to split and of the new channels, both ascending."""
@@ -239,14 +246,6 @@ def _widen_inputs(weight: Tensor, outgoing: Tensor, before: KeptCandidates) -> T
     first_halves = weight.clone()
     first_halves[:, before.split] /= 2
     return torch.cat([first_halves, first_halves[:, before.split], outgoing[:, before.new]], dim=1)
-
-
-TUNING_RATE = 0.1
-FEWEST_NEW = 4  # minimum number of new channels that are candidates in each layer
-NUM_PASSES = 2  # passes (forward and backward) over the images: tune directions, compute scores
-Batches = Sequence[tuple[Tensor, Tensor]]
-SizeOf = Callable[[Sequence[int]], int]
-"""Function that computes the size of a VGG network from the output channels of each convolution."""
 
 
 class LayerScores(NamedTuple):

@@ -45,6 +45,9 @@ from fairseq_alma.runs.run_folder import RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest, seconds_of
 from fairseq_alma.training.feature import FEATURES, Features, Setting
 
+if TYPE_CHECKING:
+    from fairseq_alma.images.stage_trainer import StageTrainer
+
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),
     "sgd": ("--momentum", "--weight-decay"),
@@ -55,6 +58,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 These optimizers update each weight independently, so the members of a network do not affect each other.
 """
 MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
+OWN_OPTIONS = ("--select", "--least-gain")
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,6 @@ class LoopOptions(Options):
     )
 
 
-OWN_OPTIONS = ("--select", "--least-gain")
 TRAINING_OPTIONS = ("--optimizer", "--cpu", *flags_of(LoopOptions))
 
 
@@ -186,10 +189,6 @@ def feature_options() -> dict[str, Option]:
         for option in options_of(kind).values()
         if option.side == TRAINING and "images" in option.kinds and option.flag not in kind.owned
     }
-
-
-if TYPE_CHECKING:
-    from fairseq_alma.images.stage_trainer import StageTrainer
 
 
 class ImageJob:

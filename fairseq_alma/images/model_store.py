@@ -44,6 +44,9 @@ TRAINING_KEY = "alma_image_training"
 """Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel`, except the weights."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
+EXPERTS_FILE = "test-experts.npz"
+NUM_SHOWN = 2000
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -230,11 +233,6 @@ def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> Im
         for state, model in zip(network.member_states(), models, strict=True):
             load_exactly(state, model.state)
     return network.to(settings.device)
-
-
-EXPERTS_FILE = "test-experts.npz"
-NUM_SHOWN = 2000
-Metrics = dict[str, float]
 
 
 class Tally:

@@ -34,6 +34,9 @@ from fairseq_alma.moe.mixture_layer import MixtureLayer
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 CHUNK_VALUES = 1 << 21  # maximum number of image values (pixels times channels) in a prediction batch; limits memory
+VGG19 = (2, 2, 4, 4, 4)  # convolutions of each group
+NUM_CONVOLUTIONS = sum(VGG19)
+SMALLEST_IMAGE = 2 ** (len(VGG19) - 1)
 
 
 class ImageKind(NamedTuple):
@@ -258,11 +261,6 @@ class MLP(ImageNetwork):
         for layer in hidden:
             x = F.relu(layer(x))
         return last(x)
-
-
-VGG19 = (2, 2, 4, 4, 4)  # convolutions of each group
-NUM_CONVOLUTIONS = sum(VGG19)
-SMALLEST_IMAGE = 2 ** (len(VGG19) - 1)
 
 
 class ConvBlock(nn.Module):

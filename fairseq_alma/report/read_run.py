@@ -36,6 +36,15 @@ SIZES = {
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
 }  # fmt: skip
 SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
+LEARNER_COLOURS = {
+    "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
+    "gmoe": "#CC79A7", "firefly": "#333333",
+}  # fmt: skip
+"""Colour of each learner (most from the palette of Okabe and Ito, 2008), in the order of learners in tables."""
+IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
+"""Options that an experiment name omits, because the label or the number of experts shows the value."""
+# 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
+T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 class RecordedRun:
@@ -212,17 +221,6 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
     frame["experts"] = (frame.num_experts * frame.num_members).ffill()
     frame["tflops"] = frame.train_flops.fillna(0).cumsum() / 1e12
     return frame
-
-
-LEARNER_COLOURS = {
-    "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
-    "gmoe": "#CC79A7", "firefly": "#333333",
-}  # fmt: skip
-"""Colour of each learner (most from the palette of Okabe and Ito, 2008), in the order of learners in tables."""
-IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
-"""Options that an experiment name omits, because the label or the number of experts shows the value."""
-# 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
-T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pandas import DataFrame
 from fairseq_alma.report.read_run import Experiment, RecordedRun, Spread, iid_pairs
 
 WAITING, NOT_YET = "*", "–"
+MAX_COLUMNS, FEW_COLUMNS = 20, 10
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,6 @@ def filled(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the union of the columns of all rows. A dash fills missing cells."""
     titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
     return [{title: row.get(title, NOTHING) for title in titles} for row in rows]
-
-
-MAX_COLUMNS, FEW_COLUMNS = 20, 10
 
 
 def all_tables(groups: Sequence[Experiment]) -> list[Table]:

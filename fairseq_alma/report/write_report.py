@@ -21,6 +21,13 @@ from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import print_line
 
+PAGE, FIGURES = "index.html", "figures"
+TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluation", "runs")
+TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
+DRAWINGS = ("curve", "trade-off", "growth")
+SAMPLE = "sample.txt"
+"""Name of an optional file in a run folder: text that the newest model generated."""
+
 
 def sentences(groups: Sequence[Experiment]) -> list[str]:
     """Return sentences about the best learner at the end of the stream and over all arrivals.
@@ -74,14 +81,6 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
         train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
         yield "Training and test", f"train perplexity {train:.2f} in the last epoch, test perplexity {last.value:.2f}"
-
-
-PAGE, FIGURES = "index.html", "figures"
-TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluation", "runs")
-TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
-DRAWINGS = ("curve", "trade-off", "growth")
-SAMPLE = "sample.txt"
-"""Name of an optional file in a run folder: text that the newest model generated."""
 
 
 class Report:

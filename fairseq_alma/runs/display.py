@@ -27,10 +27,15 @@ from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.terminal import format_duration, is_terminal, print_line
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 TENSORBOARD, WANDB = "--tensorboard-logdir", "--wandb-project"
 CURVE_OPTIONS = (TENSORBOARD, WANDB)
 PACKAGES = {TENSORBOARD: "tensorboard", WANDB: "wandb"}
 COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_seconds")
+TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 0.1, 15.0
+LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str, float]]:
@@ -115,13 +120,6 @@ class ArrivalCurves:
                             shown.log(dict(point), step=int(point["arrival"]))
         except Exception as error:
             print_line(f"note: cannot write curves of {self.run.root} ({' '.join(str(error).split())})", sys.stderr)
-
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 0.1, 15.0
-LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:

@@ -34,6 +34,22 @@ from fairseq_alma.learners.learner import ModelId, ScheduleOptions
 from fairseq_alma.options import struct_of
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
+RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
+FORMAT_VERSION, VERSION_KEY = 2, "format_version"
+AVERAGE = "checkpoint_average.pt"
+"""File name of the checkpoint with averaged weights."""
+BEST = "checkpoint_best.pt"
+"""File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
+BRANCH = "branch"
+"""Name of the folder of a branch (copy of the model that trains with a decaying learning rate)."""
+ENSEMBLE_FILE = "ensemble.pt"
+PREDICTIONS_FILE = "ensemble-predictions.npz"
+"""Name of the file with the joint predictions of all ensemble members; see `text.split_losses`."""
+CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
+TRAIN_LOG = "train-member-{}.log"
+"""Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its branch."""
+RUN_REMEDY = "give another --run folder, or remove this folder"
+STAGE_REMEDY = "remove the file and repeat the command, which then runs the stage again"
 
 
 class StreamRecord(Struct, frozen=True):
@@ -187,24 +203,6 @@ class ClockRecord(Struct, frozen=True):
 def stage_type(content: Mapping[str, Any]) -> type[StageRecord]:
     """Return the record type for the content of a ``stage.json``."""
     return ImageStage if "train_images" in content or "test_flops_per_image" in content else TextStage
-
-
-RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
-FORMAT_VERSION, VERSION_KEY = 2, "format_version"
-AVERAGE = "checkpoint_average.pt"
-"""File name of the checkpoint with averaged weights."""
-BEST = "checkpoint_best.pt"
-"""File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
-BRANCH = "branch"
-"""Name of the folder of a branch (copy of the model that trains with a decaying learning rate)."""
-ENSEMBLE_FILE = "ensemble.pt"
-PREDICTIONS_FILE = "ensemble-predictions.npz"
-"""Name of the file with the joint predictions of all ensemble members; see `text.split_losses`."""
-CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
-TRAIN_LOG = "train-member-{}.log"
-"""Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its branch."""
-RUN_REMEDY = "give another --run folder, or remove this folder"
-STAGE_REMEDY = "remove the file and repeat the command, which then runs the stage again"
 
 
 class StageClock:

@@ -55,6 +55,13 @@ _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
 REPORT_SECONDS = 5.0
 """Seconds to wait for the errors of other ranks after the first failure."""
+LINE_LENGTH = 110
+FUNCTIONS = {
+    "fairseq-train": "fairseq_cli.train:cli_main",
+    "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
+    "alma-grow": "fairseq_alma.cli.grow:main",
+}
+"""Command -> function that the command calls, as ``module:name``."""
 
 
 class Call(NamedTuple):
@@ -350,15 +357,6 @@ def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
         traceback.print_exc()
         known = describe_fault(error) if isinstance(error, Exception) else None
         return "failed", known or f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-LINE_LENGTH = 110
-FUNCTIONS = {
-    "fairseq-train": "fairseq_cli.train:cli_main",
-    "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
-    "alma-grow": "fairseq_alma.cli.grow:main",
-}
-"""Command -> function that the command calls, as ``module:name``."""
 
 
 @dataclass(frozen=True)

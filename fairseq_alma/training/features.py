@@ -16,12 +16,18 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import NONE, PLAN, TRAINING, integer, opt, real
 from fairseq_alma.training.feature import Feature, Part, PlannedRun, Setting, register_feature
 
+if TYPE_CHECKING:
+    import numpy
+    from torch import Tensor, nn
+
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
 """Key in the state of training features. The value is a list of dictionaries, one for each change of the batch size,
 with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
+_FOR_TPUS = ("--bf16", "--memory-efficient-bf16", "--tpu")
+_INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 
 
 @register_feature
@@ -138,10 +144,6 @@ class CarriedOptimizer(Feature):
             state["previous_training_time"] = 0
 
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-
 @register_feature
 @dataclass
 class WeightAverage(Feature):
@@ -219,10 +221,6 @@ def write_average(path: Path, out: Path) -> None:
     states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
     kept = {name: entry for name, entry in checkpoint.items() if name != "last_optimizer_state"}
     write_checkpoint({**kept, "model": weights, "extra_state": states}, out)
-
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @register_feature
@@ -306,10 +304,6 @@ class BestCheckpoint(Feature):
         return ["--best-checkpoint-metric", "nll_loss"]
 
 
-if TYPE_CHECKING:
-    import numpy
-
-
 @register_feature
 @dataclass
 class NewFirst(Feature):
@@ -344,13 +338,6 @@ class NewFirst(Feature):
         share = self.new_first if self.new_first is not None and num_new < num_all else 0
         order = numpy.random.default_rng((seed, num_all)).permutation(numpy.arange(num_all - num_new, num_all))
         return order[: round(share * num_new)]
-
-
-if TYPE_CHECKING:
-    from torch import nn
-
-_FOR_TPUS = ("--bf16", "--memory-efficient-bf16", "--tpu")
-_INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 
 
 class _RejectedPrecision(argparse.Action):

@@ -37,6 +37,8 @@ CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorc
 """Option of fairseq -> (default for GPUs, default for CPUs)."""
 _MALLOPT = {-3: 2**30, -1: 2**31 - 1}
 """Values of glibc's mallopt parameters M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
+GATHERED_BYTES = 2**20
+"""Maximum size of the log outputs of a process, in bytes; larger than fairseq's ``--all-gather-list-size``."""
 
 
 class _OnCpu(argparse.Action):
@@ -135,10 +137,6 @@ class TimedSaves(Feature):
         self._saved = time.monotonic()
         self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}
-
-
-GATHERED_BYTES = 2**20
-"""Maximum size of the log outputs of a process, in bytes; larger than fairseq's ``--all-gather-list-size``."""
 
 
 @dataclass
