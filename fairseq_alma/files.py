@@ -135,7 +135,7 @@ def refuse_existing(out: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def work_folder(out: Path, program: str) -> Iterator[Path]:
-    """Yield an empty, locked folder next to `out`; remove the folder at the end.
+    """Yield an empty, locked folder next to `out`; remove the folder at the end of the block.
 
     Args:
         out: folder that the command creates; see `publish`.

@@ -140,7 +140,7 @@ class Option:
     type: Any = str
 
     def default_on(self, kind: Optional[str] = None) -> Any:
-        """Return the default value for ``kind``, a key of ``defaults``; for None, return ``default``."""
+        """Return the default value for a kind of data or `TRAINING`; for None, return ``default``."""
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:

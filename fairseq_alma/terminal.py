@@ -29,7 +29,7 @@ class LiveLine:
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text if an update is due. On a terminal, replace the previous text and truncate to one line."""
+        """Print a text if an update is due. On a terminal, replace the previous text; truncate to one line."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every
@@ -66,7 +66,7 @@ def print_line(line: str, stream: Optional[TextIO]) -> None:
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write and flush ``text``. If the reader has exited (``| head``) or stderr is not writable, discard all output."""
+    """Write and flush. Discard this and later output if the reader has exited (``| head``), or if stderr fails."""
     if stream is None:
         return
     try:

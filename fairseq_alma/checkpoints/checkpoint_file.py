@@ -36,7 +36,7 @@ _IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decod
 Weights = Mapping[str, Tensor]
 Checkpoint = dict[str, Any]
 DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key of ``task_state`` for the sha256 of the training vocabulary (``dict.txt``)."""
+"""Key in ``task_state``. The value is the sha256 of the training vocabulary (``dict.txt``)."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 

@@ -231,7 +231,7 @@ class GrowOptions(Options):
         None, "new number of decoder layers; new layers output zero, so the loss does not change", range=LAYERS
     )
     select: str = opt(
-        "loss", "experts to copy or split: with the largest summed loss, most tokens, or at random", choices=SELECTIONS
+        "loss", "experts to copy or split: largest summed loss, most tokens, or random choice", choices=SELECTIONS
     )
     stream: Optional[str] = opt(
         None, "stream for measuring the loss of each expert (default: training stream of the model)", metavar="STREAM"

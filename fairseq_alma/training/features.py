@@ -24,8 +24,8 @@ RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key in the state of training features. The value is a list of dictionaries, one for each change of the batch size,
-with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
+"""Key in the state of training features. The value is a list of dictionaries, one for each new batch size, with
+the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
 _FOR_TPUS = ("--bf16", "--memory-efficient-bf16", "--tpu")
 _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 
