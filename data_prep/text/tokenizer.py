@@ -96,12 +96,12 @@ class DocumentEncoder:
 
 
 def _unsplit_documents(tokenizer_json: Path) -> re.Pattern:
-    """Return a pattern that matches every document that the encoder must not split; an empty pattern matches all."""
+    """Return a regular expression that matches the documents that the encoder must not split."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
     model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
     is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")
     is_gpt2_rule = pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer.get("use_regex", True)
     if not is_bpe or not is_gpt2_rule or pre_tokenizer.get("add_prefix_space", True):
-        return re.compile("")
+        return re.compile("")  # matches every document
     added = [re.escape(token["content"]) for token in content.get("added_tokens") or []]
     return re.compile("|".join([f"[{_ODD}]", *added]))

@@ -166,7 +166,7 @@ class VGGVariantOptions(Options):
     )
     initial_weights: str = shape_of_images(
         "he",
-        "initialization of convolutions: he, or torch's default (used in the paper's released code)",
+        "initial weights of convolutions: he (He et al. 2015), or torch's default",
         choices=("he", "default"),
     )
 

@@ -235,7 +235,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
-    """Complete the newest month, then add a month and train on its text, unless an existing month has the same text."""
+    """Complete an interrupted month. Unless the text is that of an earlier month, add a month and train on the text."""
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
         record.text, record.words = text, words

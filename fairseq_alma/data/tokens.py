@@ -93,11 +93,11 @@ class StreamTokenizer:
         pieces: piece of each token, such as ``Ġthe``.
         symbols: symbol of each token: the piece, or ``<unit:17>`` if ``dict.txt`` cannot contain the piece of token 17,
             for example because of white space. If ``<unit:17>`` is the piece of another token, the symbol is
-            ``<<unit:17>>``. If ``config.json`` (of transformers, in the same folder) has a larger vocabulary size,
-            symbols of unused tokens follow.
+            ``<<unit:17>>``. If ``config.json`` (of transformers, in the same folder) has a larger vocabulary size
+            than the tokenizer, the list ends with symbols for the unused ids.
         vocab_size: number of symbols.
         companions: files of a transformers model in the same folder; a stream has copies of these files for exports.
-        decode_batch: function that returns the text of each list of token numbers.
+        decode_batch: function that returns the text of each list of token ids.
 
     Raises:
         AlmaError: the tokenizer file is missing or damaged.

@@ -1,15 +1,15 @@
-"""Gate trees: each inner node is a choice (softmax over its children), and each leaf is an expert.
+"""Gate trees: each inner node is a softmax over its children, and each leaf is an expert.
 
 The initial gate of a layer is one softmax over the experts, a *flat* tree: ``[0, 1, 2, 3]``. A split of expert 2 into
-expert 2 and new expert 4 replaces the leaf 2 by a choice: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A). Configurations
-and checkpoints contain such nested lists.
+expert 2 and new expert 4 replaces the leaf 2 by an inner node: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A).
+Configurations and checkpoints contain such nested lists.
 
-Each child of a choice has one row in the weight matrix of the gate. Rows are numbered choice by choice, breadth first,
-so that the rows of a choice are adjacent. For ``[0, 1, [2, 4], 3]``:
+Each child of an inner node has one row in the weight matrix of the gate. Rows are numbered node by node, breadth first,
+so that the rows of a node are adjacent. For ``[0, 1, [2, 4], 3]``:
 
     row      0  1  2       3  4  5
     child    0  1  [2, 4]  3  2  4
-    choice   0  0  0       0  1  1     choice 1 is reached through row 2
+    node     0  0  0       0  1  1     node 1 is reached through row 2
 """
 
 import json
@@ -23,8 +23,8 @@ from fairseq_alma.errors import AlmaError
 Nested = Union[int, list["Nested"]]
 
 
-class Choice(NamedTuple):
-    """Softmax over gate rows ``start`` to ``stop`` - 1; row ``parent_row`` leads to the choice (None: root choice)."""
+class GateNode(NamedTuple):
+    """Softmax over gate rows ``start`` to ``stop`` - 1; row ``parent_row`` leads to the node (None: root node)."""
 
     start: int
     stop: int
@@ -35,14 +35,14 @@ class Choice(NamedTuple):
 class GateTree:
     """Gate tree of a layer.
 
-    No method is recursive, because the path to an expert may have 500 choices after 500 growth steps.
+    No method is recursive, because the path to an expert may have 500 nodes after 500 growth steps.
 
     Attributes:
-        choices: all choices, root first, parents before children.
-        row_expert: expert of each row; None for a row that leads to another choice.
+        nodes: all inner nodes, root first, parents before children.
+        row_expert: expert of each row; None for a row that leads to another inner node.
     """
 
-    choices: tuple[Choice, ...]
+    nodes: tuple[GateNode, ...]
     row_expert: tuple[Optional[int], ...]
 
     @classmethod
@@ -55,17 +55,17 @@ class GateTree:
         """Return the gate tree for nested lists of expert numbers.
 
         Raises:
-            AlmaError: a choice is not a list or is empty, or the n experts are not numbered 0 to n-1.
+            AlmaError: a node is not a list or is empty, or the n experts are not numbered 0 to n-1.
         """
-        choices: list[Choice] = []
+        nodes: list[GateNode] = []
         row_expert: list[Optional[int]] = []
         pending: deque[tuple[Nested, Optional[int]]] = deque([(nested, None)])
         while pending:
             children, parent_row = pending.popleft()
             if not isinstance(children, list) or not children:
-                raise AlmaError(f"gate tree {_shorten(nested)}: each choice must be a list of at least one child")
+                raise AlmaError(f"gate tree {_shorten(nested)}: each node must be a list of at least one child")
             start = len(row_expert)
-            choices.append(Choice(start, start + len(children), parent_row))
+            nodes.append(GateNode(start, start + len(children), parent_row))
             for row, child in enumerate(children, start):
                 is_expert = type(child) is int  # JSON booleans are instances of int
                 row_expert.append(child if is_expert else None)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ class GateTree:
         experts = sorted(expert for expert in row_expert if expert is not None)
         if experts != [*range(len(experts))]:
             raise AlmaError(f"gate tree {_shorten(nested)}: expert numbers must be 0 to n-1, each exactly once")
-        return cls(tuple(choices), tuple(row_expert))
+        return cls(tuple(nodes), tuple(row_expert))
 
     @property
     def num_experts(self) -> int:
@@ -94,20 +94,20 @@ class GateTree:
 
         For expert 2 and new expert 4, ``split`` replaces 2 by [2, 4], and ``copy`` replaces [0, 2] by [0, 2, 4].
         """
-        row, choices = self.row_expert.index(expert), self._lists()
-        number = bisect_right(self.choices, row, key=lambda choice: choice.start) - 1
+        row, nodes = self.row_expert.index(expert), self._lists()
+        number = bisect_right(self.nodes, row, key=lambda node: node.start) - 1
         if method == "split":
-            choices[number][row - self.choices[number].start] = [expert, new_expert]
+            nodes[number][row - self.nodes[number].start] = [expert, new_expert]
         else:
-            choices[number].append(new_expert)
-        return GateTree.from_nested(choices[0])
+            nodes[number].append(new_expert)
+        return GateTree.from_nested(nodes[0])
 
     def paths(self) -> dict[tuple[int, ...], int]:
         """Return the row number of each path; path (2, 0) is the first child of the third child of the root."""
         found: list[tuple[int, ...]] = []
-        for choice in self.choices:
-            parent = () if choice.parent_row is None else found[choice.parent_row]
-            found += [(*parent, position) for position in range(choice.stop - choice.start)]
+        for node in self.nodes:
+            parent = () if node.parent_row is None else found[node.parent_row]
+            found += [(*parent, position) for position in range(node.stop - node.start)]
         return {path: row for row, path in enumerate(found)}
 
     def to_nested(self) -> list[Nested]:
@@ -115,13 +115,13 @@ class GateTree:
         return self._lists()[0]
 
     def _lists(self) -> list[list[Nested]]:
-        """Return each choice as a nested list, in the order of ``choices``."""
-        lists: list[list[Any]] = [list(self.row_expert[choice.start : choice.stop]) for choice in self.choices]
+        """Return each node as a nested list, in the order of ``nodes``."""
+        lists: list[list[Any]] = [list(self.row_expert[node.start : node.stop]) for node in self.nodes]
         # For each row: the list that contains the child of the row, and the position in this list.
         positions = [(children, position) for children in lists for position in range(len(children))]
-        for choice, children in zip(self.choices, lists, strict=True):
-            if choice.parent_row is not None:
-                parent, position = positions[choice.parent_row]
+        for node, children in zip(self.nodes, lists, strict=True):
+            if node.parent_row is not None:
+                parent, position = positions[node.parent_row]
                 parent[position] = children
         return lists
 

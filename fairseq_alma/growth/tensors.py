@@ -4,7 +4,7 @@ Growth methods (paper v5, sections 4.2 and 5, appendix A):
 
 - ``copy``: the paper's method for text. The new expert has the weights and the gate row of an old expert, and the tree
   remains flat. The softmax has one more entry, so every gate value changes and the loss increases.
-- ``split``: a choice between two copies of an expert replaces the expert. The new gate rows are random. The output does
+- ``split``: a node between two copies of an expert replaces the expert. The new gate rows are random. The output does
   not change.
 - ``scratch``: the new experts have random weights, and random gate rows at the root.
 """

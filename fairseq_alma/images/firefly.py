@@ -269,8 +269,8 @@ def select_candidates(
 ) -> list[KeptCandidates]:
     """Return the candidates to keep, for each layer ("greedy selection" in Wu et al. 2020).
 
-    The function adds candidates in ascending order of the score. It stops when the size is nearest to the current size
-    plus ``num_added`` parameters or neurons.
+    The function adds candidates in ascending order of the score, until the size of the grown network is closest to its
+    size before growth plus ``num_added``. The unit of the size depends on ``size_of`` (parameters or neurons).
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)

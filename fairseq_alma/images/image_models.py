@@ -7,8 +7,8 @@
 - ``alma_firefly_vgg``: VGG network that Firefly grows
 
 `ImageClassifier` contains a network of N members; `ImageEnsemble` contains trained models. ``alma-stream`` trains the
-network directly; fairseq's commands train and test the `ImageClassifier`. To add an architecture, define a network in
-module ``networks``. Add to this module a subclass of `ImageClassifier` that builds the network from options.
+network directly; fairseq's commands train and test the `ImageClassifier`. To add an architecture, define the network in
+``networks.py``, and a subclass of `ImageClassifier` that builds the network from options in ``image_models.py``.
 
 Letters in shapes: N members, B images, C channels, H height, W width, K classes.
 """

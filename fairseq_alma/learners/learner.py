@@ -75,7 +75,9 @@ def stages(
     drops the last stage if it has fewer than w new mega-batches, as in Table 2 of the paper.
     """
     if num_megabatches < 1 or wait < 1:
-        raise ValueError(f"expected at least 1 mega-batch and --wait 1, found {num_megabatches} and --wait {wait}")
+        raise ValueError(
+            f"expected at least 1 mega-batch and a --wait of at least 1, found {num_megabatches} and {wait}"
+        )
     planned: list[Stage] = []
     first, end = 0, first_wait or wait
     while first < num_megabatches and not (drop_rest and end > num_megabatches):

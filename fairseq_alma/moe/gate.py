@@ -1,13 +1,13 @@
 """Gates (routers) of mixtures of experts, assignment of tokens to experts of limited capacity, and expert losses.
 
-A gate is a tree of choices (`GateTree`). Each choice is a softmax over its children; a plain gate has one choice. There
+A gate is a tree (`GateTree`). Each inner node is a softmax over its children; a plain gate has one inner node. There
 are two implementations:
 
-- `DescendingGate`, for the Switch layers of language models, computes the choices one by one in fp32, without bias.
-- `ParallelGate`, for images, computes all choices at once, because each split adds a choice to the tree.
+- `DescendingGate`, for the Switch layers of language models, computes the inner nodes one by one in fp32, without bias.
+- `ParallelGate`, for images, computes all inner nodes at once, because each split adds an inner node to the tree.
 
 Letters: S tokens (padding included) or images, I features, R rows of the gate weight (one for each child of each
-choice), Q choices, P maximum number of children of a choice, E experts.
+inner node), Q inner nodes, P maximum number of children of a node, E experts.
 """
 
 import math
@@ -40,12 +40,12 @@ class Routing(NamedTuple):
 
 
 class DescendingGate(nn.Module):
-    """Gate that descends from the root to the best child of each choice.
+    """Gate that follows the most probable child at each node, from the root to a leaf.
 
     A flat tree gives the routing of Fedus et al. 2021, section 2.1: the expert with the largest softmax probability in
     fp32. The combine weight is this probability. In a deeper tree, the combine weight is the probability at the root,
-    multiplied by p / stop_gradient(p) for each further choice on the path; p is the probability of the best child. This
-    factor is 1, so a split does not change outputs. The gradient of the factor is the gradient of log p.
+    multiplied by p / stop_gradient(p) for each further node on the path; p is the probability of the selected child.
+    This factor is 1, so a split does not change outputs. The gradient of the factor is the gradient of log p.
 
     Args:
         in_features: I, number of input features.
@@ -74,24 +74,24 @@ class DescendingGate(nn.Module):
             probs = F.softmax(logits, dim=-1)
             best, expert = probs.max(dim=-1)
             return Routing(expert, probs, best)
-        root, *inner = self.tree.choices
-        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of the paths to the rows of a choice
+        root, *inner = self.tree.nodes
+        log_probs = [F.log_softmax(logits[:, root.start : root.stop], dim=-1)]  # of the paths to the rows of a node
         best, row = log_probs[0].max(dim=-1)
         combine_weights = best.exp()
-        for choice in inner:
-            assert choice.parent_row is not None  # only the root has no parent row
-            here = F.log_softmax(logits[:, choice.start : choice.stop], dim=-1)
+        for node in inner:
+            assert node.parent_row is not None  # only the root has no parent row
+            here = F.log_softmax(logits[:, node.start : node.stop], dim=-1)
             best, child = here.max(dim=-1)
-            passes = row == choice.parent_row
-            row = torch.where(passes, choice.start + child, row)
+            passes = row == node.parent_row
+            row = torch.where(passes, node.start + child, row)
             combine_weights = torch.where(passes, combine_weights * (best - best.detach()).exp(), combine_weights)
-            log_probs.append(torch.cat(log_probs, dim=-1)[:, choice.parent_row, None] + here)
+            log_probs.append(torch.cat(log_probs, dim=-1)[:, node.parent_row, None] + here)
         probs = torch.cat(log_probs, dim=-1)[:, self.row_of_expert].exp()
         return Routing(self.expert_of_row[row], probs, combine_weights)
 
 
 class ParallelGate(nn.Module):
-    """Gate that computes all choices at once, with one padded softmax and one matrix product.
+    """Gate that computes all nodes at once, with one padded softmax and one matrix product.
 
     The matrix product sums log-probabilities along the path of each expert. The combine weights are the probabilities.
     The caller initializes the weights.
@@ -101,7 +101,7 @@ class ParallelGate(nn.Module):
         tree: gate tree.
     """
 
-    slots: Tensor  # (Q, P) rows of each choice, padded with R
+    slots: Tensor  # (Q, P) rows of each node, padded with R
     slot_of_row: Tensor  # (R,) position of each row in the flattened slots
     paths: Tensor  # (R, E) 1 if the row is on the path of the expert
     path_lengths: Tensor  # (E,) number of rows on the path of each expert
@@ -115,9 +115,9 @@ class ParallelGate(nn.Module):
     def forward(self, x: Tensor) -> Routing:
         """Return the routing of (S, I) features."""
         logits = F.pad(F.linear(x, self.weight, self.bias), (0, 1), value=-torch.inf)  # (S, R + 1)
-        choices = logits[:, self.slots]  # (S, Q, P)
-        log_probs = F.log_softmax(choices, dim=-1).flatten(1)[:, self.slot_of_row]  # (S, R)
-        best = F.one_hot(choices.argmax(dim=-1), choices.size(-1)).flatten(1)[:, self.slot_of_row]
+        by_node = logits[:, self.slots]  # (S, Q, P)
+        log_probs = F.log_softmax(by_node, dim=-1).flatten(1)[:, self.slot_of_row]  # (S, R)
+        best = F.one_hot(by_node.argmax(dim=-1), by_node.size(-1)).flatten(1)[:, self.slot_of_row]
         on_best_path = best.to(self.paths.dtype) @ self.paths == self.path_lengths
         probs = (log_probs @ self.paths).exp()
         return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
@@ -128,8 +128,8 @@ class ParallelGate(nn.Module):
         Args:
             expert: number of the expert to copy.
             generator: random generator for new rows, on the CPU.
-            method: ``split`` replaces the leaf of ``expert`` with a choice between both experts, with new random rows.
-                ``copy`` adds a copy of the row of ``expert`` to the same choice.
+            method: ``split`` replaces the leaf of ``expert`` with a node between both experts, with new random rows.
+                ``copy`` adds a copy of the row of ``expert`` to the same node.
 
         Returns:
             Growth plan, with the source of each expert and each row.
@@ -145,15 +145,15 @@ class ParallelGate(nn.Module):
     def _set_tree(self, tree: GateTree) -> None:
         """Store the tree as index tensors."""
         self.tree = tree
-        largest_choice = max(choice.stop - choice.start for choice in tree.choices)
-        slots = torch.full((len(tree.choices), largest_choice), tree.num_rows)
+        largest_node = max(node.stop - node.start for node in tree.nodes)
+        slots = torch.full((len(tree.nodes), largest_node), tree.num_rows)
         slot_of_row: list[int] = []
-        for number, choice in enumerate(tree.choices):
-            num_children = choice.stop - choice.start
-            slots[number, :num_children] = torch.arange(choice.start, choice.stop)
-            slot_of_row += [number * largest_choice + child for child in range(num_children)]
+        for number, node in enumerate(tree.nodes):
+            num_children = node.stop - node.start
+            slots[number, :num_children] = torch.arange(node.start, node.stop)
+            slot_of_row += [number * largest_node + child for child in range(num_children)]
         paths = torch.zeros(tree.num_rows, tree.num_experts)
-        parents = {row: choice.parent_row for choice in tree.choices for row in range(choice.start, choice.stop)}
+        parents = {row: node.parent_row for node in tree.nodes for row in range(node.start, node.stop)}
         for expert in range(tree.num_experts):
             row: Optional[int] = tree.row_expert.index(expert)
             while row is not None:

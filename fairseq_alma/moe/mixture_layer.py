@@ -32,7 +32,7 @@ class MixtureLayer(nn.Module):
         gate: ``soft`` or ``hard``.
 
     Attributes:
-        routing: routing of the last batch, without gradient, from which growth computes the loss of each expert.
+        routing: routing of the last batch, without gradient; `ExpertLosses` uses the routing.
         gate_input: (S, I), input of the gate for the last batch.
     """
 
@@ -50,7 +50,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Apply the layer to a batch. In training, a hard gate samples experts with ``generators`` (at most one)."""
+        """Apply the layer to a batch. In training, a hard gate samples with ``generators[0]`` if given."""
         features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()

@@ -378,7 +378,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return planned
 
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages with the mega-batches that ``--passes`` counts: with ``--new-first``, only the new ones."""
+        """Return the stages of a run. With ``--new-first``, each stage has only new mega-batches, without replay."""
         planned = self.stages(num_megabatches)
         if self.features[NewFirst].new_first is None:
             return planned

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.growth.gate_tree import Choice, GateTree, format_gate_trees, parse_gate_trees, trees_of_layers
+from fairseq_alma.growth.gate_tree import GateNode, GateTree, format_gate_trees, parse_gate_trees, trees_of_layers
 
 
 def test_rows_are_numbered_choice_by_choice_breadth_first():
     tree = GateTree.from_nested([0, 1, [2, 4], 3])
     assert tree.row_expert == (0, 1, None, 3, 2, 4)
-    assert tree.choices == (Choice(0, 4, None), Choice(4, 6, 2))
+    assert tree.nodes == (GateNode(0, 4, None), GateNode(4, 6, 2))
     assert (tree.num_experts, tree.num_rows, tree.row_expert.index(4)) == (5, 6, 5)
 
 
@@ -72,9 +72,9 @@ def deep_tree(depth):
 def test_a_tree_may_be_two_thousand_choices_deep():
     tree = deep_tree(2000)
     grown = tree.with_copy(0, 2001, "split").with_copy(2001, 2002, "copy")
-    assert (len(grown.choices), grown.num_experts, grown.num_rows) == (2001, 2003, 4003)
+    assert (len(grown.nodes), grown.num_experts, grown.num_rows) == (2001, 2003, 4003)
     assert max(len(path) for path in grown.paths()) == 2001
-    assert grown.choices[-1] == Choice(4000, 4003, grown.choices[-1].parent_row)
+    assert grown.nodes[-1] == GateNode(4000, 4003, grown.nodes[-1].parent_row)
     assert [grown.row_expert[row] for row in range(4000, 4003)] == [0, 2001, 2002]
     assert GateTree.from_nested(tree.to_nested()) == tree != grown
 

@@ -30,7 +30,7 @@ def features(seed=2):
 
 
 def walk(nested, position, path, gate, image):
-    """Yield each expert below a choice, its probability, and whether it is on the best path.
+    """Yield each expert below a node, its probability, and whether it is on the best path.
 
     The dictionary of the tree gives the row of each path: the test shares no row arithmetic with the layer.
     """
@@ -76,10 +76,10 @@ def test_a_gradient_reaches_every_row_of_every_choice_with_more_than_one_child(n
     gate = gate_of(nested)
     rewards = torch.randn(gate.tree.num_experts, generator=torch.Generator().manual_seed(3))
     (gate(features()).probs @ rewards).sum().backward()
-    for choice in gate.tree.choices:
-        rows = slice(choice.start, choice.stop)
+    for node in gate.tree.nodes:
+        rows = slice(node.start, node.stop)
         moves = gate.weight.grad[rows].abs().sum(dim=1) > 0
-        assert moves.all() if choice.stop - choice.start > 1 else not moves.any()
+        assert moves.all() if node.stop - node.start > 1 else not moves.any()
 
 
 @pytest.mark.parametrize("nested", TREES, ids=str)
