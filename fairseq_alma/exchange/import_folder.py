@@ -107,7 +107,6 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "attention_bias": (config.attention_bias, False),
         "use_sliding_window": (config.use_sliding_window, False),
         "rope_type": (rope["rope_type"], "default"),
-        "numeric rope_theta": (type(rope["rope_theta"]) in (int, float), True),
         "num_attention_heads modulo num_key_value_heads": (heads % kv_heads, 0),
         "head_dim modulo 2": (head_dim % 2, 0),
     }
@@ -115,6 +114,8 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         required["num_experts_per_tok"] = (config.num_experts_per_tok, 1)
         required["norm_topk_prob"] = (config.norm_topk_prob, False)
         required["moe_intermediate_size"] = (config.moe_intermediate_size, ffn)
+    if type(rope["rope_theta"]) not in (int, float):
+        raise AlmaError(f"{path}: expected a number for rope_theta, found {rope['rope_theta']!r:.60}; correct the file")
     for name, (found, value) in required.items():
         if found != value:
             raise AlmaError(

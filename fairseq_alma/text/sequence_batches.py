@@ -1,6 +1,6 @@
 """Training batches of text: consecutive slices of a random order of the sequences, with a new order for each epoch.
 
-With ``--new-first``, the first epoch begins with one pass through the new sequences.
+With ``--new-first F``, the first epoch begins with a sample of the new sequences (the fraction F).
 
 The order depends only on seed, stage and epoch, and the position within an epoch counts sequences. Therefore
 ``--batch-size 4 --update-freq 2`` reads the same sequences as ``--batch-size 8``. A run that resumes with another batch
