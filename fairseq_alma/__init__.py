@@ -21,6 +21,7 @@ with fairseq immediately if fairseq is already imported (for example with ``--us
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from importlib.machinery import PathFinder
@@ -29,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # Keep the import of this module fast: a command cannot handle Ctrl-C before the import ends.
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Optional, Sequence
+    from typing import Iterator, Optional, Sequence
 
     from fairseq_alma.cli.notebook import load_model, open_stream, read_run, score
 
@@ -39,6 +40,7 @@ if sys.platform == "win32":
 __version__ = "0.3.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
+DEFERRED = ("sklearn", "sklearn.metrics", "scipy.stats")
 PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")
 
 
@@ -46,6 +48,32 @@ def register() -> None:
     """Import all modules that register names with fairseq; a second call is a no-op."""
     for package in PLUGIN_PACKAGES:
         importlib.import_module(package)
+
+
+class _DeferredModule(type(sys)):  # type: ignore[misc]
+    """Placeholder for a module; its functions import the module when they are called."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: getattr(importlib.import_module(str(self.__name__)), name)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _without_statistics() -> Iterator[None]:
+    """Defer the imports of scikit-learn and scipy.stats by fairseq, which take a third of its import time.
+
+    fairseq needs the functions of these packages only for metrics of audio and sentence classification.
+    """
+    deferred = {name: _DeferredModule(name) for name in DEFERRED if name not in sys.modules}
+    if "sklearn" in deferred:
+        deferred["sklearn"].metrics = deferred["sklearn.metrics"]
+    sys.modules.update(deferred)
+    try:
+        yield
+    finally:
+        for name in deferred:
+            sys.modules.pop(name, None)
 
 
 class _RegisterAfterFairseq:
@@ -66,7 +94,8 @@ class _RegisterAfterFairseq:
         def execute_and_register(module: ModuleType) -> None:
             self.depth += is_own
             try:
-                execute(module)
+                with contextlib.nullcontext() if is_own else _without_statistics():
+                    execute(module)
             finally:
                 self.depth -= is_own
             self.is_due |= not is_own

@@ -76,3 +76,18 @@ assert TASK_REGISTRY["alma_lm"] is first
 )
 def test_names_are_registered_in_whatever_order_the_two_are_imported(imports: str, checkout: Path) -> None:
     run_python(imports + REGISTERED, checkout)
+
+
+def test_packages_for_metrics_of_audio_and_sentences_are_imported_at_their_first_use(checkout: Path) -> None:
+    code = """
+import sys, fairseq_alma, fairseq
+assert not {"sklearn", "sklearn.metrics", "scipy.stats", "torch._dynamo"} & sys.modules.keys()
+from fairseq.criterions import sentence_prediction
+from fairseq.tasks import audio_classification
+assert sentence_prediction.pearsonr([1, 2, 3], [2, 4, 6]).statistic > 0.99
+assert sentence_prediction.f1_score([1, 0], [1, 0]) == 1
+assert len(audio_classification.sklearn_metrics.roc_curve([0, 1], [0.1, 0.9])) == 3
+import sklearn.metrics, scipy.stats
+assert sklearn.metrics.f1_score([1, 0], [1, 0]) == 1
+"""
+    run_python(code, checkout)

@@ -127,7 +127,6 @@ class SwitchLayer(nn.Module):
         self.experts = Experts(tree.num_experts, model_dim, ffn_dim, gated, activation, activation_dropout)
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
 
-    @torch.compiler.disable  # a compiled graph cannot read token counts on the host
     def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Routing, SwitchStatistics]:
         """Apply the layer without a residual connection. If an expert is full, earlier tokens have priority.
 

@@ -21,7 +21,7 @@ from omegaconf import II
 from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.moe.switch_layer import SwitchStatistics
+from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
 
 CHUNK_ELEMENTS = 2**25
 """Maximum number of logits of a chunk (tokens x V), 128 MiB in fp32. Smaller chunks are slower, because each chunk
@@ -134,8 +134,13 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             )
         compute: Any = self._losses
         if model.training and getattr(model, "is_compiled", False):
-            # Only two shapes occur: full batches, and the last batch of an epoch.
-            compute = self._compiled = self._compiled or torch.compile(self._losses, dynamic=False)
+            if self._compiled is None:
+                # A compiled graph cannot read token counts on the host. As a decorator, `disable` would add a second to
+                # each start of a command, because the call imports torch._dynamo.
+                SwitchLayer.forward = torch.compiler.disable(SwitchLayer.forward)  # type: ignore[method-assign]
+                # Only two shapes occur: full batches, and the last batch of an epoch.
+                self._compiled = torch.compile(self._losses, dynamic=False)
+            compute = self._compiled
         nll_loss, switch = compute(model, sample["net_input"], sample["target"])
         # len(target) would be wrong for a process without a batch, which gets one row of padding.
         nsentences = sample.get("nsentences", len(sample["target"]))

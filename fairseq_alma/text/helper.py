@@ -21,8 +21,6 @@ import time
 import traceback
 from argparse import Namespace
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -48,8 +46,6 @@ _WHILE_IMPORTING = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a check for a GPU during an import must not initialize CUDA
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
-_NOT_LOADED = ("sklearn", "sklearn.metrics", "scipy.stats")
-"""Modules that only audio and sentence-pair tasks of fairseq need. `preload` skips these imports (two seconds)."""
 _MAIN = "from fairseq_alma.text.helper import serve; serve({})"
 _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
@@ -268,13 +264,6 @@ def preload() -> None:
     gc.disable()  # saves a tenth of the import time
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
-    not_loaded = [name for name in _NOT_LOADED if name not in sys.modules]
-    for name in not_loaded:
-        sys.modules[name] = placeholder = module_from_spec(ModuleSpec(name, loader=None))
-        placeholder.__getattr__ = lambda attribute: None  # type: ignore[method-assign]
-    importlib.import_module("fairseq")
-    for name in not_loaded:
-        del sys.modules[name]
     for name in PRELOADED:
         importlib.import_module(name)
     from fairseq.utils import import_user_module
