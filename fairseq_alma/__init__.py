@@ -25,11 +25,11 @@ import contextlib
 import importlib
 import sys
 from importlib.machinery import PathFinder
+from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # Keep the import of this module fast: a command cannot handle Ctrl-C before the import ends.
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Iterator, Optional, Sequence
 
     from fairseq_alma.cli.notebook import load_model, open_stream, read_run, score
@@ -50,13 +50,13 @@ def register() -> None:
         importlib.import_module(package)
 
 
-class _DeferredModule(type(sys)):  # type: ignore[misc]
+class _DeferredModule(ModuleType):
     """Placeholder for a module; its functions import the module when they are called."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: getattr(importlib.import_module(str(self.__name__)), name)(*args, **kwargs)
+        return lambda *args, **kwargs: getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def _without_statistics() -> Iterator[None]:
     """
     deferred = {name: _DeferredModule(name) for name in DEFERRED if name not in sys.modules}
     if "sklearn" in deferred:
-        deferred["sklearn"].metrics = deferred["sklearn.metrics"]
+        vars(deferred["sklearn"])["metrics"] = deferred["sklearn.metrics"]
     sys.modules.update(deferred)
     try:
         yield
