@@ -46,9 +46,7 @@ TOKENS_PER_PARAMETER = 8
 AHEAD = 6
 """Expected growth of the text, as a factor. A new model is sized for the grown text (see how-to/monthly.md)."""
 LEAST_TOKENS = 8_100_000
-"""A new model is sized for at least this number of tokens, so that the width of the model is at least 192.
-
-Bits per byte after six months of Python source (mean over the months): 1.723 with width 192, 1.774 with width 128."""
+"""A new model is sized for at least this number of tokens, so that the model has at least four layers of width 144."""
 WORSE = 1.01
 """Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
 RUN, REPORT, EXPORT = "run", "report", "export"

@@ -42,7 +42,7 @@ TABLE = (
     Row(0.8e6, 64, 2, 128, 8, 0.03),
     Row(2.5e6, 96, 2, 128, 8, 0.03),
     Row(8e6, 128, 2, 128, 8, 0.03),
-    Row(12e6, 192, 2, 128, 8, 0.03),
+    Row(12e6, 144, 4, 128, 8, 0.02),
     Row(25e6, 192, 4, 128, 16, 0.02),
     Row(80e6, 256, 4, 128, 32, 0.02),
     Row(250e6, 384, 6, 256, 32, 0.02),
@@ -189,11 +189,10 @@ def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
-    models += TABLE  # two rows have the same width
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
-    if not 0.5 * min(sizes) <= size <= 2 * max(sizes):
+    if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
-            f"--size {size:,}: expected {min(sizes):,} to {max(sizes):,} parameters with this vocabulary size; give a "
+            f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters with this vocabulary size; give a "
             "number in this range"
         )
     return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]

@@ -69,7 +69,7 @@ def test_a_model_that_is_too_small_for_its_text_is_replaced_if_the_budget_allows
 
 
 def test_a_small_first_month_gives_a_model_for_the_months_to_come():
-    assert new_size(3000, vocab_size=1000) == new_size(400_000, vocab_size=1000) == num_params(192, 2, 1000)
+    assert new_size(3000, vocab_size=1000) == new_size(400_000, vocab_size=1000) == num_params(144, 4, 1000)
     assert new_size(3_000_000, vocab_size=1000) == num_params(192, 4, 1000)
 
 
