@@ -33,7 +33,7 @@ POLICIES = {
     "all-2": ([*ALL, "2"], "new text once, then samples of all text so far, as much as one pass of the new text"),
     "all-3": ([*ALL, "3"], "new text once, then samples of all text so far, as much as two passes of the new text"),
     "update": ([], "alma-update"),
-    "retrain": ([], "a new model every month on all text so far, in all as many tokens as three passes of each month"),
+    "retrain": ([], "a new model every month, in all as many training tokens as alma-update"),
 }
 ORACLES = [(passes, times) for passes in (1, 2, 4) for times in (1, 2)]
 """(passes through all text so far, multiple of the policy's number of parameters) of each oracle model."""
