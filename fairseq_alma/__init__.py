@@ -21,16 +21,15 @@ with fairseq immediately if fairseq is already imported (for example with ``--us
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 from importlib.machinery import PathFinder
-from types import ModuleType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # Keep the import of this module fast: a command cannot handle Ctrl-C before the import ends.
     from importlib.machinery import ModuleSpec
-    from typing import Iterator, Optional, Sequence
+    from types import ModuleType
+    from typing import Optional, Sequence
 
     from fairseq_alma.cli.notebook import load_model, open_stream, read_run, score
 
@@ -50,30 +49,24 @@ def register() -> None:
         importlib.import_module(package)
 
 
-class _DeferredModule(ModuleType):
+class _DeferredModule(type(sys)):  # type: ignore[misc]
     """Placeholder for a module; its functions import the module when they are called."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
+        return lambda *args, **kwargs: getattr(importlib.import_module(str(self.__name__)), name)(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def _without_statistics() -> Iterator[None]:
-    """Defer the imports of scikit-learn and scipy.stats by fairseq, which take a third of its import time.
+def _deferred_modules() -> dict[str, ModuleType]:
+    """Return placeholders for scikit-learn and scipy.stats, whose imports take a third of the import time of fairseq.
 
     fairseq needs the functions of these packages only for metrics of audio and sentence classification.
     """
-    deferred = {name: _DeferredModule(name) for name in DEFERRED if name not in sys.modules}
+    deferred: dict[str, ModuleType] = {name: _DeferredModule(name) for name in DEFERRED if name not in sys.modules}
     if "sklearn" in deferred:
         vars(deferred["sklearn"])["metrics"] = deferred["sklearn.metrics"]
-    sys.modules.update(deferred)
-    try:
-        yield
-    finally:
-        for name in deferred:
-            sys.modules.pop(name, None)
+    return deferred
 
 
 class _RegisterAfterFairseq:
@@ -92,12 +85,15 @@ class _RegisterAfterFairseq:
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
+            deferred = {} if is_own else _deferred_modules()
+            sys.modules.update(deferred)
             self.depth += is_own
             try:
-                with contextlib.nullcontext() if is_own else _without_statistics():
-                    execute(module)
+                execute(module)
             finally:
                 self.depth -= is_own
+                for name in deferred:
+                    sys.modules.pop(name, None)
             self.is_due |= not is_own
             if self.is_due and not self.depth:
                 self.is_due = False

@@ -138,7 +138,7 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
             ("--layer-channels 4,4,5", "16 comma-separated numbers of at least 1"),
         ),
         ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "at least 1")),
-        ("alma_firefly_vgg", {"channels": 5}, ("--channels is 5", "before any growth")),
+        ("alma_firefly_vgg", {"channels": 5}, ("--channels 5", "before any growth")),
     ],
 )
 def test_invalid_options_of_a_model_are_refused_in_one_line(arch, options, parts):
