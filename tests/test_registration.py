@@ -66,14 +66,8 @@ assert TASK_REGISTRY["alma_lm"] is first
     run_python(code, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        pytest.param("import fairseq_alma\nimport fairseq", id="package first", marks=pytest.mark.slow),
-        pytest.param("import fairseq_alma.models", id="a part of the package", marks=pytest.mark.slow),
-        pytest.param(USER_DIR, id="--user-dir", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("imports", ["import fairseq_alma\nimport fairseq", "import fairseq_alma.models", USER_DIR])
 def test_names_are_registered_in_whatever_order_the_two_are_imported(imports: str, checkout: Path) -> None:
     run_python(imports + REGISTERED, checkout)
 
@@ -84,10 +78,7 @@ import sys, fairseq_alma, fairseq
 assert not {"sklearn", "sklearn.metrics", "scipy.stats", "torch._dynamo"} & sys.modules.keys()
 from fairseq.criterions import sentence_prediction
 from fairseq.tasks import audio_classification
-assert sentence_prediction.pearsonr([1, 2, 3], [2, 4, 6]).statistic > 0.99
-assert sentence_prediction.f1_score([1, 0], [1, 0]) == 1
+assert sentence_prediction.f1_score([1, 0], [1, 0]) == 1 and sentence_prediction.pearsonr([1, 2], [2, 4]).statistic > 0
 assert len(audio_classification.sklearn_metrics.roc_curve([0, 1], [0.1, 0.9])) == 3
-import sklearn.metrics, scipy.stats
-assert sklearn.metrics.f1_score([1, 0], [1, 0]) == 1
 """
     run_python(code, checkout)

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_alma.data.stream import (
-    MANIFEST,
-    Split,
-    Stream,
-    StreamFile,
-    TokenizerEntry,
-    bits_per_byte,
-    split_name,
-    write_manifest,
-)
+import fairseq_alma.data.stream
+from fairseq_alma.data.stream import MANIFEST, Split, Stream, StreamFile, TokenizerEntry, split_name, write_manifest
 from fairseq_alma.errors import AlmaError
 
 NAMES = (split_name(0), split_name(1), "valid", "test")
@@ -122,6 +114,7 @@ def test_verify_names_the_file_that_differs(tmp_path, content, message):
 
 
 def test_bits_per_byte_do_not_depend_on_the_tokenizer():
+    bits_per_byte = fairseq_alma.data.stream.bits_per_byte
     coarse = bits_per_byte(8.0, num_tokens=100, num_bytes=400)
     fine = bits_per_byte(4.0, num_tokens=200, num_bytes=400)
     assert coarse == fine == 2.0
