@@ -118,7 +118,7 @@ def desk(tmp_path_factory):
     (folder / "my_text").mkdir()
     for number, name in enumerate(("my_text/all.txt", "2026-01.txt", "2026-02.txt")):
         draw = random.Random(number)
-        documents = [" ".join(draw.choices(WORDS, k=30)) for _ in range(400)]
+        documents = [" ".join(draw.choices(WORDS, k=30)) for _ in range(120 if number else 400)]
         (folder / name).write_text("\n\n".join(documents), encoding="utf-8")
     (folder / "held_out.txt").write_text("the cat sat\n\nnobody slept\n", encoding="utf-8")
     (folder / "alma_text.jsonl").write_text('{"text": "the cat sat"}\n', encoding="utf-8")
