@@ -48,7 +48,7 @@ AHEAD = 6
 LEAST_TOKENS = 8_100_000
 """A new model is sized for at least this number of tokens, so that the model has at least four layers of width 144.
 
-After six months of Python source, this model has 1.631 bits per byte, and a model with two layers of width 128 1.774."""
+After six months of Python source, it has 1.631 bits per byte, and a model with two layers of width 128 1.774."""
 WORSE = 1.01
 """Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
 RUN, REPORT, EXPORT = "run", "report", "export"
