@@ -22,7 +22,7 @@ from data_prep.text.documents import FilePart, Source, documents_of, find_source
 from data_prep.text.options import FORMATS
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
-from fairseq_alma.data.stream import Stream, bits_per_byte, file_sha256, split_name
+from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
@@ -329,7 +329,7 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
     words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name]
     words += ["--cpu"] if "--cpu" in record.words else []
     losses = call("fairseq_alma.text.split_losses:main", words=words, log=root / LOG)
-    return bits_per_byte(losses[split.name], split.num_tokens, split.num_bytes)
+    return split.bits_per_byte(losses[split.name])
 
 
 def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:

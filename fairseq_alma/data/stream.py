@@ -98,6 +98,10 @@ class Split:
     num_bytes: Count = 0  # number of UTF-8 bytes of the documents
     num_images: Count = 0  # number of images, in a stream of images
 
+    def bits_per_byte(self, loss: float) -> Optional[float]:
+        """Convert a mean loss in bits per token to bits per byte, or return None for an empty split."""
+        return loss * self.num_tokens / self.num_bytes if self.num_bytes else None
+
 
 @dataclass(frozen=True)
 class TokenizerEntry:
@@ -372,17 +376,3 @@ def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: M
 def recorded_name(path: Path) -> str:
     """Return the name of a file for a manifest. An escape such as ``\\xff`` replaces each byte that is not UTF-8."""
     return os.fsencode(path.name).decode("utf-8", "backslashreplace")
-
-
-def bits_per_byte(loss: float, num_tokens: int, num_bytes: int) -> Optional[float]:
-    """Convert a mean loss to bits per byte, a unit that does not depend on the tokenizer.
-
-    Args:
-        loss: mean loss in bits per token.
-        num_tokens: number of tokens of the text.
-        num_bytes: number of UTF-8 bytes of the text.
-
-    Returns:
-        Loss in bits per byte; None for an empty text.
-    """
-    return loss * num_tokens / num_bytes if num_bytes else None

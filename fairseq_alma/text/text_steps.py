@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
-from fairseq_alma.data.stream import bits_per_byte, split_name
+from fairseq_alma.data.stream import split_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
@@ -96,7 +96,7 @@ class TextStep(Step):
                     f"more --warmup-updates, or {clip}"
                 )
             text = stream.split(split)
-            per_byte = bits_per_byte(loss, text.num_tokens, text.num_bytes)
+            per_byte = text.bits_per_byte(loss)
             figures = {} if per_byte is None else {"bits_per_byte": round(per_byte, 5)}
             found[split] = {"loss": round(loss, 4), "ppl": round(2**loss, 4), **figures}
         return found

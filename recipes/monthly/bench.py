@@ -25,6 +25,8 @@ from typing import Any, Iterator, Optional, Sequence
 
 from matplotlib import pyplot
 
+from fairseq_alma.cli.update import BUDGET
+
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {
@@ -101,11 +103,11 @@ def run_policy(
     run = results.path.parent / f"{policy}-seed-{seed}"
     so_far = [*accumulate(text.stat().st_size for text in texts)]
     for arrival, text in enumerate(texts):
-        if results.has(policy, seed, arrival):
-            continue
         if policy == "retrain":
-            passes = 3 * so_far[-1] / sum(so_far)
-            train_anew(policy, arrival, seed, round(passes, 3), results.size(arrival), stream, results, words)
+            passes = round(BUDGET * so_far[-1] / sum(so_far), 3)
+            train_anew(policy, arrival, seed, passes, results.size(arrival), stream, results, words)
+            continue
+        if results.has(policy, seed, arrival):
             continue
         if policy == "update":
             seconds = run_command("alma-update", run, text, *(["--", *words] if words and not arrival else []))

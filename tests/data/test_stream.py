@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import fairseq_alma.data.stream
 from fairseq_alma.data.stream import MANIFEST, Split, Stream, StreamFile, TokenizerEntry, split_name, write_manifest
 from fairseq_alma.errors import AlmaError
 
@@ -114,8 +113,7 @@ def test_verify_names_the_file_that_differs(tmp_path, content, message):
 
 
 def test_bits_per_byte_do_not_depend_on_the_tokenizer():
-    bits_per_byte = fairseq_alma.data.stream.bits_per_byte
-    coarse = bits_per_byte(8.0, num_tokens=100, num_bytes=400)
-    fine = bits_per_byte(4.0, num_tokens=200, num_bytes=400)
+    coarse = Split("test", (), num_tokens=100, num_bytes=400).bits_per_byte(8.0)
+    fine = Split("test", (), num_tokens=200, num_bytes=400).bits_per_byte(4.0)
     assert coarse == fine == 2.0
-    assert bits_per_byte(8.0, 0, 0) is None
+    assert Split("test", ()).bits_per_byte(8.0) is None
