@@ -4,7 +4,7 @@ A gate is a tree (`GateTree`). Each inner node is a softmax over its children; a
 are two implementations:
 
 - `DescendingGate`, for the Switch layers of language models, computes the inner nodes one by one in fp32, without bias.
-- `ParallelGate`, for images, computes all inner nodes at once, because each split adds an inner node to the tree.
+- `ParallelGate`, for images, computes all inner nodes at once, because its trees can have many inner nodes.
 
 Letters: S tokens (padding included) or images, I features, R rows of the gate weight (one for each child of each
 inner node), Q inner nodes, P maximum number of children of a node, E experts.
@@ -113,7 +113,7 @@ class ParallelGate(nn.Module):
         self._set_tree(tree)
 
     def forward(self, x: Tensor) -> Routing:
-        """Return the routing of (S, I) features."""
+        """Return the routing of (S, I) features; the combine weights are the (S, E) probabilities."""
         logits = F.pad(F.linear(x, self.weight, self.bias), (0, 1), value=-torch.inf)  # (S, R + 1)
         by_node = logits[:, self.slots]  # (S, Q, P)
         log_probs = F.log_softmax(by_node, dim=-1).flatten(1)[:, self.slot_of_row]  # (S, R)
@@ -123,12 +123,12 @@ class ParallelGate(nn.Module):
         return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
-        """Add expert number E as a copy of ``expert``.
+        """Add an expert with the next free number, E, as a copy of ``expert``.
 
         Args:
             expert: number of the expert to copy.
             generator: random generator for new rows, on the CPU.
-            method: ``split`` replaces the leaf of ``expert`` with a node between both experts, with new random rows.
+            method: ``split`` replaces the leaf of ``expert`` with a node over both experts, which has random rows.
                 ``copy`` adds a copy of the row of ``expert`` to the same node.
 
         Returns:

@@ -84,9 +84,9 @@ class MixtureLayer(nn.Module):
         return self.routing.probs
 
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
-        """Add expert number E as a copy of ``expert``. For the arguments, see `ParallelGate.grow`.
+        """Add an expert as a copy of ``expert``; see `ParallelGate.grow` for the arguments.
 
-        ``split`` does not change the output of the layer. ``copy`` increases the sum of both experts' probabilities.
+        ``split`` does not change the output. ``copy`` can, because it changes the probabilities.
         """
         growth = self.gate.grow(expert, generator, method)
         for module in self.expert_modules():
@@ -99,7 +99,7 @@ class MixtureLayer(nn.Module):
         return [module for module in self.children() if module is not self.gate]
 
     def all_experts(self, x: Tensor) -> Tensor:
-        """Return the output of every expert for every image."""
+        """Return the (S, E, …) outputs of all experts for a batch of S images."""
         raise NotImplementedError
 
     def one_expert(self, x: Tensor, expert: int) -> Tensor:
@@ -107,7 +107,7 @@ class MixtureLayer(nn.Module):
         raise NotImplementedError
 
     def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
-        """Return the sum of the expert outputs, weighted by (S, E) weights."""
+        """Return the sum over experts of the (S, E, …) outputs, weighted by the (S, E) weights."""
         raise NotImplementedError
 
 
@@ -115,8 +115,7 @@ class MixtureLayer(nn.Module):
 def sample_experts(probs: Tensor, generator: Optional[Generator] = None) -> Tensor:
     """Return an expert for each image, (S,) int64, sampled from (S, E) probabilities.
 
-    The generator must be on the CPU, so that samples do not depend on the device. If ``generator`` is None, use
-    torch's global generator.
+    ``generator`` must be on the CPU, so that samples do not depend on the device; None: torch's global generator.
     """
     noise = torch.rand(probs.size(0), 1, generator=generator).to(probs.device)
     return (probs.float().cumsum(dim=1) <= noise).sum(dim=1).clamp(max=probs.size(1) - 1)

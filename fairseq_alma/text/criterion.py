@@ -102,9 +102,9 @@ class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
 class AlmaSwitchCrossEntropy(FairseqCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
-    All metrics are means over the tokens of an update; with ``sentence_avg``, ``loss`` is a mean over sequences. The
-    division of an update into batches and processes affects only the balance loss and the capacity of experts, which
-    are computed for each batch. Metrics:
+    Metrics are averaged over the tokens of an update; with ``sentence_avg``, ``loss`` is averaged over sequences. The
+    division of an update into batches and processes changes results only through the balance loss and the capacity of
+    experts, which are computed for each batch. Metrics:
 
     - ``loss``: the minimized sum, in bits
     - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity

@@ -53,7 +53,7 @@ TABLE = (
 """Rows in ascending order of ``tokens``. With ``--size``, the model and the batch size can come from different rows."""
 HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
-"""Maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
+"""Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
 """A run of at most this many passes has no dropout and no weight decay by default."""
 START_FACTOR = 0.1
@@ -76,8 +76,8 @@ PAPER = {
 OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Option with a default for an ``--arch`` other than ``alma_transformer_lm`` -> further options with a default. If the
-user gives the first option, the further options have no default either."""
+"""Options with a default for an ``--arch`` other than ``alma_transformer_lm``. Option -> dependent options, which get a
+default only if this option gets its default."""
 LENGTH_OPTIONS = ("--max-update", "--max-epoch")
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
@@ -89,7 +89,7 @@ class Preferences:
 
     Attributes:
         size: number of model parameters; None: the number of training tokens determines the size.
-        passes: number of passes through the text of each stage; None: 1.
+        passes: number of passes through the text of each stage; None: 1, unless an option after ``--`` sets the length.
         is_paper: whether ``--preset paper`` is given.
     """
 
@@ -145,7 +145,7 @@ class Recipe:
 
 
 def num_heads(width: int) -> int:
-    """Return the default number of attention heads of an ``alma_transformer_lm``, not always a divisor of the width."""
+    """Return the default number of attention heads of an ``alma_transformer_lm``; it need not divide ``width``."""
     return max(1, width // (32 if width < 512 else 64))
 
 
@@ -180,20 +180,20 @@ def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -
 
 
 def row_of(tokens: float) -> Row:
-    """Return the row of `TABLE` for a number of training tokens."""
+    """Return the row of `TABLE` for a run with ``tokens`` training tokens."""
     return next(row for row in TABLE if tokens <= row.tokens)
 
 
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return the `Row` whose model size is closest to ``size``; raise ValueError if ``size`` is out of range."""
+    """Return a `Row` for the model closest in size to ``size``; raise ValueError if ``size`` is out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % num_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
-            f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters with this vocabulary size; give a "
-            "number in this range"
+            f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters (vocabulary: {vocab_size:,} tokens); "
+            "give a number in this range"
         )
     return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]
 
@@ -206,7 +206,7 @@ def complete(
     vocab_size: int = 0,
     before: Optional[Mapping[str, Any]] = None,
 ) -> Recipe:
-    """Return the options of a run including the defaults. A resumed run keeps the recorded defaults, except ``passes``.
+    """Return the options of a run, including defaults. A resumed run keeps its defaults; only ``passes`` can change.
 
     Args:
         words: arguments after ``--``.
@@ -217,7 +217,7 @@ def complete(
         before: entry ``recipe`` of an existing run.json, with the previous defaults; None: a new run.
 
     Raises:
-        ValueError: options contradict each other; the message begins with the name of an option.
+        ValueError: an option is missing, out of range, or contradicts another; the message begins with the option.
     """
     given = {name: " ".join(values) for name, values in group_words(words)}
     arch = given.get("--arch")
@@ -276,7 +276,7 @@ def complete(
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
-    """Return one row of the table of defaults: option -> default value."""
+    """Return the defaults of options after ``--`` according to ``row``: option -> value."""
     arch = given.get("--arch", "alma_transformer_lm")
     steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
     many = passes > MANY_PASSES
@@ -315,7 +315,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
-    """Return the number of tokens per update. Defaults replace invalid numbers; other checks report these numbers."""
+    """Return the number of tokens per update. A missing or invalid option counts as 1, or 512 (sequence length)."""
     sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
     if "--batch-size" not in filled and "--max-tokens" in filled:
         sizes = {"--update-freq": 1, "--max-tokens": 1}

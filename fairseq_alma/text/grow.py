@@ -153,8 +153,8 @@ def _with_gates(
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:
         raise AlmaError(
-            f"{args.path}: expected Switch layers, found none (--moe-freq 0); give a model with Switch layers, or an "
-            "alma_transformer_lm"
+            f"{args.path}: expected Switch layers, found none (trained with --moe-freq 0); give a model with Switch "
+            "layers, or an alma_transformer_lm"
         )
     if not layers:
         depth = config["decoder_layers"]

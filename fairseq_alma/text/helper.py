@@ -79,7 +79,7 @@ class Call(NamedTuple):
 
 
 class Helper:
-    """Handle of the helper process in alma-stream: start the process, request calls, stop the process."""
+    """Handle that alma-stream uses to start, call and stop the helper process."""
 
     def __init__(self) -> None:
         self.connection, other_end = Pipe()
@@ -139,7 +139,7 @@ def call(
     Args:
         function: function to call, as ``module:name``.
         arguments: arguments of the function; arguments and return value must be picklable.
-        words: `sys.argv` of the child; empty: unchanged.
+        words: `sys.argv` of the child; empty: `sys.argv` of the helper.
         log: file to which the child appends all output; None: output is discarded.
         environment: additional environment variables.
         num_procs: number of distributed processes, each with the environment variables of ``torchrun``.
@@ -206,7 +206,7 @@ def group_sizes(num_procs: int) -> dict[str, str]:
 def _await(
     pipes: Sequence[Connection], watch: Callable[[Mapping[str, Any]], None]
 ) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
-    """Wait for the children; return (return values by rank, (kind, reason) of each failure by rank)."""
+    """Wait for the children; return (rank -> return value, rank -> (kind, reason) of the failure)."""
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     results: dict[int, Any] = {}
     failures: dict[int, tuple[str, str]] = {}
@@ -260,7 +260,7 @@ def serve(file: int) -> None:
 
 
 def preload() -> None:
-    """Import the modules that the commands need, and make fairseq-train read its options with `configuration_of`."""
+    """Import the modules that the commands need, and make fairseq-train use `configuration_of`, which is faster."""
     gc.disable()  # saves a tenth of the import time
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})

@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether training has reached a limit. Resumed at a limit, fairseq-train makes another update."""
+        """Return whether training has reached a limit (if resumed there, fairseq-train would make another update)."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
@@ -47,7 +47,7 @@ class Progress:
 
 @once_per_file
 def is_complete(path: Path) -> bool:
-    """Return whether a checkpoint is complete, that is, has the directory at the end of the zip file."""
+    """Return whether a checkpoint is a zip file that is not truncated (a zip file ends with its directory)."""
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())

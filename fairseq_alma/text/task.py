@@ -72,7 +72,7 @@ class AlmaBPE:
 
 @dataclass
 class TextTaskConfig(CommandConfig, LanguageModelingConfig):
-    """Options of fairseq's task ``language_modeling``, and other options of the command that the task reads."""
+    """Options of fairseq's task ``language_modeling``, and options of other groups that the task reads."""
 
     tokens_per_sample: int = field(
         default=512,
@@ -122,7 +122,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
-            raise AlmaError("--context-window: must be smaller than --tokens-per-sample; give a smaller number")
+            excess = 1 - cfg.tokens_per_sample
+            raise AlmaError(f"--context-window: must be smaller than --tokens-per-sample; subtract {excess} or more")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(
@@ -353,7 +354,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
 
 def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint of ``fairseq-eval-lm --path``; None if a length is given."""
+    """Return the sequence length in the checkpoint ``--path`` of fairseq-eval-lm; None if not found or overridden."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

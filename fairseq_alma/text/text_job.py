@@ -60,7 +60,7 @@ class TextJob:
         keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
         stripped: last checkpoint of a model -> file identities of the last and the evaluated checkpoint after `strip`.
         train_options: function that returns the options after ``--`` for run.json.
-        options: options after ``--`` for each process.
+        options: options after ``--``, adapted to the number of processes and ``--iid``.
         last: method `TrainOptions.last` of ``options``.
         lengths: number of updates of each stage; None: an option after ``--`` sets the length, or there is no stream.
 
@@ -92,18 +92,18 @@ class TextJob:
         self.last = self.options.last
 
     def holdouts(self, arrivals: Iterable[int]) -> list[str]:
-        """Return the names of the non-empty held-out splits of the given arrivals."""
+        """Return the names of the non-empty held-out splits of mega-batches, given by number."""
         if self.stream is None or not self.stream.has_holdouts:
             return []
         names = [split_name(t, "holdout") for t in arrivals]
         return [name for name in names if self.stream.split(name).num_tokens]
 
     def part(self, training: Training, part: str) -> Part:
-        """Return the `Part` for training features: the updates of the stage, and whether ``part`` is the branch."""
+        """Return the `Part` for features: first update and length of the stage, and whether it is the branch."""
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the starting checkpoint; return a function that returns this back end for any runs."""
+        """Check the dictionary of the starting checkpoint; return a function that maps any runs to ``self``."""
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
@@ -144,7 +144,7 @@ class TextJob:
         return [*steps, Test(job, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
-        """Return a tuple with the checkpoint to test after a stage: a single model or an ensemble."""
+        """Return a tuple of one path: the checkpoint to test after a stage, a single model or an ensemble."""
         if plan.combine == "single":
             (model,) = plan.predictors
             return (self.of(folder).predicting(model),)
@@ -156,7 +156,7 @@ class TextJob:
         return predicting_checkpoint(self.folder, model, self.features.predicts_with)
 
     def starting_checkpoint(self, model: ModelId) -> Path:
-        """Return the checkpoint of a trained model from which a later stage starts."""
+        """Return the checkpoint with which a later stage starts: the best or the last checkpoint of ``model``."""
         is_best = self.keeps_best and not self.carries_optimizer
         return self.predicting(model) if is_best else self.folder.checkpoint(model)
 
@@ -187,7 +187,7 @@ class TextJob:
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def strip(self, model: ModelId) -> None:
-        """Remove the intermediate checkpoints of a trained model, and optimizer states that no later stage needs."""
+        """Remove a trained model's intermediate checkpoints, and the optimizer states that no later stage needs."""
         last, predicting = self.folder.checkpoint(model), self.predicting(model)
         found = file_identity(last), file_identity(predicting)
         if self.stripped.get(last) == found:
@@ -201,7 +201,7 @@ class TextJob:
         self.stripped[last] = file_identity(last), file_identity(predicting)
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove checkpoints that neither a later stage nor the report needs."""
+        """Remove the checkpoints of ``gone`` models, temporary files of ``stages``, and unneeded optimizer states."""
         job = self.of(folder)
         for model in needed:
             if folder.model_folder(model).is_dir():

@@ -38,7 +38,7 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
-"""Values of `Train.part`; the third value is `BRANCH`."""
+"""Two of the three values of `Train.part`; the third value is `BRANCH`."""
 TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
 """File with the results of tests before training, kept because alma-stream may remove the tested weights."""
@@ -54,7 +54,7 @@ describe_checkpoint: "Callable[[Path], ModelFacts]" = once_per_file(
 
 @dataclass(frozen=True)
 class TextStep(Step):
-    """A step of a stage on text."""
+    """Base class of the steps of a stage on text, with methods that run fairseq-eval-lm."""
 
     job: "TextJob"
     plan: StagePlan
@@ -104,7 +104,7 @@ class TextStep(Step):
 
 @dataclass(frozen=True)
 class TrainingStep(TextStep):
-    """A step in the training of one model of the stage."""
+    """Base class of the steps that create one model: `Grow`, `Train` and `Average`."""
 
     training: Training
 
@@ -172,7 +172,7 @@ class Train(TrainingStep):
 
     @property
     def folder(self) -> Path:
-        """Return the save directory of fairseq-train."""
+        """Return the folder in which fairseq-train saves the checkpoints of this step."""
         own = self.job.folder.model_folder(self.training.model)
         return own / BRANCH if self.part == BRANCH else own
 
@@ -195,7 +195,7 @@ class Train(TrainingStep):
         )
 
     def commands(self) -> Sequence[Command]:
-        """Return the command of fairseq-train; the same command also resumes an interrupted training."""
+        """Return one fairseq-train command, which also resumes an interrupted training."""
         job, training, request, stage = self.job, self.training, self.job.request, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
         data = ("--megabatch", str(stage.arrivals[-1]), "--wait", str(wait))
@@ -273,7 +273,7 @@ class Train(TrainingStep):
         return {"num_updates": done.num_updates, **found}
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:
-        """Run fairseq-train after ``num_updates`` updates of this step; return the progress of the last checkpoint."""
+        """Run fairseq-train from update ``num_updates`` of this step; return the progress of the last checkpoint."""
         self.require_start()
         member = self.training.model.member
         log = self.here / TRAIN_LOG.format(f"{member}-branch" if self.part == BRANCH else member)
@@ -283,7 +283,7 @@ class Train(TrainingStep):
         with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
 
             def watch(figures: Mapping[str, Any]) -> None:
-                """Show the metrics of an update; subtract the updates before this step from fairseq's update number."""
+                """Show the metrics of an update, numbered from the beginning of this step."""
                 updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
                 if max_epoch is not None and epochs > 0:  # fairseq's "update" is the fractional number of epochs
                     by_epochs = max(updates, round(updates * max_epoch / epochs))
@@ -299,15 +299,15 @@ class Train(TrainingStep):
         if not after.has_reached(max_update, max_epoch):
             raise AlmaError(
                 f"{log}: fairseq-train ended after {after.num_updates} updates and {after.num_epochs} epochs, before "
-                "--max-update or --max-epoch; read the log"
+                "reaching --max-update or --max-epoch; read the log"
             )
         return after
 
     def _reset_after_crash(self) -> None:
-        """Remove all checkpoints of the training if a power failure damaged a checkpoint that cannot be created again.
+        """Remove the checkpoints of the training if a power failure damaged a checkpoint that cannot be created again.
 
-        The best checkpoint cannot be created again. The checkpoints of the branch cannot be created again after the
-        main training has continued past the start of the branch.
+        Such checkpoints are the best checkpoint, and the checkpoints of the branch once the main training has
+        continued past the start of the branch.
         """
         best = self.folder / BEST
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
@@ -357,9 +357,9 @@ class Count(TextStep):
 class Before(TextStep):
     """Test step before training.
 
-    Test the grown model on ``valid``, and the model of the previous stage on the held-out splits of new arrivals. If
-    growth starts from a checkpoint that the previous stage did not test (because the previous stage tested averaged
-    weights, for example), also test this checkpoint on ``valid``.
+    Test the grown model on ``valid``, and the model of the previous stage on the held-out splits of new mega-batches.
+    If the previous stage did not test the checkpoint that growth starts from (but averaged weights, for example), also
+    test this checkpoint on ``valid``.
     """
 
     @property
@@ -405,7 +405,7 @@ class Join(TextStep):
         return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Write the ensemble. Strip the member files first, because the ensemble stores the checksums of the files."""
+        """Remove unneeded optimizer states from the members, then write the ensemble, which stores their checksums."""
         if not self.job.request.keep_checkpoints:
             for model in self.plan.predictors:
                 self.job.strip(model)
@@ -414,19 +414,19 @@ class Join(TextStep):
 
 
 class Test(TextStep):
-    """Test step after training: test on ``valid``, ``test``, and the held-out split of each arrival so far."""
+    """Test step after training: test on ``valid``, ``test``, and the held-out split of each mega-batch so far."""
 
     @property
     def splits(self) -> list[str]:
         return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.arrivals[-1] + 1))]
 
     def commands(self) -> Sequence[Command]:
-        """Return the command of fairseq-eval-lm for each split."""
+        """Return one fairseq-eval-lm command for each split."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         return [self.evaluation(predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Test on all splits in one process; for an ensemble, reuse the stored predictions of earlier members."""
+        """Return the test metrics of each split. For an ensemble, compute only predictions that no file stores yet."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[str, ...] = ()
         if self.plan.combine != "single":

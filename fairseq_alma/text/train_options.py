@@ -86,7 +86,7 @@ class TrainOptions:
         if self.max_update is None and self.max_epoch is None:
             raise ValueError("--max-update: not given after --; give --max-update or --max-epoch after --")
         if self.last("--balance-loss-weight") is not None and self.last("--criterion") != (BALANCING,):
-            raise ValueError(f"--balance-loss-weight after --: requires --criterion {BALANCING} after --")
+            raise ValueError(f"--balance-loss-weight after --: requires --criterion {BALANCING}; give both after --")
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option; None if the option is not given."""
@@ -106,7 +106,7 @@ class TrainOptions:
         return found
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return the options, with numbers of updates (options in `LENGTHS`) multiplied by ``times``."""
+        """Return a copy in which the options in `LENGTHS` (numbers of updates) are multiplied by ``times``."""
         longer = copy(self)
         longer.options = [
             (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
@@ -116,7 +116,7 @@ class TrainOptions:
         return longer
 
     def shared(self, num_procs: int) -> "TrainOptions":
-        """Return the options of each process if ``num_procs`` processes share the batches of an update.
+        """Return a copy for one of ``num_procs`` processes, which each compute an equal number of batches per update.
 
         Raises:
             ValueError: the number of batches per update is not a multiple of the number of processes.
@@ -126,7 +126,7 @@ class TrainOptions:
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
                 f"--num-procs {num_procs}: must divide the number of batches per update, found {BATCHES_PER_UPDATE} "
-                f"{words} (after --); set {BATCHES_PER_UPDATE} to a multiple of {num_procs}, and reduce --batch-size"
+                f"{words} (after --); set {BATCHES_PER_UPDATE} to a multiple of {num_procs}"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)

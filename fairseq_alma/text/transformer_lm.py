@@ -3,7 +3,7 @@
 Modules have the same names and compute the same functions as in Qwen3 (dense) and Qwen3-MoE of transformers. Therefore
 an export copies the weights of the layers. Initial weights:
 
-- matrices: uniform with variance 1 / inputs; zero if the matrix writes to the residual stream
+- matrices: uniform with variance 1 / (number of inputs); zero if the matrix writes to the residual stream
 - embeddings: standard normal; if shared with the output projection, normal with std min(0.02, 1 / M)
 - output projection: almost zero, so that the initial loss is log V
 
@@ -37,7 +37,7 @@ AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", Languag
 
 
 def init_uniform(weight: Tensor) -> None:
-    """Initialize weights (…, inputs) in place from a uniform distribution with variance 1 / inputs."""
+    """Initialize weights (…, inputs) in place from a uniform distribution with variance 1 / (number of inputs)."""
     bound = (3 / weight.size(-1)) ** 0.5
     nn.init.uniform_(weight, -bound, bound)
 
@@ -147,7 +147,7 @@ class TransformerDecoder(Decoder):
 
 @register_model("alma_transformer_lm", dataclass=AlmaTransformerLMConfig)
 class AlmaTransformerLM(LanguageModel):
-    """The language model ``alma_transformer_lm``."""
+    """Language model ``alma_transformer_lm``: a Transformer decoder with the layers of Qwen3 or Qwen3-MoE."""
 
     decoder_class, sizes = TransformerDecoder, TRANSFORMER_SIZES
     inherited = tuple(name for each in ALMA_TRANSFORMER for name, option in options_of(each).items() if option.shape)
