@@ -33,13 +33,13 @@ class GateNode(NamedTuple):
 
 @dataclass(frozen=True)
 class GateTree:
-    """Gate tree of a layer.
+    """Gate tree of a layer: each inner node is a softmax over its children, and each leaf is an expert.
 
     No method is recursive, because the path to an expert may have 500 nodes after 500 growth steps.
 
     Attributes:
         nodes: all inner nodes, root first, parents before children.
-        row_expert: expert of each row; None for a row that leads to another inner node.
+        row_expert: for each row, the expert that the row leads to; None: the row leads to an inner node.
     """
 
     nodes: tuple[GateNode, ...]
@@ -55,7 +55,7 @@ class GateTree:
         """Return the gate tree for nested lists of expert numbers.
 
         Raises:
-            AlmaError: a node is not a list or is empty, or the n experts are not numbered 0 to n-1.
+            AlmaError: an inner node is not a non-empty list, or the n experts are not numbered 0 to n-1.
         """
         nodes: list[GateNode] = []
         row_expert: list[Optional[int]] = []
@@ -63,7 +63,7 @@ class GateTree:
         while pending:
             children, parent_row = pending.popleft()
             if not isinstance(children, list) or not children:
-                raise AlmaError(f"gate tree {_shorten(nested)}: each node must be a list of at least one child")
+                raise AlmaError(f"gate tree {_shorten(nested)}: each inner node must be a non-empty list")
             start = len(row_expert)
             nodes.append(GateNode(start, start + len(children), parent_row))
             for row, child in enumerate(children, start):
@@ -103,7 +103,7 @@ class GateTree:
         return GateTree.from_nested(nodes[0])
 
     def paths(self) -> dict[tuple[int, ...], int]:
-        """Return the row number of each path; path (2, 0) is the first child of the third child of the root."""
+        """Return path -> row number; path (2, 0) leads to the first child of the third child of the root."""
         found: list[tuple[int, ...]] = []
         for node in self.nodes:
             parent = () if node.parent_row is None else found[node.parent_row]
@@ -111,11 +111,11 @@ class GateTree:
         return {path: row for row, path in enumerate(found)}
 
     def to_nested(self) -> list[Nested]:
-        """Return the tree as nested lists."""
+        """Return the tree as nested lists of expert numbers, such as ``[0, 1, [2, 4], 3]``."""
         return self._lists()[0]
 
     def _lists(self) -> list[list[Nested]]:
-        """Return each node as a nested list, in the order of ``nodes``."""
+        """Return the nested list of each inner node, in the order of ``nodes``."""
         lists: list[list[Any]] = [list(self.row_expert[node.start : node.stop]) for node in self.nodes]
         # For each row: the list that contains the child of the row, and the position in this list.
         positions = [(children, position) for children in lists for position in range(len(children))]
@@ -142,7 +142,7 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
     """
     is_switch = [has_experts(layer, options.moe_freq) for layer in range(options.decoder_layers)]
     if options.gate_trees and not any(is_switch):
-        raise AlmaError(f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer; omit --gate-trees")
+        raise AlmaError(f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer; remove --gate-trees")
     trees = iter(parse_gate_trees(options.gate_trees, sum(is_switch), options.num_experts))
     return [next(trees) if each else None for each in is_switch]
 

@@ -3,7 +3,7 @@
 Growth methods (paper v5, sections 4.2 and 5, appendix A):
 
 - ``copy``: the paper's method for text. The new expert has the weights and the gate row of an old expert, and the tree
-  remains flat. The softmax has one more entry, so every gate value changes and the loss increases.
+  remains flat. The softmax has one more entry, so the gate probabilities and the loss change.
 - ``split``: a node between two copies of an expert replaces the expert. The new gate rows are random. The output does
   not change.
 - ``scratch``: the new experts have random weights, and random gate rows at the root.
@@ -67,7 +67,7 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
     """Select the experts to copy or split.
 
     Args:
-        losses: (E,) total loss of the held-out tokens of each expert, in any unit such as nats.
+        losses: (E,) sum of the loss over the held-out tokens of each expert, in any unit, such as nats.
         counts: (E,) number of held-out tokens of each expert.
         num_new: number of experts to select, at most E.
         select: ``loss`` (largest total losses, the paper's rule), ``usage`` (most tokens) or ``random``.
@@ -94,11 +94,11 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
 def gather_slices(
     old: Tensor, source: Sequence[Optional[int]], new_slice: Optional[Callable[[int], Tensor]] = None
 ) -> Tensor:
-    """Stack copied slices of a tensor and new slices.
+    """Return a tensor that stacks copied slices of ``old`` and new slices.
 
     Args:
         old: tensor with E slices, (E, …).
-        source: for each slice of the result, the index of the slice of ``old`` to copy; None: a new slice.
+        source: for each slice of the result, the index of the slice to copy from ``old``; None: a new slice.
         new_slice: function that returns the new slice for a position in the result; None: new slices are zero.
 
     Returns:
@@ -121,7 +121,7 @@ def grow_tensor(
         old: value of the parameter.
         growth: growth plan.
         generator: random generator for noise and new weights, which are initialized as in a new layer.
-        noise: standard deviation of the Gaussian noise that is added to the second copy of a gate row.
+        noise: standard deviation of the Gaussian noise that is added to copied gate rows, not to the originals.
     """
 
     def new_slice(position: int) -> Tensor:

@@ -17,7 +17,7 @@ from fairseq_alma.learners.learner import (
 from fairseq_alma.options import integer, opt
 
 NUM_MEMBERS = {"text": 2, "images": 5}
-"""Default number of members of an ensemble, from Table 2 (text) and from Appendix B.1 of v5 (images) of the paper."""
+"""Kind of data -> default number of members (paper: Table 2 for text; v5, Appendix B.1 for images)."""
 MEMBERS_HELP = "number of members (default: 2 for text, 5 for images); for gens: new members in each stage (default: 1)"
 MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 
@@ -25,7 +25,7 @@ MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 @register_learner("ens")
 @dataclass(frozen=True)
 class Ensemble(Learner):
-    """N models with different seeds, trained separately; ``combine`` defines how predictions are combined."""
+    """Ensemble of N models that are trained separately with different seeds and predict together."""
 
     label: ClassVar[Optional[str]] = "Ens"
     bootstrap: ClassVar[bool] = False
@@ -56,7 +56,7 @@ class Bagging(Ensemble):
 @register_learner("gens")
 @dataclass(frozen=True)
 class GrowingEnsemble(Ensemble):
-    """N new models in each stage, trained on the data of the stage. Earlier models are frozen; all models predict.
+    """Ensemble to which each stage adds N models, trained on the stage's data. Earlier models are frozen.
 
     The paper's text does not state the initial weights of a new model; the paper's released code copies the last model.
     """

@@ -22,14 +22,14 @@ METHOD_HELP = "how experts are added (default: copy for gmoe on text, else split
 def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
     """Parse a schedule such as ``4,6,8,12``; return the size in each stage.
 
-    Error messages contain ``name``, the kind of size.
+    ``name`` is the kind of size for error messages: ``experts`` or ``layers``.
 
     Raises:
         ValueError: a size is smaller than the size in the previous stage, or is not an integer from 1 to `MAX_EXPERTS`.
     """
     numbers = word.split(",")
     if not all(number.strip().isdecimal() and 0 < int(number) <= MAX_EXPERTS for number in numbers):
-        raise ValueError("expected positive integers separated by commas, such as 4,6,8,12")
+        raise ValueError(f"expected integers from 1 to {MAX_EXPERTS}, separated by commas, such as 4,6,8,12")
     schedule = tuple(int(number) for number in numbers)
     for stage, (before, now) in enumerate(itertools.pairwise(schedule), 1):
         if now < before:
@@ -46,7 +46,7 @@ def read_sizes(word: str) -> str:
             raise ValueError(f"expected layers=1,6,6,6, experts=4,6,8,12, or both in one pair of quotes, found {part}")
         sizes[name] = read_schedule(numbers, name)
     if len({*map(len, sizes.values())}) != 1:
-        raise ValueError("expected one number for each stage in each list, such as layers=1,6,6,6 experts=4,4,8,8")
+        raise ValueError("expected lists of equal length, one number per stage, such as layers=1,6,6 experts=4,4,8")
     return " ".join(f"{name}={','.join(map(str, sizes[name]))}" for name in SIZES if name in sizes)
 
 
@@ -64,9 +64,9 @@ class ScheduledGrowth(GrowingModel):
         metavar="SIZES",
     )
     grow_method: str = opt("split", METHOD_HELP, choices=EXPERT_METHODS)
-    grow_select: str = opt("loss", "selection of experts to copy or split (see alma-grow --select)", choices=SELECTIONS)
+    grow_select: str = opt("loss", "rule for the experts to copy or split: see alma-grow --select", choices=SELECTIONS)
     grow_noise: float = opt(
-        0.0, "standard deviation of noise on gate rows of copied experts", range=real(0, 1_000_000), metavar="X"
+        0.0, "standard deviation of Gaussian noise added to copied gate rows", range=real(0, 1_000_000), metavar="X"
     )
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class ScheduledGrowth(GrowingModel):
 
     def check(self) -> None:
         if self.grow_schedule is None:
-            example = "layers=1,6,6,6 or experts=4,6,8,12" if self.name == "grow" else "4,6,8,12 (sizes of the paper)"
+            example = "layers=1,6,6,6 or experts=4,6,8,12" if self.name == "grow" else "4,6,8,12 (the paper's sizes)"
             raise ValueError(f"--learner {self.name}: --grow-schedule is missing; give --grow-schedule {example}")
         super().check()
         if self.grow_noise and self.grow_method != "copy":
@@ -141,7 +141,7 @@ class ScheduledGrowth(GrowingModel):
 @register_learner("gmoe", "text")
 @dataclass(frozen=True)
 class ScheduledMixture(ScheduledGrowth):
-    """One language model to which growth steps add experts. By default, they copy experts, as in the paper."""
+    """One language model to which growth steps add experts. The default method is ``copy``, as in the paper."""
 
     label: ClassVar[Optional[str]] = "gMoE"
 
@@ -199,7 +199,7 @@ class Firefly(PeriodicGrowth):
 
     grow_share: float = opt(
         0.25,
-        "size of a growth step, relative to the size before any growth",
+        "size to add in a growth step, as a fraction of the initial size",
         range=real(0, 1000, above=True),
         metavar="X",
     )

@@ -76,7 +76,7 @@ def stages(
     """
     if num_megabatches < 1 or wait < 1:
         raise ValueError(
-            f"expected at least 1 mega-batch and a --wait of at least 1, found {num_megabatches} and {wait}"
+            f"expected at least 1 mega-batch and --wait 1, found {num_megabatches} mega-batches and --wait {wait}"
         )
     planned: list[Stage] = []
     first, end = 0, first_wait or wait
@@ -102,7 +102,7 @@ MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Maximum number of members that one stage trains."""
 MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Difference between the seeds of consecutive members; number of such steps below 2**32, NumPy's limit for seeds."""
+"""Seed difference of consecutive members; number of members until the seeds reach 2**32 (NumPy's limit)."""
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -135,9 +135,9 @@ class Growth:
         method: ``copy``, ``split`` or ``scratch`` for experts; ``firefly`` for neurons.
         select: criterion that selects the experts to copy or split: ``loss``, ``usage`` or ``random``.
         seed: random seed of new weights and random choices.
-        share: for ``firefly``: size to add, relative to the size before any growth.
+        share: for ``firefly``: size to add, as a fraction of the model's size before the first growth step.
         share_of: unit of ``share``: ``parameters`` or ``neurons``.
-        noise: standard deviation of noise on the gate rows of copied experts.
+        noise: standard deviation of the Gaussian noise that is added to copied gate rows.
         layers: new number of layers of a language model; None: the number of layers does not change.
     """
 
@@ -160,8 +160,8 @@ class Training:
         seed: random seed of initial weights, data order and dropout.
         start: model that provides the initial weights; None: random weights.
         growth: growth step applied to the initial weights; None: no growth.
-        num_experts: number of experts in each Switch layer of a new model; None: see the options after ``--``.
-        num_layers: number of layers of a language model; None: see the options after ``--``.
+        num_experts: number of experts in each Switch layer of a new model; None: the value in the options after ``--``.
+        num_layers: number of layers of a language model; None: the value in the options after ``--``.
         num_joint: number of members of a joint model; 1: a single model.
         joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
         bootstrap: whether to train on a bootstrap sample of the stage's examples.
@@ -184,7 +184,7 @@ class StagePlan:
 
     Attributes:
         trainings: trainings of the stage, independent of each other.
-        predictors: models that predict after the stage, possibly trained in earlier stages.
+        predictors: models that predict after the stage; some may come from earlier stages.
         combine: how predictions are combined: ``single`` for one model, else ``probabilities`` (mean), ``logits``
             (mean) or ``vote``.
     """
@@ -234,11 +234,11 @@ class Learner(Options):
         label: name in reports; None: the report uses ``name``.
         owned: option after ``--`` that the learner sets -> remedy in the error message if the user gives this option.
         arch_prefix: for images: required prefix of the architecture's name; None: every architecture is allowed.
-        image_architectures: for images: default architecture for drawings (such as MNIST), and default for photographs.
+        image_architectures: for images: (default architecture for drawings such as MNIST, default for photographs).
         train_defaults: for images: option after ``--`` -> default value for this learner.
         has_iid_control: whether ``--iid`` is supported; growing models do not support it.
         trains_members_alone: whether separate processes can train the members (``--member``, ``--jobs``).
-        stacks_seeds: for images: whether one network can contain the models of several seeds, to train them together.
+        stacks_seeds: for images: whether one network can contain the models of several runs that differ in the seed.
         seed: random seed of the run, 0 to `MAX_SEED`.
         wait: waiting time, in mega-batches.
         init: initial weights of a stage: weights of the previous stage (``previous``) or random (``scratch``).
@@ -272,7 +272,7 @@ class Learner(Options):
         """Raise ValueError if an option of the learner does not match the model options after ``--``."""
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Return the plan of one stage."""
+        """Return the plan of one stage: the models to train, and the models that predict after the stage."""
         raise NotImplementedError
 
     def starts_from(self, stage: Stage, member: int) -> Optional[ModelId]:
@@ -282,7 +282,7 @@ class Learner(Options):
     def train_each(self, stage: Stage, num_members: int, combine: str = "probabilities", **training: Any) -> StagePlan:
         """Return a plan that trains every member; `starts_from` selects the initial weights.
 
-        ``training`` contains further attributes of each `Training`, such as ``growth``.
+        ``training`` contains attributes that all `Training`s of the plan have in common, such as ``growth``.
         """
         trainings = tuple(
             Training(ModelId(stage.index, m), member_seed(self.seed, m), self.starts_from(stage, m), **training)
@@ -312,7 +312,7 @@ class GrowingModel(Learner):
         return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth step before a stage that is not the first stage; None: no growth."""
+        """Return the growth step before a later stage than the first; None: no growth. ``seed``: seed of the step."""
         raise NotImplementedError
 
 
@@ -363,12 +363,12 @@ BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 @dataclass(frozen=True)
 class Preset:
-    """Option values that a preset sets. The value None means that the preset omits the option.
+    """Option values of a preset. The value None means that the option is absent.
 
     Attributes:
         learners: learner -> (field name -> value) for the options of the learner.
         training: options after ``--`` for all learners and networks.
-        own_training: learner -> options after ``--`` for this learner.
+        own_training: learner -> options after ``--`` for this learner; they take precedence over ``training``.
         vgg: options after ``--`` for VGG networks.
     """
 
@@ -411,7 +411,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Values that `with_preset` omits, so that the ``paper`` preset does not change the options in run.json."""
+"""Default values of preset options. `with_preset` omits equal values, so the ``paper`` preset adds none to run.json."""
 
 
 def canonical(value: Any) -> Any:
@@ -422,9 +422,9 @@ def canonical(value: Any) -> Any:
 
 
 def with_preset(given: Mapping[str, Any], preset: Mapping[str, Optional[Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return (merged options of user and preset, names of preset options to which the user gave other values).
+    """Return (merged options of user and preset, names of preset options that the user overrides).
 
-    Options of the user take precedence. The result omits values of the preset that equal the package's defaults.
+    Options of the user take precedence. Preset values that equal the package's defaults are omitted.
     """
     overridden = [name for name in preset if name in given and canonical(given[name]) != canonical(preset[name])]
     needed = {name: value for name, value in preset.items() if value != _DEFAULTS.get(name)}
