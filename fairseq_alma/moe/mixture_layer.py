@@ -2,7 +2,7 @@
 
 With a ``soft`` gate, a layer returns the mean of the expert outputs, weighted by the gate's probabilities. With a
 ``hard`` gate, a layer returns the output of one expert for each image: in training, an expert sampled from the
-probabilities, with the straight-through gradient (Bengio et al. 2013); in evaluation, the expert on the best path.
+probabilities, with the straight-through gradient (Bengio et al. 2013); in evaluation, `Routing.expert`.
 Training computes all experts in one operation. Evaluation with a hard gate computes only the selected experts.
 
 Letters: S images, I input features of the gate, E experts.
@@ -50,7 +50,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Apply the layer to a batch. In training, a hard gate samples with ``generators[0]`` if given."""
+        """Return the layer output for a batch. In training, a hard gate samples with ``generators[0]`` if given."""
         features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -69,7 +69,7 @@ class MixtureLayer(nn.Module):
         return torch.cat(outputs)[dispatch.tokens.argsort()]
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Initialize the gate and the experts; ``generators`` has exactly one generator."""
+        """Initialize the gate and the experts; ``generators`` contains exactly one generator."""
         init_as_linear(self.gate.weight, self.gate.bias, *generators)
         for module in self.expert_modules():
             if hasattr(module, "reset_parameters"):  # batch norm does not have the method

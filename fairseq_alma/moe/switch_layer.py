@@ -100,7 +100,7 @@ class SwitchStatistics(NamedTuple):
 
 
 class SwitchLayer(nn.Module):
-    """Mixture of experts that routes each token to one expert and scales the output by the gate's probability.
+    """Mixture of experts that routes each token to one expert and scales the output by the gate's combine weight.
 
     Args:
         model_dim: M, model dimension.

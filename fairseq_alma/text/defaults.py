@@ -50,7 +50,7 @@ TABLE = (
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""Rows in ascending order of ``tokens``. With ``--size``, the model and the batch size can come from different rows."""
+"""Defaults by number of training tokens, in ascending order. With ``--size``, only ``batch`` depends on this number."""
 HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
@@ -331,7 +331,7 @@ def _recipe(
     context: Context,
     tokens: Optional[Sequence[int]],
 ) -> Recipe:
-    """Return the `Recipe` for recorded defaults; options that the user gives replace these defaults."""
+    """Return the `Recipe` for the defaults in ``record``; options that the user gives replace these defaults."""
     chosen = {name: value for name, value in record["chosen"].items() if name not in given}
     features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
     passes = record["passes"] if "--max-update" in chosen else None

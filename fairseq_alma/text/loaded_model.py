@@ -109,7 +109,7 @@ class LoadedModel:
             top_p: sample from the most probable tokens whose probabilities sum to p; -1: sample from all tokens.
 
         Raises:
-            AlmaError: the prompt exceeds the maximum sequence length.
+            AlmaError: the prompt leaves no position for a new token within the maximum sequence length.
         """
         ids = torch.tensor([[self.first, *self.encode(prompt)]])
         length = min(ids.size(1) + max_new_tokens, self.longest) - 1

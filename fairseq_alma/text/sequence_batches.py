@@ -96,7 +96,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def _parts(self) -> list[np.ndarray]:
-        """Return the groups of indices that the current epoch reads one after the other."""
+        """Return the groups of indices that the current epoch reads in order: ``first`` (epoch 1 only), ``indices``."""
         return [self.first, self.indices] if self.epoch == 1 else [self.indices]
 
     @property
@@ -146,7 +146,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def iterations_in_epoch(self) -> int:
-        """Return the number of sequences that all processes together have read in this epoch."""
+        """Return the number of sequences (not batches) that all processes together have read in this epoch."""
         read = 0 if self._cur_epoch_itr is None else self._cur_epoch_itr.n * self.num_shards
         return self.position + sum(map(len, self._batches[:read]))
 

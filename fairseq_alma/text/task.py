@@ -103,7 +103,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a fairseq command, reject half precision, and change some defaults."""
+        """Add the task's options to a fairseq command, reject options such as ``--bf16``, and change defaults."""
         is_command = isinstance(parser, argparse.ArgumentParser)  # false when fairseq lists the options of all tasks
         if is_command:
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))

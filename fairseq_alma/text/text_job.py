@@ -110,7 +110,7 @@ class TextJob:
         return lambda runs: self
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print the commands of the requested stages of a run."""
+        """Print the commands of the requested stages, without running them."""
         member, template = self.request.member, self.request.then_evaluate
         for plan in self.request.chosen(plans):
             steps = self.steps(folder, plan)
