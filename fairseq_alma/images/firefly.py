@@ -43,7 +43,7 @@ SizeOf = Callable[[Sequence[int]], int]
 
 
 class KeptCandidates(NamedTuple):
-    """Kept candidates of one layer: indices of the channels to split and of the new channels, both ascending."""
+    """Candidates of one layer to keep: ascending indices of channels to split, and of candidate new channels."""
 
     split: list[int]
     new: list[int]
@@ -205,7 +205,7 @@ def unit_length(directions: Tensor) -> Tensor:
 def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[KeptCandidates]) -> VGG:
     """Return a new network of one member with the kept candidates of each layer.
 
-    The channels of a layer are the old channels, then the second halves of split channels, then the new channels.
+    Order of a layer's channels: old channels or their first halves, second halves of split channels, new channels.
     """
     before, state = KeptCandidates([], []), {}
     for number, (old, block, kept) in enumerate(zip(network.blocks, candidates.blocks, growth, strict=True)):
@@ -256,7 +256,7 @@ class LayerScores(NamedTuple):
 
 
 def vgg_size(image_channels: int, channels: Sequence[int], num_classes: int, share_of: str = "parameters") -> int:
-    """Return the number of ``parameters`` or ``neurons`` of a VGG network with ``channels`` in each convolution."""
+    """Return the number of ``parameters`` or ``neurons`` of a VGG; ``channels``: output channels per convolution."""
     if share_of == "neurons":
         return sum(channels)
     inputs = [image_channels, *channels[:-1]]
@@ -269,8 +269,8 @@ def select_candidates(
 ) -> list[KeptCandidates]:
     """Return the candidates to keep, for each layer ("greedy selection" in Wu et al. 2020).
 
-    The function adds candidates in ascending order of the score, until the size of the grown network is closest to its
-    size before growth plus ``num_added``. The unit of the size depends on ``size_of`` (parameters or neurons).
+    The function adds candidates in ascending order of the score, until the size of the grown network is closest to the
+    size before growth plus ``num_added``. ``size_of`` defines the unit of both (parameters or neurons).
     """
     kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
     size = size_of(channels)
@@ -374,9 +374,9 @@ def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerSc
     """Return the score of each candidate: the estimated change of the loss in nats.
 
     A score is the derivative of the mean loss with respect to the position on the candidate's path, with all
-    candidates at the middle of their paths. The score is exact if the loss is linear or quadratic along the paths. (Wu
-    et al. average the gradient over several points.) The function also measures the batch norm statistics of new
-    channels.
+    candidates at the middle of their paths. The score is exact if the loss is linear or quadratic along the path. Wu
+    et al. average the gradient over several points of the path instead. The function also measures the batch norm
+    statistics of new channels.
 
     Raises:
         AlmaError: a score is NaN or infinite.

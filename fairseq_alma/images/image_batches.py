@@ -15,7 +15,7 @@ PADDING = 4
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """Return a random generator on the CPU, seeded with ``numbers``, such as random seed, stage and `ORDER`."""
+    """Return a random generator on the CPU, seeded with ``numbers`` (such as random seed, stage number, `ORDER`)."""
     state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]) >> 1)
 
@@ -24,7 +24,7 @@ class ImageInput:
     """Converter of uint8 images to network input.
 
     Args:
-        mean: mean of each channel over the training images of the data set, from 0 to 1.
+        mean: mean of each channel over the training images of the data set, for pixel values from 0 to 1.
         std: standard deviation of each channel, on the same scale as ``mean``.
         augment: whether training images are padded with 4 black pixels on each side, cropped at random and flipped
             horizontally with probability 0.5.
@@ -78,7 +78,7 @@ class TrainingImages:
         self.num_images = len(self.rows[0])
 
     def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one epoch; each member's generator determines the member's image order.
+        """Yield the batches of one epoch. Each member's generator determines the member's image order and crops.
 
         Yields:
             (images, labels): images (N, B, C, H, W), or (B, C, H, W) if all members share a batch; labels (N, B).
@@ -101,7 +101,7 @@ class TrainingImages:
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:
-    """Return the size of each batch. A single last image joins the previous batch: batch norm needs two images."""
+    """Return the batch sizes of an epoch. A single last image joins the previous batch: batch norm needs two images."""
     full, rest = divmod(num_images, batch_size)
     sizes = [batch_size] * full + [rest] * (rest > 0)
     if rest == 1 and full:

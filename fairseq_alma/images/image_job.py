@@ -161,7 +161,7 @@ class ImageTrainOptions:
         self.values_of(feature_options().values())
 
     def words(self, names: Optional[Iterable[str]] = None) -> list[str]:
-        """Return the options ``names`` (None: all options) as command-line arguments."""
+        """Return the options ``names`` (None: all options) and their values as command-line arguments."""
         return [word for name in (self.values if names is None else names) for word in (name, *self.values[name])]
 
     def fairseq_words(self) -> list[str]:
@@ -182,7 +182,7 @@ class ImageTrainOptions:
 
 
 def feature_options() -> dict[str, Option]:
-    """Return flag -> option for the training features that are allowed after ``--`` on streams of images."""
+    """Return flag -> option for the options of training features that a run on images accepts after ``--``."""
     return {
         option.flag: option
         for kind in FEATURES
@@ -224,7 +224,7 @@ class ImageJob:
         return {name: " ".join(values) for name, values in self.options.values.items()}
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
-        """Check the options and the validation images. Return a function that creates the back end for given runs."""
+        """Check the options, and that each stage has validation images. Return a function: runs -> back end."""
         for plan in plans:
             if not len(self.images.indices("valid", plan.stage.megabatches)):
                 raise AlmaError(
@@ -261,7 +261,7 @@ class ImageJob:
         return begin
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print one command for each stage, with all training options."""
+        """Print one ``alma-stream`` command for each planned stage, with all training options."""
         print("# alma-stream runs all stages in one process; to run single stages, use these commands in this order")
         own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):

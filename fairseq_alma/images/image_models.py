@@ -52,7 +52,7 @@ from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
 Examples = tuple[Tensor, Tensor]
-"""(normalized images (B, C, H, W), labels (B))."""
+"""Pair (normalized images (B, C, H, W), int64 labels (B))."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class ImageClassifier(BaseFairseqModel):
 
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
-        """Read the layer sizes after growth from model options. Raises AlmaError for an invalid option."""
+        """Return the layer sizes after growth from the model options. Raises AlmaError for an invalid option."""
         return GrownLayers()
 
     @classmethod
@@ -133,7 +133,7 @@ class ImageClassifier(BaseFairseqModel):
         return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return (B, K) logits for (B, C, H, W) normalized images."""
+        """Return logits (B, K) for normalized images (B, C, H, W)."""
         return join_logits(self.network(images), self.joint_logits)
 
 
@@ -143,7 +143,7 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
     Args:
         members: trained models.
         weights: weight of each member's probabilities; the sum is 1.
-        embedded: indices of the members whose weights are stored in the checkpoint of the ensemble.
+        embedded: indices of the members whose weights the checkpoint of the ensemble contains.
     """
 
     members: Any  # an nn.ModuleList; Any because mypy does not know the class of the members
@@ -283,8 +283,8 @@ def grow_network(
         generator: random generator on the CPU.
 
     Returns:
-        (grown network, training FLOPs of the step). The function changes a network with mixtures in place. The
-        growth step of such a network counts 0 training FLOPs, because the step uses only validation images.
+        (grown network, training FLOPs of the step). A network with mixtures is changed in place, and its growth step
+        counts 0 training FLOPs, because the step uses only validation images.
     """
     if growth.method == "firefly":
         assert isinstance(network, VGG)

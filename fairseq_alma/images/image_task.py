@@ -35,7 +35,7 @@ from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_
 
 
 class ImageDataset(FairseqDataset):
-    """Dataset of the images of a stream at ``indices`` (n); batches contain normalized images.
+    """Dataset of the stream's images at ``indices`` (n); batches contain normalized images.
 
     In training, each epoch has a new random order and, with ``source.augment``, new random crops and flips.
     """
@@ -176,10 +176,10 @@ class AlmaImageClassificationTask(StageTask):
         self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """Build the model.
+        """Build the image model of ``cfg``, and check that it matches the checkpoint that training starts from.
 
         Raises:
-            AlmaError: the model is not an image model, or does not match the checkpoint that training starts from.
+            AlmaError: the model is not an image model, or does not match the checkpoint.
         """
         with in_one_line():  # a decorator would hide the argument names, which fairseq inspects
             option, arch = "--member-arch", cfg.get("member_arch")

@@ -58,8 +58,8 @@ class TrainedModel:
         grown: layer sizes after growth, which a checkpoint stores as model options.
         num_updates: number of updates in the last stage that trained the model, without updates of the branch (copy of
             the model that is trained with a decaying learning rate).
-        num_images: number of images processed in this stage, summed over all epochs of the model and the branch.
-        growth: record of the growth step at the start of this stage; empty without growth.
+        num_images: number of images processed in the same stage, summed over all epochs of the model and the branch.
+        growth: record of the growth step at the start of the same stage; empty without growth.
         tested: weights to predict with: average of weights, or weights of the branch; None: ``state``.
     """
 
@@ -77,7 +77,7 @@ class TrainedModel:
 
 
 def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
-    """Write a checkpoint that fairseq's commands can load; ``config`` comes from `ImageSettings.checkpoint_config`."""
+    """Write a checkpoint that fairseq's commands can load; ``config``: see `ImageSettings.checkpoint_config`."""
     history = {
         "criterion_name": "AlmaImageCrossEntropy",
         "optimizer_name": str(config["optimizer"]["_name"]),
@@ -126,7 +126,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
 
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of an unfinished training."""
+    """Replace the file ``path`` atomically by the state of an unfinished training, to resume after a restart."""
     with open_atomically(path) as file:
         torch.save(dict(state), file)
 
@@ -167,7 +167,7 @@ class ModelStore:
         return all(zipfile.is_zipfile(path) for path in (self._tested(model), self.folder.checkpoint(model)))
 
     def __getitem__(self, model: ModelId) -> TrainedModel:
-        """Return a trained model. Raises AlmaError if the checkpoint of the model is missing or damaged."""
+        """Return a trained model. Raises AlmaError if its checkpoint is missing, damaged, or of another network."""
         if model in self.models:
             return self.models[model]
         path = self.folder.checkpoint(model)
@@ -193,7 +193,7 @@ class ModelStore:
         self.models[model] = trained
 
     def remove(self, gone: Sequence[ModelId]) -> None:
-        """Remove the files of the models ``gone``, and folders that become empty."""
+        """Remove the models ``gone`` and their files, and delete folders that become empty."""
         for model in gone:
             folder = self.folder.model_folder(model)
             for here, names in ((folder / BRANCH, [LAST_CHECKPOINT]), (folder, [LAST_CHECKPOINT, AVERAGE, UNFINISHED])):
@@ -211,7 +211,7 @@ class ModelStore:
         return self.built[1]
 
     def flops_of(self, grown: GrownLayers) -> NetworkFlops:
-        """Return the FLOPs of one model with layer sizes ``grown``, for one image."""
+        """Return the FLOPs per image of one model with layer sizes ``grown``."""
         if grown not in self.flops:
             network = self.settings.build(self.settings.num_joint, grown)
             for parameter in network.parameters():
@@ -238,7 +238,7 @@ def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> Im
 class Tally:
     """Combined predictions of several models for the same images.
 
-    Add the models in a fixed order, so that sums are bit-identical after a restart.
+    If the models are added in the same order, the sums are bit-identical after a restart.
 
     Args:
         combine: rule for the predicted class: ``single`` or ``probabilities`` (largest mean probability), ``logits``
@@ -262,7 +262,7 @@ class Tally:
                 self.votes = vote if self.votes is None else self.votes + vote
 
     def result(self, labels: Tensor) -> Metrics:
-        """Return ``loss`` (nats) and ``error`` (0 to 1) of the combined predictions for labels (B)."""
+        """Return ``loss`` (nats) and ``error`` (0 to 1) of the combined predictions, given the true labels (B)."""
         assert self.log_sum is not None  # at least one model was added
         if self.combine == "logits":
             log_probs = F.log_softmax(self.log_sum / self.num_models, dim=-1)
@@ -302,7 +302,7 @@ def predict(
 
 
 def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
-    """Return ``loss`` (nats) and ``error`` (0 to 1) of a network of one member."""
+    """Return ``loss`` (nats) and ``error`` (0 to 1) of a network with one member on labeled images."""
     tally = Tally("single")
     tally.add(predict(network, images)[0])
     return tally.result(labels)
@@ -310,7 +310,7 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 @torch.no_grad()
 def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
-    """Write the expert that each mixture layer selects for the first `NUM_SHOWN` test images, as data for a figure.
+    """Write figure data: the expert that each mixture layer selects for each of the first `NUM_SHOWN` test images.
 
     The file contains the arrays ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert``
     (layers, n). Without mixture layers, the function writes no file.
@@ -331,7 +331,7 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
 
 
 class Predictions:
-    """Predictions of one run's models on the test set ``test`` and on validation sets."""
+    """Evaluation of one run's models on the test set and on the validation sets of stages."""
 
     def __init__(self, store: ModelStore, test: Examples) -> None:
         self.network_of, self.test = store.network_of, test
@@ -341,7 +341,7 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return (loss and error on the test set, share of images per expert in the newest network; see `predict`)."""
+        """Return (test loss and error, share of test images for each expert of the newest network; see `predict`)."""
         can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
@@ -353,7 +353,7 @@ class Predictions:
         return self._tally.result(self.test[1]), usage
 
     def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
-        """Return loss and error on the validation set of the stage."""
+        """Return loss and error of the stage's predictors on ``valid``, the validation set of the stage."""
         tally = Tally(plan.combine)
         self._frozen = {model: network for model, network in self._frozen.items() if model in plan.predictors}
         for models in _groups(plan, plan.predictors):
@@ -365,7 +365,7 @@ class Predictions:
 
 
 def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Group models by network: one for each model of an earlier stage, and one for all models that the stage trains."""
+    """Group models by network: each earlier model has a separate network; all models of this stage share a network."""
     new = {training.model for training in plan.trainings}
     groups = [[model] for model in models if model not in new]
     together = [model for model in models if model in new]

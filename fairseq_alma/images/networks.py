@@ -1,4 +1,4 @@
-"""Networks of the image study: fully connected network and VGG19 (paper v5, section 5, Appendices B.1.1 and B.1.2).
+"""Networks for image classification: fully connected and VGG19 (paper v5, section 5, Appendices B.1.1 and B.1.2).
 
 A network has N members: models with separate weights that run in one batched operation. Except for rounding, a member
 has the same output as a separate network with the same weights. A single model is the case N = 1.
@@ -83,7 +83,7 @@ class ImageNetwork(nn.Module):
 
 
 class NetworkList(ImageNetwork):
-    """Network whose members are separate networks, for architectures whose members cannot run in one operation."""
+    """List of separate networks, one per member, for architectures whose members cannot run in one operation."""
 
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
@@ -113,7 +113,7 @@ def _reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
 
 
 def join_logits(logits: Tensor, how: str) -> Tensor:
-    """Return the ``mean`` or ``sum`` of logits (N, B, K) over the members."""
+    """Return the ``mean`` or ``sum`` of the members' logits (N, B, K), with shape (B, K)."""
     return logits.mean(dim=0) if how == "mean" else logits.sum(dim=0)
 
 
@@ -140,10 +140,10 @@ class NetworkFlops(NamedTuple):
 
 
 def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlops:
-    """Count the FLOPs for one image of shape (C, H, W) by running the network.
+    """Return the FLOPs for one image of shape (C, H, W), measured by running the network.
 
-    ``torch.utils.flop_counter`` defines the operations that are counted. The function leaves the network in evaluation
-    mode and restores the buffers.
+    ``torch.utils.flop_counter`` defines which operations count. The function leaves the network in evaluation mode and
+    restores the buffers.
     """
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     # Batch norm cannot train on a single value, so count the FLOPs of two images and divide by 2.
@@ -160,7 +160,7 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
 
 
 def in_chunks(images: Tensor) -> Sequence[Tensor]:
-    """Split images (B, C, H, W) into prediction batches."""
+    """Split images (B, C, H, W) into batches for prediction, which `CHUNK_VALUES` limits in size."""
     return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
 
 
@@ -330,7 +330,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the batch norm statistics to the mean of the statistics of ``batches`` (normalized images (B, C, H, W))."""
+    """Set the batch norm statistics to the mean over all ``batches`` of normalized images (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return
@@ -385,7 +385,7 @@ class MixtureConv(MixtureLayer):
 
 
 class MixtureMLP(ImageNetwork):
-    """Fully connected network with one hidden layer for each gate tree: a mixture of experts of ``width`` neurons."""
+    """Fully connected network with a hidden layer for each gate tree; each expert of a layer has ``width`` neurons."""
 
     def __init__(
         self, image_shape: Sequence[int], num_classes: int, width: int, trees: Sequence[GateTree], gate: str
@@ -428,7 +428,7 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
 def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
-    """Split or copy the expert with the largest validation loss in each layer, in place. Return the expert indices."""
+    """In each layer, split or copy the expert with the largest loss, in place. Return the selected expert indices."""
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
         layer.grow(expert, generator, method)

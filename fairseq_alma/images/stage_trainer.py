@@ -48,7 +48,7 @@ from fairseq_alma.training.features import LRBranch
 SAVE_EVERY_SECONDS = 20.0
 """Default interval between two saves of an unfinished training, in seconds."""
 SEEDS = "seeds"
-"""Key in the file of an unfinished training; the value is the random seed of each model."""
+"""Key in the file of an unfinished training; the value is the list of the models' random seeds."""
 GROWTH_FLOPS = "growth_flops"
 """Key in stage.json for the FLOPs of the growth step of Firefly. ``train_flops`` includes these FLOPs."""
 
@@ -90,7 +90,7 @@ class StageTrainer:
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
         """Train the models of ``trainings`` in a stage, and return the training cost for stage.json.
 
-        If ``trainings`` are all trainings of the stage, the network also contains the models of runs with other seeds.
+        If ``trainings`` are all trainings of the stage, the network may also contain models of runs with other seeds.
         If the checkpoint of a model is missing, the method trains all models of the network again, bit-identically.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
@@ -150,7 +150,7 @@ class StageTrainer:
     def _train_stage(self, work: StageWork, group: Sequence[tuple[ModelStore, Training]], unfinished: Path) -> None:
         """Train a stage from the beginning, or resume from the file ``unfinished``.
 
-        ``group`` contains the trainings that share one network, each with the model store of its run.
+        ``group`` contains, for each training that shares the network, (model store of the run, training).
         """
         stage, how, seeds = work.plan.stage, self.settings.training, [training.seed for _, training in group]
         rows = self.stream.indices("train", stage.megabatches)
@@ -191,7 +191,7 @@ class StageTrainer:
         examples: Callable[[], Examples],
         valid: Examples,
     ) -> tuple[ImageNetwork, GrownLayers, Mapping[str, Any]]:
-        """Return (initial network of a stage, layer sizes of this network, record of the growth step)."""
+        """Return (initial network of a stage, layer sizes of the network, record of the growth step or empty)."""
         settings, first, model_class = self.settings, group[0][1], self.settings.model_class
         if first.start is None:
             seeds = [training.seed for _, training in group]
@@ -214,14 +214,14 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` of the stage for training features: all epochs on ``num_images`` images."""
+        """Return the `Part` for training features: all updates of a stage with ``num_images`` training images."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
     def _tested(
         self, training: StageTraining, grown: GrownLayers, rows: np.ndarray
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
-        """Return the weights to test for each unit (member or joint model); measure batch norm for averaged weights."""
+        """Return the weights to test for each unit (member or joint model); averages get new batch norm statistics."""
         averages = [each for each in training.tested if each is not None]
         is_last = all(  # whether the averages equal the weights of the best epochs
             torch.equal(tensor, state[name])

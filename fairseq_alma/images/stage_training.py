@@ -38,13 +38,13 @@ from fairseq_alma.training.fairseq_options import configuration_of
 from fairseq_alma.training.feature import Features
 
 COUNTS = ("ntokens", "nsentences", "sample_size")
-"""Keys of fairseq's logging outputs; each value is the number of images in an update, summed over all members."""
+"""Keys in fairseq's logging outputs for the number of images in an update; N separate models count an image N times."""
 ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuracies
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(LoopOptions):
-    """Settings of the training loop; a joint model is trained on the ``mean`` or ``sum`` of its members' logits."""
+    """Settings of the training loop. ``joint_logits``: loss on the ``mean`` or ``sum`` of a joint model's logits."""
 
     build_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     is_joint: bool = False
@@ -134,7 +134,7 @@ class StageTraining:
         return self.epoch if stopped is None else stopped
 
     def run_epoch(self) -> Tensor:
-        """Train for one epoch and update the weights in ``best``. Return the mean loss of the last update, in nats."""
+        """Train for one epoch, validate, and update ``best``. Return the last update's mean loss per unit, in nats."""
         if self._is_part_over:  # restore the state before the first epoch of the branch, and train the branch
             assert self.branch is not None and self._branch_start is not None
             self.load_state_dict({**self._branch_start, "trunk": deepcopy(self.best)})
@@ -156,14 +156,14 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load the weights of each unit's best epoch into the network. The next stage starts from these weights."""
+        """Load each unit's best weights, excluding the branch, into the network. The next stage starts from them."""
         if self._main_best is not None:
             self.tested = [*self.best]
         for state, best in zip(self.states, self._main_best or self.best, strict=True):
             load_exactly(state, best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the training state, for `load_state_dict`."""
+        """Return the state of the training: weights, optimizer, random generators and progress."""
         return {
             "epoch": self.epoch,
             "network": self.network.state_dict(),
@@ -178,7 +178,7 @@ class StageTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Raises an error of any type if the state belongs to another training."""
+        """Resume from a `state_dict`. A state of another training raises an error of unspecified type."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for generator, before in zip(self.generators, state["generators"], strict=True):
@@ -193,7 +193,7 @@ class StageTraining:
         self.epoch = state["epoch"]
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over units of the mean cross entropy; a sum keeps the gradients of the units independent."""
+        """Return the sum of the units' mean cross entropies. With a sum, the gradients of the units are independent."""
         if self.settings.is_joint:
             shared = images[0] if images.dim() == 5 else images
             logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
@@ -202,7 +202,7 @@ class StageTraining:
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
-        """Validate, store weights of improved units, and stop units after ``patience`` epochs without improvement."""
+        """Validate; store the weights of improved units; stop units after ``patience`` epochs without improvement."""
         with self.features.around_forward(self.network):
             scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
         own: Optional[Mapping[str, Tensor]] = None
@@ -232,8 +232,8 @@ class StageTraining:
 def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
     """Return the validation score of each unit, and leave the network in evaluation mode.
 
-    The score is the mean cross entropy in nats. With ``--select accuracy``, the score is the error (0 to 1), or NaN if
-    a logit is not finite.
+    With ``--select loss``, the score is the mean cross entropy in nats. With ``--select accuracy``, the score is the
+    error (0 to 1), or NaN if a logit is not finite.
     """
     network.eval()
     outputs = [network(chunk) for chunk in in_chunks(images)]
@@ -312,7 +312,7 @@ class ImageSettings:
                 raise
             raise AlmaError(
                 f"options after --: the network {options.arch} {' '.join(self._model_words)} does not fit into "
-                "memory; reduce the sizes of the network"
+                "memory; reduce the size of the network"
             ) from error
 
     def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
@@ -320,7 +320,7 @@ class ImageSettings:
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
-        """Return the layer sizes after growth from the model options in a checkpoint; see `GrownLayers.options`.
+        """Return the layer sizes after growth that a checkpoint stores as model options; see `GrownLayers.options`.
 
         Raises:
             AlmaError: the value of an option is invalid.

@@ -312,7 +312,7 @@ class GrowingModel(Learner):
         return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth step before a later stage than the first; None: no growth. ``seed``: seed of the step."""
+        """Return the growth step before ``stage``, which is not the first stage, with random seed ``seed``, or None."""
         raise NotImplementedError
 
 
