@@ -1,8 +1,8 @@
 """Base class of training features (callbacks with options), and the import of user-defined features and learners.
 
 Before training, ``alma-stream`` passes a `PlannedRun` to `Feature.check`. During training, fairseq's task
-(`training.stage_task`) or ``alma-stream`` on images (`images.stage_training`) calls the hooks of the features whose
-options the user gave. The hooks of one update are, in order::
+(`training.stage_task`) or ``alma-stream`` on images (`images.stage_training`) calls the hooks of the active features
+(`Feature.is_on`). The hooks of one update are, in order::
 
     with feature.around_forward(model):    each forward pass, in training and evaluation
         loss = …
@@ -51,7 +51,7 @@ ENDLESS = ("fixed", "inverse_sqrt")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Plan of a run of alma-stream. ``require_…`` raises ValueError if a check fails; ``flag`` begins the message."""
+    """Plan of a run of alma-stream. ``require_…`` raises ValueError with a message that begins with ``flag``."""
 
     kind: str  # ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
@@ -64,11 +64,11 @@ class PlannedRun:
         return " ".join(self.last(name) or ())
 
     def require_updates(self, flag: str) -> None:
-        """Check that stages have a fixed number of updates (text: only ``--max-update``; images: no ``--patience``)."""
+        """Raise ValueError unless each stage has a fixed number of updates; the message begins with ``flag``."""
         if self.kind == "images" and self.last("--patience") is not None:
             raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience (early stopping)")
         if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
-            raise ValueError(f"{flag}: needs a fixed number of updates per stage; give --max-update, omit --max-epoch")
+            raise ValueError(f"{flag}: needs a fixed number of updates per stage; give --max-update; omit --max-epoch")
 
     def require_endless(self, flag: str, alternative: str = "") -> None:
         """Check that the learning rate depends neither on the training length nor on the epoch.
@@ -88,7 +88,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Setting:
-    """Properties of the command in which a feature runs."""
+    """Device, optimizer, starting checkpoint and batch options of the command that runs the features."""
 
     device: str = "cpu"  # ``cpu`` or ``cuda``
     optimizer: Optional[str] = None  # class name of the optimizer, as in checkpoints; None: the command does not train
@@ -122,10 +122,10 @@ class Feature(Options):
         return any(getattr(self, name) != option.default for name, option in options_of(type(self)).items())
 
     def check(self, run: PlannedRun) -> None:
-        """Raise ValueError if the feature does not support a run. The message begins with an option of the feature."""
+        """Raise ValueError if the feature does not support the run. The message begins with the feature's option."""
 
     def for_part(self: "Own", part: Part) -> "Own":
-        """Return a new feature without state for a `Part` of a stage."""
+        """Return a new feature without state for ``part``, one training in a stage."""
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
@@ -136,27 +136,27 @@ class Feature(Options):
         """Prepare the feature before the model is built; raise AlmaError if the feature does not fit the command."""
 
     def begin(self, checkpoint: dict[str, Any], setting: Setting) -> None:
-        """Modify ``checkpoint``, which was loaded from ``setting.start``, in place."""
+        """Modify ``checkpoint`` (content of the starting checkpoint ``setting.start``) in place."""
 
     def around_forward(self, model: "nn.Module") -> ContextManager[Any]:
         """Return the context manager in which a forward pass runs."""
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Run before each optimizer step; ``optimizer`` is a fairseq or torch optimizer with ``param_groups``."""
+        """Run before each optimizer step; ``optimizer`` has ``param_groups``, ``update`` counts the earlier updates."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        """Run after each step of the optimizer."""
+        """Run after each optimizer step, with the new weights; ``update`` counts the updates before the step."""
 
     def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
         """Process the log outputs of the criterion for an update: one log output per batch and process."""
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the weights to evaluate, by name (images only); None for the weights of the model."""
+        """Return the weights to evaluate (images only; name -> tensor); None: evaluate the weights of the model."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints; keys must be unique among all features."""
+        """Return the state to save in checkpoints (key -> value); keys must be unique among all features."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ def register_feature(kind: Kind) -> Kind:
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
             raise ValueError(
-                f"{kind.__name__}: feature {other.__name__} also has option {min(shared)}; rename one of the options"
+                f"{kind.__name__}: feature {other.__name__} also has option {min(shared)}; rename one of them"
             )
     FEATURES.append(kind)
     return kind
@@ -210,14 +210,14 @@ class Features:
         return next((each for each in self.each if isinstance(each, kind)), None) or kind()
 
     def with_options(self, values: Mapping[str, Any]) -> "Features":
-        """Return the active features after setting options; ``values`` maps field names to option values."""
+        """Return the features that are active after setting the option fields in ``values`` (name -> value)."""
         given = {kind: {name: values[name] for name in options_of(kind) if name in values} for kind in FEATURES}
         changed = [replace(self[kind], **own) for kind, own in given.items()]
         return Features([feature for feature in changed if feature.is_on], self.setting)
 
     @property
     def predicts_with(self) -> str:
-        """Return which checkpoint to evaluate: `Feature.predicts_with` of an active feature, else ``last``."""
+        """Return the checkpoint to evaluate: ``average``, ``best``, ``branch`` or ``last``."""
         return next((each.predicts_with for each in self.each if each.predicts_with is not None), "last")
 
     def check(self, run: PlannedRun) -> None:
@@ -232,15 +232,15 @@ class Features:
             each.check(run)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the options of the features for run.json, without null values."""
+        """Return the options of the active features for run.json (field name -> value), without null values."""
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
-        """Return the options of fairseq-train for a `Part` of a stage, one tuple of arguments per feature."""
+        """Return the features' fairseq-train arguments for ``part``, one training in a stage; one tuple per feature."""
         return [words for each in self.each if (words := tuple(each.for_part(part).words()))]
 
     def for_part(self, part: Part) -> "Features":
-        """Return new features without state for a `Part` of a stage."""
+        """Return new features without state for ``part``, one training in a stage."""
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class Features:
         return {key: value for each in self.each for key, value in each.state_dict().items()}
 
     def call(self, hook: str, *args: Any) -> None:
-        """Call a hook of each feature."""
+        """Call the method named ``hook`` of each active feature with ``args``."""
         for each in self.each:
             getattr(each, hook)(*args)
 

@@ -1,7 +1,7 @@
 """Training features of this package, in the order in which their hooks are called.
 
-The feature `TimedSaves` is in module `stage_task`, because the feature imports fairseq. A *branch* is a copy of the
-model, trained with a decaying learning rate.
+This module imports neither torch nor fairseq; `TimedSaves`, which needs both, is therefore in module `stage_task`. A
+*branch* is a copy of the model that is trained with a decaying learning rate.
 """
 
 import argparse
@@ -24,8 +24,8 @@ RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key in the state of training features. The value is a list of dictionaries, one for each new batch size, with
-the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
+"""Key in the state of training features. The value is a list with a dictionary for the first batch size and for each
+change, with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
 _FOR_TPUS = ("--bf16", "--memory-efficient-bf16", "--tpu")
 _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 
@@ -107,7 +107,7 @@ class CarriedOptimizer(Feature):
                     f"{len(run.plans)} stages, found {total or 'none'}; give this number, or --lr-scheduler fixed"
                 )
         else:
-            also = ", or polynomial_decay with a --total-num-update for all stages"
+            also = ", or polynomial_decay with --total-num-update for the sum of all stages"
             run.require_endless("--carry-optimizer", also)
         optimizer = run.value("--optimizer")
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
@@ -197,7 +197,7 @@ class WeightAverage(Feature):
 
 
 def write_average(path: Path, out: Path) -> None:
-    """Write a checkpoint ``out`` with the averaged weights of the checkpoint ``path``, without optimizer state.
+    """Write checkpoint ``path`` to ``out``, with the averaged weights as model weights, without optimizer state.
 
     Raises:
         AlmaError: the averaged weights are missing, or differ in names or shapes from the weights of the model.
@@ -211,7 +211,7 @@ def write_average(path: Path, out: Path) -> None:
 
     checkpoint = read_checkpoint(path)
     if (entry := find_average(checkpoint)) is None:
-        raise AlmaError(f"{path}: has no averaged weights; train with --ema-half-life")
+        raise AlmaError(f"{path}: found no averaged weights in this checkpoint; train with --ema-half-life")
     weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
     wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
     if wrong or entry[AVERAGE].keys() - weights.keys():
@@ -242,8 +242,8 @@ class LRBranch(Feature):
         side=PLAN,
         metavar="S",
     )
-    branch_from: Optional[int] = opt(None, "last update before the decay", range=integer(0), side=TRAINING)
-    branch_until: Optional[int] = opt(None, "first update with learning rate zero", range=integer(1), side=TRAINING)
+    branch_from: Optional[int] = opt(None, "number of updates before the decay", range=integer(0), side=TRAINING)
+    branch_until: Optional[int] = opt(None, "number of updates after the decay", range=integer(1), side=TRAINING)
     _groups: Sequence[dict[str, Any]] = field(default=(), init=False)
     _rates: Sequence[float] = field(default=(), init=False)
 
@@ -254,7 +254,7 @@ class LRBranch(Feature):
     def num_updates(self, of_stage: int, before: int = 0) -> int:
         """Return the number of updates of the branch.
 
-        The branch starts from a checkpoint within the stage, so the result is less than ``of_stage`` (but at least 1).
+        The branch starts from a checkpoint within the stage, so the result is at most ``of_stage - 1``, but not 0.
 
         Args:
             of_stage: number of updates of the stage.
@@ -311,7 +311,7 @@ class NewFirst(Feature):
 
     new_first: Optional[float] = opt(
         None,
-        "with --replay: train first on a fraction of the new text; --passes refers to the new text",
+        "with --replay: start stages with a fraction F of the new text; --passes counts passes through the new text",
         range=real(0, 1, above=True),
         kinds=("text",),
         recorded=False,
@@ -343,11 +343,11 @@ class NewFirst(Feature):
 class _RejectedPrecision(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         reason = "would not use the GPU" if option_string in _FOR_TPUS else "does not allow an exact resume"
-        raise AlmaError(f"{option_string}: fairseq's half precision {reason}; give --autocast bf16, or use fp32")
+        raise AlmaError(f"{option_string}: this option {reason}; give --autocast bf16, or use fp32")
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Make the parser of a fairseq command reject bf16 and ``--tpu`` and, for training, also fp16 and ``--amp``."""
+    """Make a fairseq parser reject ``--tpu`` and fairseq's bf16; in a training command, also fp16 and ``--amp``."""
     group = parser.add_argument_group("rejected options", conflict_handler="resolve")  # replaces fairseq's options
     for option in _FOR_TPUS if evaluates else (*_FOR_TPUS, *_INEXACT):
         group.add_argument(option, action=_RejectedPrecision, nargs=0, default=False, help="see --autocast")

@@ -40,16 +40,13 @@ _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Tra
 
 
 def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
-    """Make fairseq load checkpoints with `load_state`, which passes the checkpoint from ``path`` to ``change``.
-
-    ``change`` modifies the checkpoint in place.
-    """
+    """Make fairseq load checkpoints with `load_state`; ``change`` modifies the checkpoint at ``path`` in place."""
     _changes.clear()
     _changes[path] = change
 
 
 def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
-    """Load a checkpoint in fairseq's format; ``arg_overrides`` has option values that replace values in the file.
+    """Load a checkpoint in fairseq's format. ``arg_overrides`` (name -> value) replaces options in the checkpoint.
 
     Raises:
         AlmaError: the file is not a checkpoint of a supported model, task and criterion.
@@ -102,7 +99,7 @@ Trainer.load_checkpoint = _load_training
 
 
 def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
-    """Raise AlmaError if ``model_cfg`` and the checkpoint differ in architecture or a shape option."""
+    """Raise AlmaError if ``model_cfg`` and the checkpoint differ in architecture or in options that set shapes."""
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
@@ -111,20 +108,20 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
             f"{found['_name']}, or start from another checkpoint"
         )
     if differing := _differing_options(found, model_cfg):
-        raise AlmaError(f"{path}: the model sizes differ from the options of the command; give {differing}")
+        raise AlmaError(f"{path}: the model sizes in this file differ from the command line; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
         of_members = [(config["member_arch"], config["member_options"]) for config in (found, model_cfg)]
         members = [vars(joint.member_config(*options)[1]) for options in of_members]
         if differing := _differing_options(*members):
             raise AlmaError(
-                f"{path}: the member options differ from those of the command; give {differing} in --member-options "
-                f"(options in the checkpoint: {found['member_options']!r})"
+                f"{path}: the member options in this file ({found['member_options']!r}) differ from the command line; "
+                f"give {differing} in --member-options"
             )
 
 
 def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return the shape options that differ between ``found`` and ``given``, as a string of arguments from ``found``."""
+    """Return the options in ``found`` that set tensor shapes and differ from ``given``, as command-line arguments."""
     ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
     shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
     words = []
@@ -141,7 +138,7 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
 def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
     """Raise AlmaError if tensor shapes of a model differ from the shapes in the checkpoint to start from.
 
-    `check_architecture` compares options; this function also compares shapes that no option determines.
+    `check_architecture` compares options. This function compares all shapes, including shapes that no option sets.
     """
     remedy = "give the options with which the checkpoint was trained"
     if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
@@ -153,6 +150,6 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
-            refuse_other_shapes(weights, module, path, "give an unaltered checkpoint and its training stream")
+            refuse_other_shapes(weights, module, path, "give an unaltered checkpoint and the stream of the training")
 
     model.register_load_state_dict_pre_hook(compare)

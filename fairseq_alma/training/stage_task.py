@@ -38,7 +38,7 @@ CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorc
 _MALLOPT = {-3: 2**30, -1: 2**31 - 1}
 """Values of glibc's mallopt parameters M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
 GATHERED_BYTES = 2**20
-"""Maximum size of the log outputs of a process, in bytes; larger than fairseq's ``--all-gather-list-size``."""
+"""Maximum size of a process's log outputs, in bytes; fairseq's ``--all-gather-list-size`` has a smaller default."""
 
 
 class _OnCpu(argparse.Action):
@@ -102,7 +102,7 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class TimedSaves(Feature):
-    """Feature that saves a checkpoint of fairseq-train every M minutes; fairseq supports only updates and epochs.
+    """Feature that saves a checkpoint every M minutes; fairseq supports only intervals in updates and in epochs.
 
     fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due,
     the feature sets this interval to the number of the current update. In distributed training, rank 0 measures the
@@ -133,7 +133,7 @@ class TimedSaves(Feature):
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Restart the interval; return no state. fairseq calls this method when saving, after choosing file names."""
+        """Restart the interval: fairseq calls this method when saving, after choosing file names. Return no state."""
         self._saved = time.monotonic()
         self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}
@@ -141,7 +141,7 @@ class TimedSaves(Feature):
 
 @dataclass
 class CommandConfig(StartOptions, FairseqDataclass):
-    """Options of the tasks for text and images, including values of fairseq's other options that the tasks read."""
+    """Options of the tasks for text and images, including copies of the other fairseq options that the tasks read."""
 
     features_from: Optional[str] = field(
         default=None, metadata={"help": "Python file or package folder that registers additional training features"}

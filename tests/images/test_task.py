@@ -158,7 +158,7 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
     folder, _ = trained
     task = task_of(stream)
     task.cfg.save_dir = str(folder / "model")
-    message = r"checkpoint_last\.pt: the model sizes differ from the options of the command; .*width 16"
+    message = r"checkpoint_last\.pt: the model sizes in this file differ from the command line; .*width 16"
     with pytest.raises(AlmaError, match=message):
         task.build_model(model_config(_name="alma_mlp", width=5))
 
