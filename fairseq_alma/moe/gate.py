@@ -26,8 +26,8 @@ class Routing(NamedTuple):
     """Output of a gate.
 
     Attributes:
-        expert: (S,) int64, expert at the end of the path of best children. If the tree is not flat, another expert may
-            have a larger probability, because a split divides the probability of an expert.
+        expert: (S,) int64, expert at the end of the path of most probable children. If the tree is not flat, another
+            expert may have a larger probability, because a split divides the probability of an expert.
         probs: (S, E) probability of each expert, the product of the probabilities on the path (paper v5, Appendix A,
             equation 3); rows sum to 1.
         combine_weights: factor for the output of ``expert``, (S,), or for the outputs of all experts, (S, E); the
@@ -143,7 +143,7 @@ class ParallelGate(nn.Module):
         return growth
 
     def _set_tree(self, tree: GateTree) -> None:
-        """Store the tree as index tensors."""
+        """Set the gate tree, and the buffers that represent it as index tensors."""
         self.tree = tree
         largest_node = max(node.stop - node.start for node in tree.nodes)
         slots = torch.full((len(tree.nodes), largest_node), tree.num_rows)

@@ -2,7 +2,7 @@
 
 With a ``soft`` gate, a layer returns the mean of the expert outputs, weighted by the gate's probabilities. With a
 ``hard`` gate, a layer returns the output of one expert for each image: in training, an expert sampled from the
-probabilities, with the straight-through gradient (Bengio et al. 2013); in evaluation, `Routing.expert`.
+probabilities, with the straight-through gradient (Bengio et al. 2013); in evaluation, the expert in `Routing.expert`.
 Training computes all experts in one operation. Evaluation with a hard gate computes only the selected experts.
 
 Letters: S images, I input features of the gate, E experts.
@@ -86,7 +86,7 @@ class MixtureLayer(nn.Module):
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
         """Add an expert as a copy of ``expert``; see `ParallelGate.grow` for the arguments.
 
-        ``split`` does not change the output. ``copy`` can, because it changes the probabilities.
+        ``split`` does not change the layer's output. ``copy`` can, because it changes the probabilities.
         """
         growth = self.gate.grow(expert, generator, method)
         for module in self.expert_modules():

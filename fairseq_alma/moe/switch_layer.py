@@ -107,7 +107,7 @@ class SwitchLayer(nn.Module):
         ffn_dim: F, hidden size of each expert.
         tree: gate tree; `GateTree.flat(E)` for a plain Switch layer.
         capacity_factor: capacity of an expert in training, as a multiple of non-padding tokens / experts; 0: no limit.
-        eval_capacity_factor: capacity factor in evaluation; with 0, results do not depend on the batch.
+        eval_capacity_factor: capacity factor in evaluation; with 0 (no limit), results do not depend on the batch.
         activation, activation_dropout, gated: see `Experts`.
     """
 

@@ -1,8 +1,8 @@
 """Run each fairseq or alma command in a child of a helper process, which imports fairseq and torch only once.
 
 The imports take seconds, longer than a stage of a small model. A process can fork safely only if it has no threads and
-does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA. The progress
-line and the tokenizers run in alma-stream. A child sends training metrics and the result of the command through a pipe.
+does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA; alma-stream
+runs the tokenizers and shows the progress. A child sends training metrics and the result of the command through a pipe.
 The helper and its children end when alma-stream ends. With ``--dry-run``, alma-stream only prints the commands.
 """
 
@@ -260,7 +260,7 @@ def serve(file: int) -> None:
 
 
 def preload() -> None:
-    """Import the modules that the commands need, and make fairseq-train use `configuration_of`, which is faster."""
+    """Import the modules of the commands, and replace a slow function of fairseq-train with `configuration_of`."""
     gc.disable()  # saves a tenth of the import time
     added = _WHILE_IMPORTING.keys() - os.environ.keys()
     os.environ.update({name: _WHILE_IMPORTING[name] for name in added})

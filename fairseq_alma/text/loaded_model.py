@@ -106,7 +106,7 @@ class LoadedModel:
             seed: random seed of sampling; None: greedy decoding.
             temperature: sampling temperature.
             top_k: sample from the k most probable tokens; -1: sample from all tokens.
-            top_p: sample from the most probable tokens whose probabilities sum to p; -1: sample from all tokens.
+            top_p: sample from the most probable tokens with total probability ``top_p``; -1: sample from all tokens.
 
         Raises:
             AlmaError: the prompt leaves no position for a new token within the maximum sequence length.

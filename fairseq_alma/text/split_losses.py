@@ -83,7 +83,7 @@ def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[
 
 @in_one_line()
 def main() -> dict[str, float]:
-    """Return the loss of the checkpoint for each split in bits per token; parse the options from ``sys.argv``."""
+    """Parse the options in ``sys.argv``; return the loss of the checkpoint for each split, in bits per token."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--known", type=Path)
     own.add_argument("--out", type=Path)

@@ -122,8 +122,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
-            excess = 1 - cfg.tokens_per_sample
-            raise AlmaError(f"--context-window: must be smaller than --tokens-per-sample; subtract {excess} or more")
+            over = 1 - cfg.tokens_per_sample
+            raise AlmaError(f"--context-window: must be smaller than --tokens-per-sample; reduce it by {over} or more")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(
@@ -235,7 +235,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return kept
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
-        """Build the model.
+        """Build the model for training, or for evaluation if ``from_checkpoint``.
 
         Raises:
             AlmaError: dictionary, architecture, mega-batch or tensor shapes do not match the starting checkpoint.

@@ -78,7 +78,7 @@ class TextStep(Step):
             Metrics of each split: loss (bits per token), perplexity, and bits per byte if the number of bytes is known.
 
         Raises:
-            AlmaError: the command fails, or a loss is not finite.
+            AlmaError: the command fails, or a loss is not finite or is 1024 bits or more.
         """
         more = f" and {len(splits) - 2} more splits" if len(splits) > 2 else ""
         work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{more}")
@@ -283,7 +283,7 @@ class Train(TrainingStep):
         with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
 
             def watch(figures: Mapping[str, Any]) -> None:
-                """Show the metrics of an update, numbered from the beginning of this step."""
+                """Show the metrics of an update; count updates from the beginning of this step."""
                 updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
                 if max_epoch is not None and epochs > 0:  # fairseq's "update" is the fractional number of epochs
                     by_epochs = max(updates, round(updates * max_epoch / epochs))
@@ -342,7 +342,7 @@ class Average(TrainingStep):
 
 
 class Count(TextStep):
-    """Counting step: count parameters, experts, members and FLOPs of the model or ensemble after the stage."""
+    """Counting step: count parameters, experts, members and FLOPs of the model or ensemble that the stage produces."""
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
