@@ -15,8 +15,8 @@ Packages (each package imports only packages above it):
 - ``report``: tables, figures and an HTML page from the records of runs, without torch and fairseq
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
-Importing this package does not import fairseq, which takes seconds and prints warnings. The package registers names
-with fairseq immediately if fairseq is already imported (for example with ``--user-dir``), else once it is imported.
+``import fairseq_alma`` does not import fairseq, because this takes seconds and prints warnings. The package registers
+names with fairseq when fairseq is imported, or immediately if fairseq is already imported (as with ``--user-dir``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def register() -> None:
 
 
 class _DeferredModule(type(sys)):  # type: ignore[misc]
-    """Placeholder for a module; its functions import the module when they are called."""
+    """Placeholder for a module. A call of a function of the placeholder imports the module."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):

@@ -36,7 +36,7 @@ class AlmaError(SystemExit, ValueError):
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to an ``OSError`` without a file name, such as the error of a failed write."""
+    """Set ``path`` as the file name of an ``OSError`` that the block raises without a file name."""
     try:
         yield
     except OSError as error:
@@ -47,7 +47,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Convert an exception to AlmaError if `describe_fault` returns a message for the exception."""
+    """Convert an exception of the block to AlmaError if `describe_fault` returns a message for the exception."""
     try:
         yield
     except Exception as error:
@@ -58,7 +58,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an exception and its chain of causes. KeyboardInterrupt may be the cause of an exception of torch."""
+    """Yield an exception, then its causes, for example an error of torch.save, then KeyboardInterrupt."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -121,7 +121,7 @@ def synchronise(*paths: Path) -> None:
 
 
 def synchronise_tree(root: Path) -> None:
-    """Fsync a folder and all files and folders in it."""
+    """Fsync a folder, and all files and folders below the folder except symbolic links."""
     synchronise(root, *(path for path in root.rglob("*") if not path.is_symlink()))
 
 
@@ -177,7 +177,7 @@ def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream"
 
     Args:
         path: lock file; the file and its folder are created if they do not exist. The file contains the process id and
-            host name of the process that holds the lock.
+            host name of the last process that took the lock.
         what: path of the locked run, stage or member, for messages.
         shared: whether to take a shared lock, which several processes can hold.
         who: name of the command, for messages.
@@ -243,7 +243,7 @@ def as_record(content: Mapping[str, Any], kind: type[Record], path: Path, remedy
 
 
 def file_identity(path: Path) -> Optional[FileIdentity]:
-    """Return (device, inode, size, times), a key that changes with the file; None if the file does not exist."""
+    """Return (device, inode, size, mtime, ctime), a cache key of the file; None if the file is not accessible."""
     try:
         file = path.stat()
     except OSError:

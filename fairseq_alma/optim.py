@@ -36,7 +36,7 @@ FACTOR = real(0, 1e6, above=True)
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MAX_BATCH_SIZE = 2**24
-"""Maximum number of matrix elements per call of `orthogonalize`, to limit temporary memory."""
+"""Maximum number of elements per call of `orthogonalize`, unless one parameter has more; limits temporary memory."""
 
 
 class FactorAdamW(torch.optim.Optimizer):
@@ -126,7 +126,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         matrices: (N, O, I); the dtype sets the precision of the computation.
 
     Returns:
-        Matrices (N, O, I) with singular values between 0.7 and 1.2.
+        Matrices (N, O, I). Singular values are about 0.7 to 1.2, except for near-zero singular values of the input.
     """
     is_tall = matrices.size(1) > matrices.size(2)
     x = matrices.transpose(1, 2) if is_tall else matrices

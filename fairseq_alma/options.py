@@ -20,9 +20,9 @@ from msgspec import Meta, Struct, defstruct
 KINDS = ("text", "images")
 """Kinds of data in a stream."""
 PLAN, TRAINING = "plan", "training"
-"""Commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
+"""Names of the commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Value in fairseq's configurations that means 'not given', for an option with choices."""
+"""Value of an option with choices in fairseq's configurations if the option is not given."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option on a command line: (flag, values)."""
@@ -82,12 +82,12 @@ class Range:
 
 
 def integer(least: int = 1, most: int = LARGEST_COUNT) -> Range:
-    """Return a range of integers."""
+    """Return the range of integers from ``least`` to ``most``, both included."""
     return Range(least, most)
 
 
 def real(least: Number = 0, most: Number = 1e30, above: bool = False, below: bool = False) -> Range:
-    """Return a range of real numbers."""
+    """Return the range of real numbers from ``least`` to ``most``; ``above`` and ``below`` exclude the limits."""
     return Range(least, most, is_integer=False, above=above, below=below)
 
 
@@ -144,7 +144,7 @@ class Option:
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Convert a string to the option's type; check the range. Raises ValueError that begins with the flag."""
+        """Return a value of the option's type and range. Raises ValueError with a message that begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):
@@ -300,7 +300,7 @@ class Options:
 
     @classmethod
     def add_to(cls, group: Any, kind: Optional[str] = None) -> None:
-        """Add positional arguments and options to a parser or group. Without ``kind``, add options for all kinds."""
+        """Add positional arguments and options to a parser; without ``kind``, options for all kinds of data."""
         declaring: Any = cls
         for each in dataclasses.fields(declaring):
             if words := each.metadata.get("operand"):
@@ -319,7 +319,7 @@ class Options:
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the option values for run.json, including None; without ``kind``, options for all kinds of data."""
+        """Return option name -> value for run.json, including None values; without ``kind``, for all kinds of data."""
         found = {}
         for name, option in options_of(type(self)).items():
             if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):
@@ -330,7 +330,7 @@ class Options:
         return found
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the result of `recorded` without None values."""
+        """Return the result of `recorded` (option name -> value) without None values."""
         return {name: value for name, value in self.recorded(kind).items() if value is not None}
 
     def words(self) -> list[str]:
@@ -349,7 +349,7 @@ def _is_option(word: str) -> bool:
 
 
 def group_words(words: Sequence[str]) -> list[GivenOption]:
-    """Parse command-line arguments into (flag, values) pairs. Split ``--name=value``; replace aliases (`SHORT`)."""
+    """Parse arguments into (flag, values) pairs; replace aliases. Raises ValueError if the first word is not a flag."""
     options: list[GivenOption] = []
     for word in words:
         if _is_option(word):
@@ -358,7 +358,7 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
         elif options:
             options[-1] = (options[-1][0], (*options[-1][1], word))
         else:
-            raise ValueError(f"{word!r} after --: expected an option of fairseq-train; put options before values")
+            raise ValueError(f"{word!r} after --: expected an option of fairseq-train; put the option before its value")
     return options
 
 

@@ -29,7 +29,7 @@ class LiveLine:
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text if an update is due. On a terminal, replace the previous text; truncate to one line."""
+        """Print a text, at most once in ``every`` seconds. On a terminal, replace the last text; cut to one line."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every
@@ -66,7 +66,7 @@ def print_line(line: str, stream: Optional[TextIO]) -> None:
 
 
 def write(stream: Optional[TextIO], text: str) -> None:
-    """Write and flush. Discard this and later output if the reader has exited (``| head``), or if stderr fails."""
+    """Write ``text`` and flush. If the reader has exited (``| head``) or stderr fails, discard this and later texts."""
     if stream is None:
         return
     try:
@@ -91,7 +91,7 @@ def last_line(text: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in seconds, such as ``1:02:05``, or ``2:05`` if shorter than an hour."""
+    """Return a number of seconds as ``h:mm:ss``, such as ``1:02:05``; below one hour, as ``m:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -115,7 +115,7 @@ def read_checkpoint(
 def _check_content(checkpoint: Any) -> None:
     config = checkpoint.get("cfg") if isinstance(checkpoint, dict) else None
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "model" not in checkpoint:
-        raise UnfitCheckpoint("not a checkpoint of fairseq (lacks 'model' or 'cfg')")
+        raise UnfitCheckpoint("not a checkpoint of fairseq (lacks 'model' or 'cfg.model')")
     if checkpoint.get("args") is not None:
         raise UnfitCheckpoint("options in 'args' (checkpoint format of fairseq until 2020) are not supported")
     weights = checkpoint["model"]
@@ -194,8 +194,7 @@ def find_average(checkpoint: Checkpoint) -> Optional[dict[str, Any]]:
 def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``model`` with parameters replaced by averaged weights; buffers do not change.
 
-    ``average`` has one name for each parameter. A shared parameter has several names in ``model``; the averaged weight
-    replaces the parameter under each name.
+    A shared parameter has one name in ``average``. The averaged weight replaces the parameter under all its names.
     """
     shared = {(model[name].data_ptr(), model[name].numel()): each for name, each in average.items() if name in model}
     weights = {name: shared.get((each.data_ptr(), each.numel()), each) for name, each in model.items()}
@@ -203,7 +202,7 @@ def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]
 
 
 def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:
-    """Raise AlmaError if the vocabulary of a checkpoint differs from the vocabulary of the stream."""
+    """Raise AlmaError if a checkpoint records a vocabulary that differs from the vocabulary of the stream."""
     found = checkpoint.get("task_state", {}).get(DICTIONARY_KEY, stream.dictionary_sha256)
     if found != stream.dictionary_sha256:
         raise AlmaError(

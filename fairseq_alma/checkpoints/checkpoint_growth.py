@@ -177,9 +177,9 @@ def _complete(
     names: tuple[Sequence[str], Sequence[str]],
     grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
 ) -> Checkpoint:
-    """Return ``grown`` with the new configuration, the record of the growth step, and the grown optimizer state.
+    """Return ``grown`` with new options and record; add grown optimizer state unless ``optimizer`` is ``reset``.
 
-    ``grow`` is an argument of `grow_optimizer_state`. For the other arguments, see `add_layers`.
+    `grow_optimizer_state` calls ``grow`` for each parameter. For the other arguments, see `add_layers`.
     """
     state = grown.pop("last_optimizer_state", None)
     if optimizer != "reset":
@@ -191,9 +191,9 @@ def _complete(
 
 
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
-    """Return a table of the measured losses and the growth plan, with one line per expert.
+    """Return a table of measured losses and growth plans: a line per old expert, and a line per layer for new experts.
 
-    For each layer, ``losses`` has the summed loss of each expert in nats, and ``counts`` has the number of tokens.
+    For each layer, ``losses`` has the summed loss of each expert in nats; ``counts`` has the tokens of each expert.
     Both arguments are empty if the losses were not measured.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]

@@ -30,14 +30,14 @@ from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 
 _REMEDY = (
-    "members need the same dictionary (text), or the same classes and image size (images); train all members on one "
-    "stream"
+    "members need the same dictionary (text), or the same number of classes and image size (images); train all "
+    "members on one stream"
 )
 
 
 @dataclass(frozen=True)
 class MemberModel:
-    """One member of an ensemble."""
+    """Model options, weights and checkpoint file of an ensemble member."""
 
     config: dict[str, Any]  # ``cfg.model`` of the member
     weights: Weights  # ``model`` of the member
@@ -108,7 +108,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
     joined: dict[str, Tensor] = {}
     for index, (path, checkpoint, weight) in enumerate(zip(paths, checkpoints, weights, strict=True)):
         if path.resolve() == out.resolve():
-            raise AlmaError(f"--out {out}: is a member of the ensemble and would be overwritten; give another file")
+            raise AlmaError(f"--out {out}: this file is a member of the ensemble; give another file")
         if (dictionary := checkpoint.get("task_state", {}).get(DICTIONARY_KEY)) is not None:
             known = state.get(DICTIONARY_KEY) or dictionary
             if dictionary != known:
@@ -157,7 +157,7 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
 
 
 class TrainedMembers:
-    """Mixin for ensemble models that loads the embedded members from the checkpoint of the ensemble."""
+    """Mixin for ensemble models: load the weights of embedded members from the ensemble's checkpoint."""
 
     embedded: frozenset[int]  # indices of the embedded members
 
@@ -168,7 +168,7 @@ class TrainedMembers:
     def load_state_dict(
         self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> None:
-        """Load the embedded members; referenced members are loaded when the model is built."""
+        """Load the weights of embedded members. Building the model loads members stored by reference."""
         for index, member in enumerate(self.trained_members()):
             weights = weights_of_member(state_dict, index)
             if weights or index in self.embedded:

@@ -1,7 +1,7 @@
 """Compute the number of parameters, the number of experts and the FLOPs per token of the model in a checkpoint.
 
-The computation uses only names and shapes of the weights. The output projection of attention is named ``out_proj`` in
-``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Stacked expert weights have shape (E, …).
+FLOPs depend only on ``tokens_per_sample`` and on names and shapes of the weights. The output projection of attention
+is ``out_proj`` in ``alma_switch_lm``, ``o_proj`` in ``alma_transformer_lm``. Stacked experts have shape (E, …).
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
             num_members=len(facts),
         )
     if config["_name"] not in (*SWITCH_SIZES, *TRANSFORMER_SIZES):
-        raise AlmaError(f"{path}: cannot compute the FLOPs of {config['_name']}; train a model with --arch alma_…")
+        raise AlmaError(f"{path}: cannot count FLOPs of {config['_name']}; train alma_transformer_lm or alma_switch_lm")
     num_experts, flops = 1, 0
     for name, tensor in weights.items():
         if tensor.dim() == 3:

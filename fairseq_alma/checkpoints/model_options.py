@@ -135,8 +135,8 @@ class AlmaTransformerOptions(Options):
 class LengthOptions(Options):
     """Options for the sequence length, common to the text task and language models."""
 
-    tokens_per_sample: Optional[int] = of_text(None, "length of a sequence, in tokens", range=SIZE)
-    max_target_positions: Optional[int] = of_text(None, "maximum length of a sequence, in tokens", range=SIZE)
+    tokens_per_sample: Optional[int] = of_text(None, "sequence length, in tokens", range=SIZE)
+    max_target_positions: Optional[int] = of_text(None, "maximum sequence length of the model, in tokens", range=SIZE)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class JointOptions(Options):
 
 @dataclass(frozen=True)
 class MLPOptions(Options):
-    """Options of fully connected networks."""
+    """Options of fully connected image networks."""
 
     width: int = shape_of_images(64, "number of neurons in each hidden layer or expert (paper: 4 to 64)", range=SIZE)
     hidden_layers: int = shape_of_images(2, "number of hidden layers", range=LAYERS)
@@ -196,7 +196,7 @@ class MixtureOptions(Options):
     num_experts: int = shape_of_images(1, "experts per mixture before growth", range=integer(1, MAX_EXPERTS))
     gate: str = shape_of_images(
         "soft",
-        "soft: weighted mean of all experts; hard: one expert (in training: sampled; in evaluation: best path)",
+        "soft: weighted mean of all experts; hard: one expert (training: sampled; evaluation: greedy path of the gate)",
         choices=("soft", "hard"),
     )
     gate_trees: str = shape_of_images("", "gate tree of each mixture as JSON, set by model growth; empty: a flat gate")
@@ -217,7 +217,7 @@ class GrowOptions(Options):
     path: str = opt(MISSING, "run or checkpoint to grow (alma_transformer_lm or alma_switch_lm)", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: Optional[str] = opt(
-        None, "copy experts, split experts (loss unchanged), or add random experts", choices=EXPERT_METHODS
+        None, "copy experts, split experts (keeps the loss), or add random experts", choices=EXPERT_METHODS
     )
     experts: Optional[int] = opt(
         None, "experts to add to each Switch layer", range=integer(1, MAX_EXPERTS), metavar="K"
@@ -257,10 +257,7 @@ class GrowOptions(Options):
 
 @dataclass
 class StartOptions:
-    """Options of fairseq-train that select the starting checkpoint.
-
-    ``finetune_from_model`` loads only the weights. ``restore_file`` loads the complete training state.
-    """
+    """Options of fairseq-train for the start: ``finetune_from_model`` (weights only), ``restore_file`` (all state)."""
 
     finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
     restore_file: str = "${checkpoint.restore_file}"

@@ -216,7 +216,7 @@ def assign_images(
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return (means, standard deviations) of the channels of uint8 images ``(num_images, C, H, W)``.
 
-    The statistics refer to pixels scaled to [0, 1]. All machines give the same result, because only integers are added.
+    Pixels are scaled to [0, 1]. A standard deviation of 0 is replaced by 1. Sums of integers make results reproducible.
     """
     num_channels = images.shape[1]
     counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel

@@ -1,7 +1,7 @@
 """Read, check and write ``stream.json``, the manifest of a stream: files, splits, tokenizer, images.
 
-The manifest lists the size and sha256 of every file, so that a reader can check that the stream is complete. A new
-stream, or an addition to an existing stream, is published atomically. This module imports neither fairseq nor torch.
+The manifest lists the size and sha256 of all other files, so that a reader can check them. A new stream appears
+atomically; an addition appears when a new manifest replaces the old one. Imports neither fairseq nor torch.
 """
 
 import hashlib
@@ -71,19 +71,19 @@ class StreamFile:
 
     @classmethod
     def describe(cls, root: Path, path: str) -> "StreamFile":
-        """Return the entry of the file ``root/path``, with size and sha256."""
+        """Return the manifest entry of the file ``root/path``, with the current size and sha256."""
         return cls(path, (root / path).stat().st_size, file_sha256(root / path))
 
     def verify(self, root: Path) -> None:
-        """Raise AlmaError unless the file in the folder ``root`` has the size and sha256 of the entry."""
+        """Raise AlmaError unless the file exists in the folder ``root`` and has the recorded size and sha256."""
         path = root / self.path
         remedy = "prepare the stream again, or copy this file again"
         if not path.is_file():
-            raise AlmaError(f"{path}: expected a file of {self.size} bytes ({MANIFEST}), found no file; {remedy}")
+            raise AlmaError(f"{path}: expected a file of {self.size} bytes as in {MANIFEST}, found no file; {remedy}")
         if (size := path.stat().st_size) != self.size:
-            raise AlmaError(f"{path}: expected {self.size} bytes ({MANIFEST}), found {size}; {remedy}")
+            raise AlmaError(f"{path}: expected {self.size} bytes as in {MANIFEST}, found {size}; {remedy}")
         if (sha256 := file_sha256(path)) != self.sha256:
-            raise AlmaError(f"{path}: expected sha256 {self.sha256} ({MANIFEST}), found {sha256}; {remedy}")
+            raise AlmaError(f"{path}: expected sha256 {self.sha256} as in {MANIFEST}, found {sha256}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ class ImagesEntry:
                 f"expected {self.shape[0]} means and stds, found {len(self.mean)} means and {len(self.std)} stds"
             )
         if not all(-1e6 < each < 1e6 for each in self.mean) or min(self.std) <= 0:
-            raise ValueError("expected finite numbers for mean, and finite numbers above 0 for std")
+            raise ValueError(f"expected finite mean and positive std, found {self.mean!s:.60} and {self.std!s:.60}")
 
 
 class CommandRecord(Struct, frozen=True):
-    """Record of a command that created or extended the stream. For text, the manifest adds keys such as ``splits``."""
+    """Manifest entry of a command that wrote to the stream. Entries for text have further keys, such as ``splits``."""
 
     command: Name
     options: dict[str, Any]
@@ -208,15 +208,16 @@ class Stream:
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
-        """Return the first error in splits and files, or None; ``announced`` is ``num_megabatches`` of the manifest."""
+        """Describe the first error in the manifest, or return None; ``announced``: ``num_megabatches`` in the file."""
         if announced != self.num_megabatches:
-            return f"expected {announced!r:.60} mega-batches (num_megabatches), found {self.num_megabatches}"
+            return f"expected {announced!r:.60} mega-batches as in num_megabatches, found {self.num_megabatches}"
         if not 1 <= self.num_megabatches <= MAX_MEGABATCHES:
             return f"expected 1 to {MAX_MEGABATCHES} mega-batches, found {self.num_megabatches}"
         names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if (found := [each.name for each in self.splits]) != names:
             missing = [name for name in names if name not in {*found}]
-            return f"no split {', '.join(missing[:3])}" if missing else "splits out of order, or unexpected splits"
+            other = f"expected {len(names)} splits from {names[0]} to {names[-1]}, found {len(found)} splits"
+            return f"no split {', '.join(missing[:3])}" if missing else f"{other}, in another order or with additions"
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
@@ -243,22 +244,22 @@ class Stream:
 
     @cached_property
     def has_holdouts(self) -> bool:
-        """Return whether each mega-batch of text has held-out documents."""
+        """Return whether each mega-batch has a split of held-out documents; False for images."""
         return self.kind == "text" and any(split.name == split_name(0, "holdout") for split in self.splits)
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Return the largest n-gram size (in words) of all decontaminations, or None if some text had none."""
+        """Return the largest n-gram size in words used for decontamination; None if a command added text without it."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
     @property
     def fingerprint(self) -> str:
-        """Return an identifier of the stream that depends only on its input, options and seed, not on the machine."""
+        """Return an identifier, equal on all machines: the sha256 of seed, vocabulary, images and splits."""
         return self.fingerprint_of_first(self.num_megabatches)
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
-        """Return the fingerprint that the stream had when it ended after ``num_megabatches`` mega-batches."""
+        """Return the fingerprint of the stream with only its first ``num_megabatches`` mega-batches."""
         parts = ("train", "valid", "holdout")
         names = {"valid", "test", *(split_name(t, part) for t in range(num_megabatches) for part in parts)}
         content = self.to_json()
@@ -311,7 +312,7 @@ def publish_stream(built: Path, stream: Stream) -> None:
 def publish_additions(built: Path, stream: Stream) -> None:
     """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
 
-    Overwrite files that are not in the manifest: a killed command has moved them into the stream.
+    Files in the stream with the same path are overwritten; a killed command has left them there.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.
@@ -332,7 +333,7 @@ def publish_additions(built: Path, stream: Stream) -> None:
 
 
 def stream_at(out: Path, kind: str) -> Optional[Stream]:
-    """Return the stream of the given kind at ``--out``, or None if the folder does not exist or is empty.
+    """Return the stream of ``kind`` in the folder ``--out``, or None if the folder does not exist or is empty.
 
     Raises:
         AlmaError: ``--out`` is a stream of another kind, a file, a folder of unrelated files, or an empty mount point.
@@ -351,7 +352,7 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
 
 
 def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: Mapping[str, Any], advice: str) -> None:
-    """Raise AlmaError if the options or input differ from those of the command that made the stream at ``--out``.
+    """Raise AlmaError if options or input differ from those of the first command that wrote the stream ``--out``.
 
     Args:
         out: folder of the stream.

@@ -32,7 +32,7 @@ _WHITE_SPACE = re.compile(r"\s")
 _BLOCK = "\u2581"
 
 Backend = tuple[list[str], Callable[[Sequence[str]], list[list[int]]], Callable[[Sequence[list[int]]], list[str]]]
-"""A loaded tokenizer: (piece of each token number, function that encodes texts, function that decodes tokens)."""
+"""A loaded tokenizer: (list of pieces by token number, function from texts to token numbers, inverse function)."""
 
 
 def _load_tokenizers(path: Path) -> Backend:
@@ -109,7 +109,7 @@ class StreamTokenizer:
         try:
             backend = (_load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece)(self.file)
         except Exception as error:  # Both packages raise Exception or RuntimeError for a damaged file.
-            fault = f"expected a tokenizer of the package {self.kind} ({error})"
+            fault = f"the package {self.kind} cannot load this file ({error})"
             raise AlmaError(f"{self.file}: {fault}; give another file") from error
         self.pieces, self._encode, self.decode_batch = backend
         if not self.pieces:
@@ -202,7 +202,10 @@ def absent_ids(symbol_ids: str) -> list[int]:
             symbol_ids, type=tuple[Optional[int], Optional[int], Optional[int], Optional[int]]
         )
     except msgspec.MsgspecError as error:
-        raise AlmaError(f"--symbol-ids {symbol_ids[:60]!r}: expected a JSON list of four token ids or nulls") from error
+        raise AlmaError(
+            f"--symbol-ids {symbol_ids[:60]!r}: expected a JSON list of four token ids or nulls; "
+            "give the value that alma-import wrote to the checkpoint"
+        ) from error
     return [symbol if token is None else token + NUM_FAIRSEQ_SYMBOLS for symbol, token in enumerate(imported)]
 
 
@@ -219,7 +222,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class TokenFileWriter:
-    """Writer of a token file in parts. Between two calls, the files are closed.
+    """Writer of a token file: `write` fills a buffer, `flush` appends the buffer to ``.bin``, `close` writes ``.idx``.
 
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
@@ -234,7 +237,7 @@ class TokenFileWriter:
         self._sizes = array("i")
 
     def write(self, ids: bytes, sizes: np.ndarray) -> None:
-        """Add sequences to the buffer: ids as bytes of ``dtype``, and number of ids of each sequence."""
+        """Add sequences to the buffer: concatenated ids as bytes of ``dtype``, and number of ids of each sequence."""
         self._pending.append(ids)
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
@@ -278,7 +281,7 @@ class TokenFile:
         sizes: ``(num_sequences,)``, int32: number of ids of each sequence.
 
     Raises:
-        AlmaError: the index is not in fairseq's mmap format, or the size of the token file does not match the index.
+        AlmaError: the index is damaged or not in fairseq's mmap format, or the size of ``.bin`` does not match.
     """
 
     def __init__(self, prefix: Union[str, Path]) -> None:
@@ -287,7 +290,7 @@ class TokenFile:
             header = file.read(_HEADER.size)
         magic, version, code, num_sequences = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
         if (magic, version) != (_MAGIC, _VERSION) or code not in _DTYPES:
-            raise AlmaError(f"{idx}: expected an index in the mmap format of fairseq; prepare the stream again")
+            raise AlmaError(f"{idx}: damaged, not an index in fairseq's mmap format; prepare the stream again")
         size = _HEADER.size + num_sequences * _ENTRY_SIZE
         if idx.stat().st_size != size:
             raise AlmaError(f"{idx}: expected {size} bytes, found {idx.stat().st_size}; prepare the stream again")
@@ -299,6 +302,6 @@ class TokenFile:
         needed = int(self.sizes.sum(dtype=np.int64)) * _DTYPES[code].itemsize
         found = bin_.stat().st_size
         if found != needed:
-            raise AlmaError(f"{bin_}: expected {needed} bytes ({idx.name}), found {found}; prepare the stream again")
+            raise AlmaError(f"{bin_}: expected {needed} bytes for {idx.name}, found {found}; prepare the stream again")
         dtype: Any = _DTYPES[code]
         self.ids = np.memmap(bin_, dtype=dtype, mode="r") if needed else np.empty(0, dtype)

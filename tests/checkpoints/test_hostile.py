@@ -185,8 +185,8 @@ def test_a_truncated_damaged_or_foreign_file_is_rejected_in_one_line(content, tm
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda c: c.pop("model"), "lacks 'model' or 'cfg'"),
-        (lambda c: c.pop("cfg"), "lacks 'model' or 'cfg'"),
+        (lambda c: c.pop("model"), "lacks 'model' or 'cfg.model'"),
+        (lambda c: c.pop("cfg"), "lacks 'model' or 'cfg.model'"),
         (lambda c: c["model"].update(x=[1.0]), "not a dictionary of weights"),
         (lambda c: c["cfg"]["model"].update(_name="lstm_lm"), "found lstm_lm"),
         (lambda c: c["cfg"]["model"].update(mup=True), "trained with --mup"),

@@ -83,7 +83,7 @@ def test_a_missing_split_is_refused_with_the_existing_ones(tmp_path, ask, messag
         ({"format_version": 1}, "expected format version 2, found 1 of fairseq_alma 0.2.0 or older; prepare"),
         ({"format_version": 7}, "expected format version 2, found 7; prepare"),
         ({"kind": "sound"}, r"\$\.kind"),
-        ({"num_megabatches": 3}, r"damaged, expected 3 mega-batches \(num_megabatches\), found 2"),
+        ({"num_megabatches": 3}, r"damaged, expected 3 mega-batches as in num_megabatches, found 2"),
         ({"splits": [{"name": "valid"}]}, "damaged"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_damaged_manifest_is_refused(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\2" * 6, r"expected 7 bytes \(stream\.json\), found 6"),
+        (b"\2" * 6, r"expected 7 bytes as in stream\.json, found 6"),
         (b"\3" * 7, "expected sha256 .* found"),
         (None, "expected a file of 7 bytes .* found no file"),
     ],

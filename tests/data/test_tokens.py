@@ -101,8 +101,8 @@ def test_a_published_tokenizer_does_not_truncate_pad_or_add_tokens(folder, tmp_p
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", "{}", "expected a tokenizer of the package tokenizers"),
-        ("broken.model", "x", "expected a tokenizer of the package sentencepiece"),
+        ("tokenizer.json", "{}", "the package tokenizers cannot load this file"),
+        ("broken.model", "x", "the package sentencepiece cannot load this file"),
         ("notes.txt", "x", "expected a tokenizer.json or a SentencePiece .model"),
     ],
 )

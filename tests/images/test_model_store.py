@@ -61,7 +61,7 @@ def with_facts(checkpoint, facts):
             "not the weights of",
         ),
         (lambda content: {**content, "model": {"layers.0.weight": "x"}}, "damaged"),
-        (lambda content: {"model": content["model"]}, "lacks 'model' or 'cfg'"),
+        (lambda content: {"model": content["model"]}, "lacks 'model' or 'cfg.model'"),
         (None, "truncated"),
     ],
 )
