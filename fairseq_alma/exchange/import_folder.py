@@ -33,8 +33,8 @@ from fairseq_alma.text.decoder import build_from_config
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
 SYMBOLS = ("bos", "pad", "eos", "unk")
-"""Prefixes of the keys of special tokens in the configuration, in the order of fairseq's symbols."""
-_REMEDY = "give a folder with a model of type qwen3 or qwen3_moe"
+"""Prefixes of configuration keys (``bos_token``, ``bos_token_id``, ...), in the order of fairseq's symbols."""
+_REMEDY = "give an unaltered folder of a qwen3 or qwen3_moe model"
 _EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(\w+_proj)\.weight")
 
 
@@ -199,7 +199,8 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             raise AlmaError(
-                f"{folder}: expected floating-point weights, found {tensor.dtype} in {name[:100]}; {_REMEDY}"
+                f"{folder}: expected floating-point weights, found {tensor.dtype} in {name[:100]}; "
+                "give an unquantized model"
             )
     return tensors
 

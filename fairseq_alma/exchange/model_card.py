@@ -30,7 +30,7 @@ from transformers import pipeline
 print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
 ```
 
-The architecture is {architecture} of transformers 5 or newer; no other package is needed. The tokenizer puts {first}
+The architecture is {architecture} of transformers 5 or newer; fairseq_alma is not needed. The tokenizer puts {first}
 before a text, as in training. The maximum sequence length is {context:,} tokens.
 
 Licence: not specified; add the licence before publishing the model.
@@ -73,7 +73,7 @@ def _amount(splits: Sequence[Split]) -> str:
 
 
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
-    """Return table rows from run.json and stage.json, or one row that explains why there are no results."""
+    """Return the table rows on training and test. Without test results, the last row gives the reason."""
     # The folder of a stage has a subfolder for a branch (model copy, trained with a decaying learning rate).
     parents = list(path.absolute().parents)[:3]
     root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
@@ -93,7 +93,7 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     }
     with contextlib.suppress(AlmaError):  # The tested checkpoint may not exist anymore.
         if path.samefile(stage_predictor(folder, stage)):
-            rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows of the training length"
+            rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows as long as in training"
             bits = stage["test"].get("bits_per_byte")
             return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
     return {**rows, "test": "no results; another checkpoint of the stage was tested"}

@@ -1,10 +1,10 @@
 """Export the tokenizer of a stream as files for transformers.
 
-Token ids are the same as in the stream: fairseq's four special symbols come first, then token u with id u + 4. The
-exception is an imported model: the export copies the original tokenizer, in which token u has id u.
+Token ids equal the ids in the stream: 0 to 3 are fairseq's special symbols, and token u of the tokenizer has id u + 4.
+For an imported model, the export copies the original tokenizer instead, in which token u has id u.
 
-By default, transformers recognizes the names of special tokens in a text. ``split_special_tokens=True`` encodes these
-names as plain text, as alma-prep-text and `score` do.
+By default, transformers encodes the name of a special token in a text as this token. ``split_special_tokens=True``
+encodes the name as plain text, as ``alma-prep-text`` does.
 """
 
 import json
@@ -15,7 +15,7 @@ from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 _UNUSED_SCORE = -1e6  # score of a piece that the tokenizer never uses
-EXPORTABLE = "give a stream with a tokenizer.json, for example from alma-prep-text without --tokenizer"
+EXPORTABLE = "train on a stream with a tokenizer.json from alma-prep-text without --tokenizer"
 
 
 class Vocabulary(NamedTuple):
@@ -136,7 +136,7 @@ def _with_symbols(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any
     model = content["model"]
     vocabulary = model.get("vocab")  # piece -> id; for Unigram, a list of (piece, score) by id
     if not isinstance(vocabulary, (dict, list)):
-        raise AlmaError(f"{tokenizer.file}: cannot export a tokenizer of type {model.get('type')}; {EXPORTABLE}")
+        raise AlmaError(f"{tokenizer.file}: expected a vocabulary, found none (type {model.get('type')}); {EXPORTABLE}")
     pieces = set(vocabulary) if isinstance(vocabulary, dict) else {piece for piece, _ in vocabulary}
     names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
     while not pieces.isdisjoint(names):

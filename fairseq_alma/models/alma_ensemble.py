@@ -98,7 +98,7 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add no options to fairseq-train, because ``alma-ensemble`` writes the configuration."""
+        """Add no options to fairseq commands, because ``alma-ensemble`` writes the configuration."""
 
     @classmethod
     def build_model(cls, cfg: AlmaEnsembleConfig, task: Any) -> BaseFairseqModel:

@@ -35,7 +35,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
 }  # fmt: skip
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
-"""File format -> metadata key to omit, because the value is a version of matplotlib (PNG) or the time (PDF)."""
+"""File format -> metadata key to omit, so that files do not depend on the version of matplotlib or the time."""
 LEAST_HEIGHT = 3.1  # inches
 
 
@@ -74,7 +74,7 @@ def write(drawing: Drawing, folder: Path) -> dict[str, Path]:
 
 
 def line_styles(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """Return the line style of each experiment. Experiments of one learner have one colour, but different markers."""
+    """Return one line style per experiment. Experiments of the same learner differ in markers and dashes."""
     colours = [LEARNER_COLOURS.get(each.first.record["learner"], "#666666") for each in groups]
     ranks = [colours[:index].count(colour) for index, colour in enumerate(colours)]
     return [
@@ -136,7 +136,7 @@ def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None
 def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
     """Draw average perplexity or CER of complete experiments against training compute and against parameters.
 
-    For text, draw a line over the arrivals (Figure 5). For images, draw a point for the full stream (Figures 2, 7).
+    For text, each experiment is a line over the arrivals (Figure 5). For images, each is one point (Figures 2 and 7).
     """
     complete = [each for each in groups if each.is_complete]
     if not complete:
@@ -196,7 +196,7 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 
 def _logarithmic(axis: Axis, show: Callable[[float], str]) -> None:
-    """Make an axis logarithmic, with ticks that suit the range of the axis."""
+    """Make an axis logarithmic, with fewer ticks per decade for a wider range."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     low, high = axis.get_view_interval()
     steps = (1.0,) if 0 < low * 3000 < high else (1.0, 2.0, 5.0) if 0 < low * 5 < high else (1, 1.5, 2, 3, 4, 5, 6, 8)

@@ -30,7 +30,7 @@ COLUMNS = (
     "evaluation", "holdouts",
 )  # fmt: skip
 NEUTRAL_TRAIN_OPTIONS = ("--num-workers", "--cpu")
-"""Training options that do not change the result."""
+"""Training options that may differ between the runs of one experiment."""
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
@@ -40,7 +40,7 @@ LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",
 }  # fmt: skip
-"""Colour of each learner (most from the palette of Okabe and Ito, 2008), in the order of learners in tables."""
+"""Colours of learners in figures, mostly from Okabe and Ito (2008). Tables list the learners in this order."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
 """Options that an experiment name omits, because the label or the number of experts shows the value."""
 # 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
@@ -61,19 +61,19 @@ class RecordedRun:
             - ``done``: whether the update of the arrival is complete.
             - ``value``: test perplexity for text, test error (0 to 1) for images; NaN without an update.
             - ``loss``: test loss; NaN without an update.
-            - ``valid``, ``before_growth``, ``after_growth``: validation metrics, in the unit of ``value``.
-            - ``curve``: ``value`` of the current model (error in percent); NaN from the first incomplete update on.
-            - ``average``: mean of ``curve`` up to this arrival; NaN from the first incomplete update on.
+            - ``valid``, ``before_growth``, ``after_growth``: validation perplexity or error, as ``value``.
+            - ``curve``: ``value`` of the current model (error in percent); NaN from the first missing update on.
+            - ``average``: mean of ``curve`` up to this arrival; NaN where ``curve`` is NaN.
             - ``params``: number of parameters, summed over all models that predict.
             - ``experts``: number of experts per layer, summed over all models that predict.
             - ``tflops``: training compute up to this arrival, in TFLOPs.
-            - `COLUMNS`: values of stage.json.
+            - the other `COLUMNS`: values of stage.json.
         done: rows of ``arrivals`` with a complete update.
-        seeds: (seed of the run, seed of the stream).
+        seeds: pair (seed of the run, seed of the stream).
         is_text: whether the stream contains text.
         is_complete: whether all planned updates are complete.
         final: test perplexity, or test error in percent, after the newest update; NaN for a run without updates.
-        over_stream: average perplexity, or CER in percentage points; NaN for an incomplete run or an i.i.d. control.
+        over_stream: mean of ``curve``, or for images the sum (CER); NaN for an incomplete run or an i.i.d. control.
         memory: Mem, the number of parameters summed over all arrivals; NaN for an incomplete run.
         bits_per_byte: test loss after the newest update, in bits per byte; NaN for images.
     """
@@ -102,7 +102,7 @@ class RecordedRun:
 
     @property
     def label(self) -> str:
-        """Return learner and waiting time as in Table 2 of the paper, for example ``SM_w3``.
+        """Return learner and waiting time as in Table 2 of the paper, for example ``SM_w3`` or ``SM_w3 replay``.
 
         For an i.i.d. control (one training on the first k mega-batches), return ``SM iid k3``.
         """
@@ -119,7 +119,7 @@ class RecordedRun:
 
     @property
     def experts(self) -> str:
-        """Return, as text, the numbers of experts per layer and of models after each update (notation of Table 2).
+        """Return the numbers of experts per layer and of models after the updates, as text in the notation of Table 2.
 
         Examples: ``4``; ``4, 6, 8`` for a growing model; ``4@2`` for two models with 4 experts; ``5 models``.
         """
@@ -133,7 +133,7 @@ class RecordedRun:
 
     @cached_property
     def stream_key(self) -> str:
-        """Return a key that is equal for streams with the same text, or with the same images in any order."""
+        """Return a key that is equal for streams of the same text, or of the same images and number of mega-batches."""
         stream = self.stream
         if not self.is_text and stream.get("source"):
             return json.dumps([stream["source"], stream.get("dataset"), stream["num_megabatches"]])
@@ -141,7 +141,7 @@ class RecordedRun:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """Return the options that change the result (flag -> value)."""
+        """Return the options that are equal in all runs of one experiment (flag -> value)."""
         ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
@@ -186,7 +186,7 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
 
 
 def read_run(path: Path) -> DataFrame:
-    """Return `RecordedRun.arrivals` of a run. Raises AlmaError as `load_run` does."""
+    """Return the table `RecordedRun.arrivals` of the run in folder ``path``. Raises AlmaError as `load_run` does."""
     return load_run(path).arrivals
 
 
@@ -225,7 +225,7 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
 
 @dataclass(frozen=True)
 class Spread:
-    """A metric over seeds: mean and sample standard deviation (NaN for one seed)."""
+    """Mean and sample standard deviation of a metric over seeds. For one seed, the deviation is NaN."""
 
     mean: float
     deviation: float
@@ -345,7 +345,7 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
 def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
     """Return (i.i.d. control, sequential experiment, number of mega-batches k) for each pair to compare.
 
-    The experiments of a pair have the same options; the sequential experiment has ``--wait 1``.
+    The sequential experiment has ``--wait 1``. The other options of a pair are equal, except --iid and --drop-rest.
     """
 
     def key(each: Experiment) -> tuple[Any, ...]:
@@ -358,7 +358,7 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
 
 
 def _named(groups: Sequence[Experiment]) -> list[Experiment]:
-    """Return the experiments with distinct names: label and, if necessary, experts, size and differing options."""
+    """Give each experiment a distinct name: label and, if necessary, number of experts, size and differing options."""
     candidates = []
     for each in groups:
         experts, size = each.first.experts, each.first.size

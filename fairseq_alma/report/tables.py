@@ -1,6 +1,6 @@
 """Make the tables of a report, and format tables as Markdown, CSV and LaTeX.
 
-The tables show results by arrival, cost, growth steps, i.i.d. controls, losses on held-out parts, evaluations, runs.
+The tables show test metrics, cost, growth steps, i.i.d. controls, held-out losses, further evaluations, and runs.
 """
 
 import math
@@ -40,14 +40,14 @@ def count(value: float) -> Cell:
 
 
 def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell:
-    """Return a cell with mean and standard deviation over seeds, or with the text ``missing`` for None."""
+    """Return a cell with mean and standard deviation over seeds. For None, return a cell with the text ``missing``."""
     if value is None:
         return Cell(missing)
     return Cell(value.show(digits), value.mean, None if math.isnan(value.deviation) else value.deviation)
 
 
 def show_count(value: float) -> str:
-    """Format a count to three significant digits, such as ``65.4M``; from 1e15 on, such as ``3.62e+15``."""
+    """Return a count as text with three significant digits, such as ``65.4M``, or ``3.62e+15`` for large counts."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if limit <= value < 1e15:
             digits = value / limit
@@ -66,7 +66,7 @@ class Table:
         rows: rows (column title -> cell); all rows have the same columns.
         best: titles of the columns whose smallest number is bold.
         hidden: titles of the columns that only the CSV file contains.
-        unranked: indices of rows that are never bold.
+        unranked: indices of rows that are excluded when the smallest number is determined.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Table:
     def body(self) -> list[list[tuple[str, bool]]]:
         """Return (text, whether the text is bold) for each cell in a visible column, row by row.
 
-        In a column in `best`, the smallest number is bold if at least two finite numbers are ranked.
+        In each column of `best`, the smallest number is bold if two or more finite numbers are outside `unranked` rows.
         """
         lowest = {}
         for title in self.best:
@@ -145,13 +145,13 @@ def filled(rows: Sequence[Row]) -> list[Row]:
 
 
 def all_tables(groups: Sequence[Experiment]) -> list[Table]:
-    """Return the non-empty tables of runs that use one kind of data."""
+    """Return all tables that have rows. The runs must use the same kind of data (text or images)."""
     makers = (result_table, cost_table, growth_table, iid_table, holdout_table, evaluation_table, run_table)
     return [table for table in (make(groups) for make in makers) if table.rows]
 
 
 def metric_names(run: RecordedRun) -> tuple[str, str, str]:
-    """Return three names: the test metric, the final metric, and the mean or sum of the metric over the stream."""
+    """Return three names: the test metric, its final value, and its mean (text) or sum (images) over all arrivals."""
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
 
@@ -189,7 +189,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     notes = (
         f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch. t0: first mega-batch. *: the "
         f"learner waits, so its previous model is the current model (before the first update: the untrained model). –: "
-        f"not complete. {over_stream}: {what}. ±: standard deviation over seeds."
+        f"no complete update. {over_stream}: {what}. ±: standard deviation over seeds."
     )
     title = f"Test {value} after each mega-batch"
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
@@ -251,7 +251,7 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
             row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
             row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
             rows.append(row)
-    notes = "k: mega-batches. Both trainings use the same data and number of updates. gap: sequential / i.i.d. - 1."
+    notes = "k: number of mega-batches. Data and number of updates are equal. gap: sequential / i.i.d. - 1."
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 

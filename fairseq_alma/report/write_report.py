@@ -1,4 +1,4 @@
-"""Write a report on runs: summary sentences, files with tables and figures, and an HTML page with all of them."""
+"""Write a report on runs: files with tables, files with figures, and an HTML page with summary, tables and figures."""
 
 import base64
 import importlib.util
@@ -51,7 +51,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         gap, seeds = best.minus(second), len(best.by_seed)
         doubt = ""
         if gap is None or len(gap.by_seed) < 2:
-            doubt = " Fewer than two common seeds: another seed may change the order."
+            doubt = " Fewer than two seeds in common: another seed may change the order."
         elif abs(gap.mean) <= gap.half_interval():
             doubt = " The difference is not significant over these seeds (95 % confidence interval)."
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
@@ -63,7 +63,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
 
 
 def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Yield (title, sentence) pairs about a run on text: newest model, gain of the last arrival, perplexities."""
+    """Yield (title, sentence) pairs about a run on text: newest model, last arrival, training perplexity."""
     done = run.done
     if not run.is_text or done.empty:
         return
@@ -167,15 +167,15 @@ def command_of(run: RecordedRun) -> str:
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return the runs that are comparable to the first run, and an error for each of the remaining runs.
+    """Return (runs that are comparable to the first run, one error for each other run).
 
     Args:
         runs: runs to report.
-        mix: whether a run on a different stream than the first run is comparable, if the kind of data is the same.
+        mix: accept runs on other streams, if the kind of data (text or images) is that of the first run.
     """
     first = runs[0]
     kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]
-    advice = "report this run separately" + ("" if mix else ", or give --mix for streams of the same kind")
+    advice = "report this run separately" + ("" if mix else ", or give --mix to compare runs on different streams")
     names = {run: f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}" for run in runs}
     errors = [
         AlmaError(f"{run.path}: expected the stream of {first.path} ({names[first]}), found {names[run]}; {advice}")

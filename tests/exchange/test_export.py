@@ -123,7 +123,7 @@ def test_texts_begin_with_s_where_training_sequences_did(checkpoints, tmp_path):
 
 def test_a_sentencepiece_model_is_refused(sentencepiece_stream, tmp_path):
     path = save(tmp_path / "a.pt", transformer_config(), 0, sentencepiece_stream)
-    assert "give a stream with a tokenizer.json" in refused(tmp_path, path, "--out", tmp_path / "folder")
+    assert "train on a stream with a tokenizer.json" in refused(tmp_path, path, "--out", tmp_path / "folder")
 
 
 @pytest.mark.slow
