@@ -152,7 +152,7 @@ class RecordedRun:
 
 
 def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> RecordedRun:
-    """Read the records of a run.
+    """Read run.json and the stage.json files of a run.
 
     Args:
         path: run folder.

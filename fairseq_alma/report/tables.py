@@ -1,6 +1,6 @@
 """Make the tables of a report, and format tables as Markdown, CSV and LaTeX.
 
-The tables show test metrics, cost, growth steps, i.i.d. controls, held-out losses, further evaluations, and runs.
+The tables show test metrics, cost, growth steps, i.i.d. controls, held-out losses, --then-evaluate metrics, and runs.
 """
 
 import math
@@ -251,12 +251,12 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
             row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
             row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
             rows.append(row)
-    notes = "k: number of mega-batches. Data and number of updates are equal. gap: sequential / i.i.d. - 1."
+    notes = "k: mega-batches in both trainings; the number of updates is also equal. gap: sequential / i.i.d. - 1."
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 
 def holdout_table(groups: Sequence[Experiment]) -> Table:
-    """Return the table of losses on the held-out parts after each arrival, for the first run of each experiment."""
+    """Return the table of losses on the held-out part of each mega-batch, for the first run of each experiment."""
     rows: list[Row] = []
     for each in groups:
         for arrival, holdouts in each.first.done.holdouts.dropna().items():

@@ -68,10 +68,10 @@ class PlannedRun:
         if self.kind == "images" and self.last("--patience") is not None:
             raise ValueError(f"{flag}: needs a fixed number of updates per stage; omit --patience (early stopping)")
         if self.kind == "text" and (self.last("--max-update") is None or self.last("--max-epoch") is not None):
-            raise ValueError(f"{flag}: needs a fixed number of updates per stage; give --max-update; omit --max-epoch")
+            raise ValueError(f"{flag}: needs a fixed number of updates per stage; give --max-update, not --max-epoch")
 
     def require_endless(self, flag: str, alternative: str = "") -> None:
-        """Check that the learning rate depends neither on the training length nor on the epoch.
+        """Raise ValueError if the learning rate depends on the training length or on the epoch number.
 
         If the schedule is not supported, the message ends with ``alternative``, which names other supported schedules.
         """
@@ -174,7 +174,7 @@ def register_feature(kind: Kind) -> Kind:
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
             raise ValueError(
-                f"{kind.__name__}: feature {other.__name__} also has option {min(shared)}; rename one of them"
+                f"{kind.__name__}: feature {other.__name__} also has option {min(shared)}; rename it in one feature"
             )
     FEATURES.append(kind)
     return kind

@@ -242,8 +242,8 @@ class LRBranch(Feature):
         side=PLAN,
         metavar="S",
     )
-    branch_from: Optional[int] = opt(None, "number of updates before the decay", range=integer(0), side=TRAINING)
-    branch_until: Optional[int] = opt(None, "number of updates after the decay", range=integer(1), side=TRAINING)
+    branch_from: Optional[int] = opt(None, "update count when the decay starts", range=integer(0), side=TRAINING)
+    branch_until: Optional[int] = opt(None, "update count when the decay ends", range=integer(1), side=TRAINING)
     _groups: Sequence[dict[str, Any]] = field(default=(), init=False)
     _rates: Sequence[float] = field(default=(), init=False)
 
@@ -347,7 +347,7 @@ class _RejectedPrecision(argparse.Action):
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Make a fairseq parser reject ``--tpu`` and fairseq's bf16; in a training command, also fp16 and ``--amp``."""
+    """Make a fairseq parser reject ``--tpu`` and ``--bf16``; in a training command, also ``--fp16`` and ``--amp``."""
     group = parser.add_argument_group("rejected options", conflict_handler="resolve")  # replaces fairseq's options
     for option in _FOR_TPUS if evaluates else (*_FOR_TPUS, *_INEXACT):
         group.add_argument(option, action=_RejectedPrecision, nargs=0, default=False, help="see --autocast")

@@ -136,7 +136,7 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
 
 
 def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
-    """Raise AlmaError if tensor shapes of a model differ from the shapes in the checkpoint to start from.
+    """Raise AlmaError if tensor shapes of the model and of its starting checkpoint differ.
 
     `check_architecture` compares options. This function compares all shapes, including shapes that no option sets.
     """
