@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 class AlmaError(SystemExit, ValueError):
-    """Error in user input. The message is one line: file or flag, expected and found values, next step.
+    """Error that the user can correct. The message is one line: file or flag, expected and found values, next step.
 
     The class derives from ``ValueError`` for callers in Python, and from ``SystemExit`` so that the interpreter prints
     an uncaught error in one line and exits with status 1, also in the commands of fairseq.
@@ -71,7 +71,7 @@ def describe_fault(error: BaseException) -> Optional[str]:
         for each in causes(error)
     ):
         reason = str(error).strip().partition("\n")[0]
-        return f"out of memory ({reason}); give a smaller batch or model, or fewer processes"
+        return f"out of memory ({reason}); use a smaller batch, a smaller model or fewer processes"
     if isinstance(error, OSError):
         where = "standard output, or a file" if error.filename is None else error.filename
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

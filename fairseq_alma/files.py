@@ -69,7 +69,7 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
 
 @contextlib.contextmanager
 def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
-    """Open a temporary file for writing. Rename it to `path` at the end of the block; remove it if the block raises.
+    """Open a temporary file for writing. After the block, rename the file to `path`; on an exception, remove the file.
 
     Args:
         path: path of the file; the parent folder is created if it does not exist.
@@ -217,7 +217,7 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def require_version(version: Any, known: int, path: Path, remedy: str) -> None:
-    """Raise AlmaError unless the format version of a record is ``known``."""
+    """Raise AlmaError unless ``version``, the format version in the file ``path``, is ``known``."""
     if version != known:
         old = " of fairseq_alma 0.2.0 or older" if version in (None, 1) else ""
         raise AlmaError(f"{path}: expected format version {known}, found {version!s:.60}{old}; {remedy}")

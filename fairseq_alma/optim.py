@@ -83,8 +83,8 @@ class FusedAdamConfig(FairseqDataclass):
 class FusedAdam(FairseqOptimizer):
     """Fused AdamW for fairseq, on CPU or GPU.
 
-    With factor 1, updates differ from updates of fairseq's Adam only in epsilon. torch adds epsilon to the square root
-    of the second moment after bias correction, fairseq before bias correction. The difference affects only the first
+    With ``--embedding-lr-factor 1``, only epsilon differs from fairseq's Adam: torch adds epsilon to the square root of
+    the second moment after bias correction, fairseq before bias correction. The difference affects only the first
     updates, and only if gradients are as small as epsilon.
     """
 

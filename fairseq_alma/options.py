@@ -104,7 +104,7 @@ class Option:
         help: help text with the unit.
         range: range of the value, or of each value of a list.
         choices: permitted values; empty if all values are permitted.
-        kinds: kinds of data that support the option.
+        kinds: kinds of data to which the option applies: ``text``, ``images`` or both.
         parse: function that converts a string to the value; a ValueError describes the strings that are permitted.
         free: whether a resumed run may change the value.
         recorded: whether run.json contains the option.
@@ -311,7 +311,7 @@ class Options:
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
-        """Return an instance with the parsed arguments (or defaults). ``further`` sets fields that are not options."""
+        """Return an instance with the parsed arguments, else defaults. ``further`` sets fields that are not options."""
         declaring: Any = cls
         names = [each.name for each in dataclasses.fields(declaring) if "operand" in each.metadata]
         names += [name for name, option in options_of(cls).items() if option.side != TRAINING]

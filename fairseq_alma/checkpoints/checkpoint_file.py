@@ -57,7 +57,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
     elif name not in SINGLE_MODELS:
         raise UnfitCheckpoint(f"expected architecture alma_… or transformer_lm…, found {str(name)[:60]}")
     elif config.get("mup"):
-        raise UnfitCheckpoint("trained with --mup, which only fairseq_alma 0.2.0 supports; train the model again")
+        raise UnfitCheckpoint("trained with --mup, which only fairseq_alma 0.2.0 supports; train a model without --mup")
     elif name in TRANSFORMER_LMS:
         cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
         if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:
@@ -67,7 +67,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
-    """Raise AlmaError if ``weights`` and ``model`` (on any device) differ in tensor names or shapes."""
+    """Raise AlmaError if ``weights`` and the tensors of ``model`` differ in names or shapes; devices may differ."""
     found, needed = ({name: tuple(each.shape) for name, each in part.items()} for part in (weights, model.state_dict()))
     found = {name: shape for name, shape in found.items() if name in needed or not name.endswith(_IGNORED)}
     wrong = sorted(name for name in needed.keys() & found.keys() if needed[name] != found[name])
@@ -151,7 +151,7 @@ def load_archive(path: Path, mmap: bool) -> Any:
 
 @once_per_file
 def _check_archive(path: Path) -> None:
-    """Verify the checksum of each archive entry; ``torch.load`` does not verify checksums."""
+    """Raise UnfitCheckpoint if a checksum in the zip archive is wrong; ``torch.load`` does not verify checksums."""
     if not zipfile.is_zipfile(path):
         raise UnfitCheckpoint(f"not a checkpoint, or truncated ({path.stat().st_size:,} bytes, not a zip archive)")
     try:

@@ -45,7 +45,7 @@ class MemberModel:
 
 
 def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
-    """Return the weights of an embedded member, named as in the member's own checkpoint."""
+    """Return the weights of an embedded member, without the prefix of tensor names in the ensemble."""
     prefix = f"decoder.members.{index}."
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
@@ -95,7 +95,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
     Args:
         paths: checkpoints of the members.
         weights: weight of each member, at least 0, not all 0.
-        out: path of the ensemble, which the caller writes; stored member paths are relative to the folder of ``out``.
+        out: path where the caller writes the ensemble; stored member paths are relative to the folder of ``out``.
         embed: whether to store the weights of the members instead of paths to the files of the members.
 
     Raises:

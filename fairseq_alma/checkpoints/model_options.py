@@ -41,7 +41,7 @@ TRANSFORMER_SIZES = {
 
 @dataclass(frozen=True)
 class SwitchOptions(Options):
-    """Options of ``alma_switch_lm``, named as in fairseq's ``transformer_lm``."""
+    """Options of ``alma_switch_lm``; fairseq's ``transformer_lm`` lacks ``decoder_sinusoidal_pos`` and ``moe_freq``."""
 
     activation_fn: str = shape_of_text("relu", "activation function of FFN layers and experts", choices=ACTIVATIONS)
     dropout: float = of_text(0.1, "dropout probability", range=SHARE)
@@ -94,13 +94,13 @@ class ExpertOptions(Options):
 class AlmaTransformerOptions(Options):
     """Options of ``alma_transformer_lm`` in addition to `ExpertOptions`.
 
-    A shape option that is not given has the value from the starting checkpoint, or the default value if training starts
-    from random weights.
+    An option that affects the shape of the network and is not given takes the value in the starting checkpoint or, if
+    training starts from random weights, the default value.
     """
 
     dropout: float = of_text(0.0, "dropout probability of embeddings and residual branches", range=SHARE)
-    decoder_layers: Optional[int] = shape_of_text(None, "number of layers (default: by --arch)", range=LAYERS)
-    decoder_embed_dim: Optional[int] = shape_of_text(None, "model dimension (default: by --arch)", range=SIZE)
+    decoder_layers: Optional[int] = shape_of_text(None, "number of layers (default: set by --arch)", range=LAYERS)
+    decoder_embed_dim: Optional[int] = shape_of_text(None, "model dimension (default: set by --arch)", range=SIZE)
     decoder_ffn_embed_dim: Optional[int] = shape_of_text(
         None, "hidden size of FFN layers and experts (default: 8/3 of the model dimension)", range=SIZE
     )
@@ -116,7 +116,7 @@ class AlmaTransformerOptions(Options):
         None, "dimension of a head, even (default: 64 if the model dimension is at least 512, else 32)", range=SIZE
     )
     rope_theta: Optional[float] = shape_of_text(
-        None, "base of the rotary frequencies (default: 10000)", range=real(1, 1e12)
+        None, "base of the frequencies of rotary embeddings (default: 10000)", range=real(1, 1e12)
     )
     norm_eps: Optional[float] = shape_of_text(None, "epsilon of RMS norms (default: 1e-6)", range=real(0, 1))
     no_embedding_norm: bool = shape_of_text(False, "omit the norm after the embeddings")
@@ -145,7 +145,7 @@ class JointOptions(Options):
 
     num_members: int = opt(2, "number of jointly trained models", range=integer(1, 10_000), shape=True)
     member_arch: str = opt("alma_mlp", "architecture of each member", shape=True)
-    member_options: str = opt("", "model options of all members in one string, such as '--width 64'")
+    member_options: str = opt("", "model options, the same for all members, as a string such as '--width 64'")
     joint_logits: str = opt("mean", "how the members' logits are combined", choices=("mean", "sum"), shape=True)
 
 
@@ -173,7 +173,7 @@ class VGGVariantOptions(Options):
 
 @dataclass(frozen=True)
 class VGGOptions(Options):
-    """Options of VGG networks."""
+    """Options of VGG networks except `VGGVariantOptions`."""
 
     channels: int = shape_of_images(
         32, "number of feature maps in each layer or expert before growth (paper: 4 to 64)", range=SIZE
@@ -193,13 +193,13 @@ class GrownVGGOptions(Options):
 class MixtureOptions(Options):
     """Options of image models with mixtures of experts."""
 
-    num_experts: int = shape_of_images(1, "experts per mixture before growth", range=integer(1, MAX_EXPERTS))
+    num_experts: int = shape_of_images(1, "experts per mixture layer before growth", range=integer(1, MAX_EXPERTS))
     gate: str = shape_of_images(
         "soft",
         "soft: weighted mean of all experts; hard: one expert (training: sampled; evaluation: greedy path of the gate)",
         choices=("soft", "hard"),
     )
-    gate_trees: str = shape_of_images("", "gate tree of each mixture as JSON, set by model growth; empty: a flat gate")
+    gate_trees: str = shape_of_images("", "gate tree of each mixture layer as JSON, set by growth; empty: flat gates")
 
 
 LANGUAGE = (SwitchOptions, ExpertOptions)

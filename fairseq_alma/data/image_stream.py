@@ -150,7 +150,7 @@ def write_image_stream(
     augment: bool = False,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> Stream:
-    """Write a stream of images and return it.
+    """Write a stream of images, and return the `Stream`.
 
     Args:
         root: folder of the stream; created if it does not exist.
@@ -192,7 +192,7 @@ def write_image_stream(
 def assign_images(
     num_train: int, num_megabatches: int, seed: int, valid_fraction: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Assign the training images to mega-batches of equal size.
+    """Assign training images at random to mega-batches of ``num_train // num_megabatches`` images.
 
     Returns:
         List with (training image indices, validation image indices) for each mega-batch, int64.

@@ -58,7 +58,7 @@ def canonical_sha256(content: Any) -> str:
 
 @dataclass(frozen=True)
 class StreamFile:
-    """One file of a stream: path relative to the folder of the stream, size in bytes, sha256 of the content."""
+    """Manifest entry of a file: path relative to the folder of the stream, size in bytes, sha256 of the content."""
 
     path: Name
     size: Count
@@ -186,7 +186,7 @@ class Stream:
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "Stream":
-        """Read and check ``path/stream.json``.
+        """Return the stream in the folder ``path``, after checks of the manifest but not of the other files.
 
         Raises:
             AlmaError: the manifest is missing, damaged or incomplete, or has another format version.
@@ -232,7 +232,7 @@ class Stream:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the manifest."""
+        """Return the content of ``stream.json``."""
         content = asdict(self)
         del content["root"]
         return {"format_version": FORMAT_VERSION, "num_megabatches": self.num_megabatches, **content}
@@ -275,14 +275,14 @@ class Stream:
         return self.dictionary.sha256
 
     def megabatch(self, megabatch: int) -> Split:
-        """Return the training split of a mega-batch (0 to B-1). Raises AlmaError if the mega-batch does not exist."""
+        """Return the training split of mega-batch 0 to B - 1. Raises AlmaError if the mega-batch does not exist."""
         if not 0 <= megabatch < self.num_megabatches:
             last = self.num_megabatches - 1
             raise AlmaError(f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {last}")
         return self.split(split_name(megabatch))
 
     def split(self, name: str) -> Split:
-        """Return the split with this name. Raises AlmaError if the split does not exist."""
+        """Return the split ``name``, such as ``valid``. Raises AlmaError if the split does not exist."""
         splits = {split.name: split for split in self.splits}
         if name not in splits:
             raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(splits)}")
