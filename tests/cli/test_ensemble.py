@@ -44,7 +44,7 @@ def test_average_needs_one_checkpoint_with_averaged_weights(members, tmp_path, c
     assert "--average requires exactly one CKPT;" in usage_error(
         capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"]
     )
-    assert "has no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
+    assert "found no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
 
 
 def test_an_embedded_ensemble_needs_no_other_file(members, tmp_path):
