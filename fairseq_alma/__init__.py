@@ -50,7 +50,7 @@ def register() -> None:
 
 
 class _DeferredModule(type(sys)):  # type: ignore[misc]
-    """Placeholder for a module. A call of a function of the placeholder imports the module."""
+    """Placeholder for a module. Calling a function of the placeholder imports the module."""
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):

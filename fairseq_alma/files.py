@@ -28,7 +28,7 @@ MAX_MEGABATCHES = 10_000
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Amount = Union[Count, Annotated[float, Meta(ge=0, le=1.7e308)]]
-"""A finite number of at least 0."""
+"""Type of a finite number, integer or float, that is at least 0."""
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 NumMegabatches = Annotated[int, Meta(ge=1, le=MAX_MEGABATCHES)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -83,9 +83,9 @@ class FusedAdamConfig(FairseqDataclass):
 class FusedAdam(FairseqOptimizer):
     """Fused AdamW for fairseq, on CPU or GPU.
 
-    With ``--embedding-lr-factor 1``, only epsilon differs from fairseq's Adam: torch adds epsilon to the square root of
-    the second moment after bias correction, fairseq before bias correction. The difference affects only the first
-    updates, and only if gradients are as small as epsilon.
+    With ``--embedding-lr-factor 1``, only the use of epsilon differs from fairseq's Adam: torch adds epsilon to the
+    square root of the second moment after bias correction, fairseq before bias correction. The difference affects only
+    the first updates, and only if gradients are as small as epsilon.
     """
 
     build: Any = FactorAdamW  # function that builds the torch optimizer

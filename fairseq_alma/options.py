@@ -144,7 +144,7 @@ class Option:
         return self.default if kind is None else self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
-        """Return a value of the option's type and range. Raises ValueError with a message that begins with the flag."""
+        """Convert a string to the option's type; check the range. The message of a ValueError begins with the flag."""
         try:
             if not isinstance(given, str):
                 for number in given if isinstance(given, (list, tuple)) else (given,):
@@ -248,7 +248,7 @@ def _options_of(declaring: Any) -> Mapping[str, Option]:
 
 # mypy does not accept a class as the argument of a function with the decorator functools.cache.
 options_of: Callable[[Any], Mapping[str, Option]] = functools.cache(_options_of)
-"""Return the options that a dataclass declares, in the order of declaration (field name -> option)."""
+"""Return field name -> `Option` for the options of a dataclass, in the order of declaration."""
 
 
 def flags_of(*declaring: type) -> tuple[str, ...]:

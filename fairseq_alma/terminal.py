@@ -29,7 +29,7 @@ class LiveLine:
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text, at most once in ``every`` seconds. On a terminal, replace the last text; cut to one line."""
+        """Print a text if ``every`` seconds have passed since the last text. On a terminal, replace the last text."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every

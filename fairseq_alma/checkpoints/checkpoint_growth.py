@@ -98,7 +98,7 @@ def add_layers(
         checkpoint: checkpoint to grow.
         config: option name -> new value, for changed options of ``cfg.model``.
         fresh: random weights of the larger model, by tensor name.
-        outputs: name suffixes of the output projections of a layer, which are zero in new layers.
+        outputs: name suffixes of the output projections of a layer; these weights are zero in new layers.
         names: (parameter names of the old model, parameter names of the new model), in the order of each model.
         record: record of the growth step, added to `RECORD_KEY`.
         optimizer: ``reset``, or ``copy`` to keep the optimizer state of the old layers.

@@ -29,13 +29,13 @@ class ModelFacts:
 
 
 def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
-    """Return the `ModelFacts` of a checkpoint file. Raises AlmaError as `read_checkpoint` and `describe_model` do."""
+    """Return sizes and FLOPs of a checkpoint's model. Raises AlmaError as `read_checkpoint` and `describe_model` do."""
     checkpoint = read_checkpoint(path)
     return describe_model(checkpoint["cfg"]["model"], checkpoint["model"], Path(path))
 
 
 def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> ModelFacts:
-    """Return the `ModelFacts` of a model, given ``cfg.model`` and ``model`` of the checkpoint ``path``.
+    """Return sizes and FLOPs of a model, given ``cfg.model`` and ``model`` of the checkpoint ``path``.
 
     For an ensemble, parameters and FLOPs are sums over the members, and ``num_experts`` is the maximum.
 

@@ -166,7 +166,7 @@ class VGGVariantOptions(Options):
     )
     initial_weights: str = shape_of_images(
         "he",
-        "initial weights of convolutions: he (He et al. 2015), or torch's default",
+        "initial weights of convolutions: he (He et al. 2015) or default (of torch)",
         choices=("he", "default"),
     )
 
@@ -217,7 +217,7 @@ class GrowOptions(Options):
     path: str = opt(MISSING, "run or checkpoint to grow (alma_transformer_lm or alma_switch_lm)", metavar="CKPT")
     out: str = opt(MISSING, "checkpoint to write", metavar="CKPT")
     method: Optional[str] = opt(
-        None, "copy experts, split experts (keeps the loss), or add random experts", choices=EXPERT_METHODS
+        None, "copy experts, split experts (the loss does not change), or add random experts", choices=EXPERT_METHODS
     )
     experts: Optional[int] = opt(
         None, "experts to add to each Switch layer", range=integer(1, MAX_EXPERTS), metavar="K"
@@ -231,7 +231,7 @@ class GrowOptions(Options):
         None, "new number of decoder layers; new layers output zero, so the loss does not change", range=LAYERS
     )
     select: str = opt(
-        "loss", "experts to copy or split: largest summed loss, most tokens, or random choice", choices=SELECTIONS
+        "loss", "experts to copy or split: largest summed loss, most tokens, or random", choices=SELECTIONS
     )
     stream: Optional[str] = opt(
         None, "stream for measuring the loss of each expert (default: training stream of the model)", metavar="STREAM"

@@ -216,8 +216,8 @@ class Stream:
         names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if (found := [each.name for each in self.splits]) != names:
             missing = [name for name in names if name not in {*found}]
-            other = f"expected {len(names)} splits from {names[0]} to {names[-1]}, found {len(found)} splits"
-            return f"no split {', '.join(missing[:3])}" if missing else f"{other}, in another order or with additions"
+            order = f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order, found {len(found)} splits"
+            return f"no split {', '.join(missing[:3])}" if missing else f"{order}, out of order or with extra splits"
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
@@ -249,7 +249,7 @@ class Stream:
 
     @property
     def decontaminated(self) -> Optional[int]:
-        """Return the largest n-gram size in words used for decontamination; None if a command added text without it."""
+        """Return the maximum n-gram size of decontamination in words, or None if any command did not decontaminate."""
         sizes = [entry["options"].get(DECONTAMINATE) for entry in self.history]
         return max(sizes) if sizes and all(isinstance(size, int) for size in sizes) else None
 
@@ -312,7 +312,7 @@ def publish_stream(built: Path, stream: Stream) -> None:
 def publish_additions(built: Path, stream: Stream) -> None:
     """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
 
-    Files in the stream with the same path are overwritten; a killed command has left them there.
+    Replace files of the stream that have the same path: a killed command has left these files.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.

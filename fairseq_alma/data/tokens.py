@@ -142,7 +142,7 @@ class StreamTokenizer:
             raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
-        """Return the symbols of a text. Joined by spaces, they are a line for fairseq's ``Dictionary.encode_line``."""
+        """Return the symbols of a text. fairseq's ``Dictionary.encode_line`` accepts the symbols joined by spaces."""
         return [self.symbols[token] for token in self.encode_batch([text])[0]]
 
     def decode(self, symbols: Iterable[str]) -> str:
