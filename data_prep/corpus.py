@@ -75,7 +75,7 @@ CORPORA: Mapping[str, Corpus] = {
         tuple(f"{folder}/wiki_{number:02d}" for folder in ("AA", "AB", "AC", "AD") for number in range(100)),
     ),
     "mnist": Corpus(
-        "MNIST (11 MB; 70,000 images of digits; LeCun, Cortes and Burges; source: mirror of PyTorch)",
+        "MNIST (11 MB; 70,000 images of digits; LeCun, Cortes and Burges; source: PyTorch mirror)",
         "https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
         (  # Many public repositories list these sums for the authors' files.
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -126,7 +126,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
                 "--text",
                 type=utf8_path,
                 metavar="FILE",
-                help=f"text file to write (default: corpora/{name}.txt, only if missing)",
+                help=f"text file to write (default: corpora/{name}.txt, reused if it exists)",
             )
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
@@ -134,7 +134,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         find(args.name, args.source, *split[1:])
         return prep_images([args.name, *split, "--source", str(args.source), *rest])
     if args.out is None and args.text is None:
-        parser.error("expected --out or --text; give --out STREAM to make a stream, or --text FILE for a text file")
+        parser.error("expected --out or --text, found neither; give --out STREAM for a stream, or --text FILE")
     text = args.text or HOME / f"{args.name}.txt"
     if args.text is not None or not text.exists():
         refuse_irregular(text)

@@ -55,7 +55,7 @@ _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
         ),
     ),
     "folder": (
-        "image files of equal size in one subfolder for each class, optionally inside train/ and test/",
+        "image files of the same shape, in one subfolder for each class, optionally inside train/ and test/",
         ("source", "test_fraction", "name", "augment"),
     ),
 }
@@ -73,7 +73,7 @@ class ImagePrepOptions(Options):
 
     out: Path = opt(MISSING, "stream folder to write", parse=utf8_path, metavar="STREAM")
     megabatches: int = opt(
-        MISSING, "number of mega-batches of equal size; remaining images are not used",
+        MISSING, "number of mega-batches of equal size; leftover training images are not used",
         range=integer(1, _LARGEST), metavar="B",
     )  # fmt: skip
     seed: int = opt(1, "random seed for assigning images to mega-batches", range=integer(0, _LARGEST))
@@ -88,13 +88,13 @@ class ImagePrepOptions(Options):
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
         None,
-        "name of the data set in the manifest (default: the input type, arrays or folder)",
+        "name of the data set in the manifest (default: value of DATASET, arrays or folder)",
         parse=utf8_word,
         metavar="NAME",
     )
     augment: bool = opt(False, "augment training images with random crops and flips")
-    images: Optional[Path] = opt(None, "image array: uint8 (images, [channels,] height, width)", metavar="FILE.npy")
-    labels: Optional[Path] = opt(None, "label array: integers from 0, one per image", metavar="FILE.npy")
+    images: Optional[Path] = opt(None, "uint8 array (images, [channels,] height, width)", metavar="FILE.npy")
+    labels: Optional[Path] = opt(None, "integer array (images,): labels from 0", metavar="FILE.npy")
     test_images: Optional[Path] = opt(
         None, "test images, same format as --images (default: a sample of --images)", metavar="FILE.npy"
     )
@@ -127,7 +127,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     if (options.test_images is None) != (options.test_labels is None):
         parser.error("--test-images, --test-labels: expected both options or neither, found one; add the other option")
     if options.test_images is not None and options.test_fraction is not None:
-        parser.error("--test-fraction: not allowed with --test-images; remove one of the two options")
+        parser.error("--test-fraction: not allowed with --test-images; remove --test-fraction")
     fraction = options.test_fraction
     if "test_fraction" in _DATASETS[args.dataset][1] and options.test_images is None:
         fraction = fraction or _DEFAULT_TEST_FRACTION
@@ -167,7 +167,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-prep-images`` and print a summary."""
+    """Convert an image data set to a stream, print a summary, and return exit status 0."""
     options = parse_options(argv)
     prepared = prepare(options)
     if prepared is None:

@@ -212,8 +212,8 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
         content = read_file(path)
         if not content or len(content) % size:
             raise AlmaError(
-                f"{path}: expected a multiple of {size} bytes (for each image, {len(classes)} for labels and "
-                f"{math.prod(_CIFAR_SHAPE)} for pixels), found {len(content)} bytes; download the file again"
+                f"{path}: expected a multiple of {size} bytes (label bytes per image: {len(classes)}, pixel bytes: "
+                f"{math.prod(_CIFAR_SHAPE)}), found {len(content)} bytes; download the file again"
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
@@ -286,7 +286,7 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
     images, labels = arrays
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise AlmaError(
-            f"--{part}images {images_path}: expected uint8 of shape (images, height, width) or (images, "
+            f"--{part}images {images_path}: expected a non-empty uint8 array (images, height, width) or (images, "
             f"channels, height, width), found {images.dtype} {images.shape}; convert the array and save it again"
         )
     if images.ndim == 3:
@@ -315,7 +315,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
     try:
         from PIL import Image
     except ImportError as error:
-        raise AlmaError("folder: Pillow is required to read image files; run pip install pillow") from error
+        raise AlmaError("folder: Pillow is not installed; run pip install pillow") from error
     source = given.source
     folders = [source / "train", source / "test"] if (source / "train").is_dir() else [source]
     classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir()) if folders[0].is_dir() else []

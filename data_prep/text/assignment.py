@@ -7,7 +7,7 @@ repetition. A document with fewer than n words is one n-gram.
 
 The seed and the hash of a document (with ``--keep-duplicates``, also its position) determine its sort key. `assign`
 cuts the documents, sorted by key, into sets. The size of a set in UTF-8 bytes differs from the requested size by less
-than one document. With ``--one-per-input``, the INPUT of a document determines its mega-batch, with ``--by`` the group.
+than one document. The mega-batch of a training document is its INPUT (``--one-per-input``) or its group (``--by``).
 """
 
 import functools
@@ -64,7 +64,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return a uint64 hash for each document: of its letters and digits, or of all characters if it has none."""
+    """Return a uint64 hash of each document: of its letters and digits, or of all characters if it has neither."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
@@ -80,7 +80,7 @@ def document_hashes(documents: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of a list of documents."""
+    """Hash, document and first word of each n-gram in a list of documents."""
 
     hashes: np.ndarray  # ``(n-grams,)``, uint64
     documents: np.ndarray  # ``(n-grams,)``: index of the document of each n-gram, ascending
@@ -89,12 +89,12 @@ class Ngrams:
 
 @dataclass(frozen=True)
 class NgramHasher:
-    """Hash function for n-grams of ``size`` words, the same on every machine."""
+    """Hash all sequences of ``size`` words in documents. The hashes do not depend on the machine."""
 
     size: int
 
     def __call__(self, documents: Sequence[str]) -> Ngrams:
-        """Return the n-grams of documents; a document without words has no n-gram."""
+        """Return the n-grams of documents: one for a document with 1 to ``size`` words, none without words."""
         letters, ends = letters_of(documents)
         codes, word_starts = _code_words(letters)
         lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
@@ -162,7 +162,7 @@ def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
-    """Return the distinct n-gram hashes of the validation, test and held-out text of a stream."""
+    """Return the distinct n-gram hashes of all non-training splits of a stream (validation, test, holdout)."""
     hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), []
     for split in stream.splits:
         if split.name.endswith("/train"):
@@ -187,7 +187,7 @@ def scrambled(numbers: np.ndarray) -> np.ndarray:
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return the uint64 sort key of each document. With ``positions``, equal hashes get different keys."""
+    """Return a pseudo-random uint64 sort key for each document. Equal hashes give equal keys without ``positions``."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
@@ -288,5 +288,5 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
 
 
 def _count(ends: np.ndarray, num_bytes: int) -> int:
-    """Return the smallest n such that the first n documents have a total of at least ``num_bytes`` bytes, or all."""
+    """Return the smallest n >= 1 with ``ends[n - 1] >= num_bytes`` (cumulative sizes), or ``len(ends)`` if none."""
     return min(int(np.searchsorted(ends, num_bytes)) + 1, len(ends))

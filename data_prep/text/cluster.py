@@ -25,7 +25,7 @@ from fairseq_alma.files import open_atomically, work_folder
 
 STAGES = ("plan", "hash", "assign", "sample", "prepare", "encode", "publish")
 SINGLE = ("plan", "assign", "prepare", "publish")
-"""Stages that run on one rank."""
+"""Names of the stages that use a single rank."""
 
 
 class StreamStage(PipelineStep):

@@ -45,10 +45,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
-    """Make a new stream, or append to an existing stream.
-
-    Returns:
-        The stream, or None if the same command has already completed.
+    """Make or extend a stream. Return the stream, or None if the same command has already completed.
 
     Raises:
         AlmaError: the input, the options or the files at ``--out`` are invalid.
@@ -94,7 +91,9 @@ def existing_stream(options: PrepOptions) -> Optional[Stream]:
     """Return the stream at ``--out``, or None. Raises AlmaError if ``--append`` is given without an intact stream."""
     there = stream_at(options.out, "text")
     if there is None and options.append:
-        raise AlmaError(f"--out {options.out}: expected a stream for --append, found no stream; remove --append")
+        raise AlmaError(
+            f"--out {options.out}: expected a stream for --append, found no stream; correct --out, or remove --append"
+        )
     if there is not None and options.append:
         there.verify([])
     return there
@@ -114,7 +113,7 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
 
 
 def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
-    """Return the record of a command for the history of the stream.
+    """Return the history entry of a command: its name, options and input files.
 
     Args:
         plan: plan of the command.
@@ -132,7 +131,7 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
 
 
 def _describe(stream: Stream, seconds: float) -> None:
-    """Print a summary of the stream."""
+    """Print the sizes of all splits, the vocabulary size, and how many documents the last command dropped."""
     assert stream.tokenizer is not None
     print(f"{'split':<22}{'documents':>12}{'bytes':>16}{'words':>15}{'tokens':>15}")
     for split in stream.splits:

@@ -45,7 +45,7 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Source:
-    """An input file."""
+    """Input file, with its format and the fields that contain text and group."""
 
     path: Path
     label: str  # name of the file in messages
@@ -118,7 +118,7 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise AlmaError(
-                f"{block.where(number)}: expected Unicode text in field {source.field!r}, found an unpaired "
+                f"{block.where(number)}: expected valid Unicode in field {source.field!r}, found an unpaired "
                 "surrogate; correct the record"
             ) from error
         if stripped := value.strip():
@@ -206,7 +206,7 @@ class FilePart:
     end: Optional[int] = None  # first byte or row group after the range; None for the end of the file
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of this part. Raises AlmaError if the file is damaged or a document is too long."""
+        """Yield the documents of the range in blocks. Raises AlmaError if a file is damaged or a document too long."""
         source, start = self.source, self.start
         if source.form == "parquet":
             yield from _table_blocks(self)
@@ -246,7 +246,7 @@ Piece = tuple[FilePart, ...]
 
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
-    """Split files into pieces of about `PIECE_SIZE` bytes."""
+    """Divide files into pieces of about `PIECE_SIZE` bytes: split large files, and combine consecutive small files."""
     pieces: list[Piece] = []
     size = PIECE_SIZE + 1  # size of the last piece. This initial value makes the next file begin a new piece.
     for source in sources:
@@ -262,7 +262,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
 
 
 def _part_starts(source: Source) -> list[int]:
-    """Return the start of each part of a file: a byte offset or, for Parquet, the index of a row group."""
+    """Return the start of each `FilePart` of a file: a byte offset or, for Parquet, the index of a row group."""
     size = source.stamp[0]
     if size <= PIECE_SIZE:
         return [0]
@@ -286,7 +286,7 @@ def _part_starts(source: Source) -> list[int]:
 
 @contextmanager
 def reading_table(source: Source) -> Iterator[Any]:
-    """Yield the module pyarrow for reading a file. Raises AlmaError if pyarrow is missing or cannot read the file."""
+    """Provide pyarrow in a ``with`` block. Raises AlmaError if pyarrow is missing or cannot read the Parquet file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -332,7 +332,7 @@ def find_sources(
     by: Optional[str] = None,
     period: Optional[str] = None,
 ) -> list[Source]:
-    """Return all input files. The files of a folder and its subfolders are sorted by name.
+    """Return all input files. The files of a folder and its subfolders are sorted by path.
 
     Copy standard input and pipes to files, because every input is read more than once.
 
@@ -341,7 +341,7 @@ def find_sources(
         form: format of all files; ``auto`` to detect the format of each file by name and content.
         field: field or column with the text.
         folder: folder for copies of pipes; None if pipes are not allowed, because several machines read the input.
-        out: folder of the stream, which is ignored within input folders.
+        out: folder of the stream; ignored if it is inside an input folder.
         by: field or column with the group of a document, see `Source`.
         period: period of the dates in field ``by``, see `Source`.
 
@@ -378,7 +378,7 @@ def find_sources(
 
 
 def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
-    """Return the files in a folder and its subfolders, sorted by name, and print which files are ignored."""
+    """Return the visible files of a folder and its subfolders, sorted by path. Print notes about ignored files."""
 
     def refuse(error: OSError) -> None:  # os.walk ignores folders that it cannot read.
         raise error

@@ -1,4 +1,4 @@
-"""Options of ``alma-prep-text``."""
+"""Define, parse and check the options of ``alma-prep-text``."""
 
 import argparse
 from dataclasses import MISSING, dataclass
@@ -18,7 +18,7 @@ FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Option that conflicts with ``--append``, which uses the value recorded in the history of the stream."""
+"""Option that is not allowed with ``--append``: the value recorded in the stream applies to all its mega-batches."""
 AUTO = 0
 """Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 _EPILOG = """examples:
@@ -44,7 +44,7 @@ def read_vocab_size(word: str) -> int:
 
 @dataclass(frozen=True)
 class PrepOptions(Options):
-    """Options of ``alma-prep-text``."""
+    """Command-line options and inputs of ``alma-prep-text``."""
 
     out: Path = opt(MISSING, "folder of the stream", parse=utf8_path, metavar="STREAM")
     megabatches: Optional[int] = opt(
@@ -53,26 +53,26 @@ class PrepOptions(Options):
     one_per_input: bool = opt(False, "make one mega-batch for each INPUT, in the given order")
     by: Optional[str] = opt(
         None,
-        "make one mega-batch for each value of this field or column, sorted by value",
+        "make one mega-batch for each value in this field or column, in ascending order of the values",
         parse=utf8_word,
         metavar="NAME",
     )
     period: Optional[str] = opt(
-        None, "make one mega-batch for each year, month or day of the dates in the --by field", choices=tuple(PERIODS)
+        None, "with dates in the --by field: make one mega-batch for each year, month or day", choices=tuple(PERIODS)
     )
-    append: bool = opt(False, "add mega-batches with new documents to the stream at --out")
+    append: bool = opt(False, "add new mega-batches to the existing stream at --out")
     seed: int = opt(1, "random seed for assigning documents to splits of the stream", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
-        None, "paper: a test set as large as a mega-batch and a validation set of 1/10 of this size", choices=("paper",)
+        None, "paper: test set as large as one mega-batch, validation set 1/10 as large", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
-        None, "size of the validation set (default: half of --test-bytes, at most half of its default)", parse=read_size
+        None, "size of the validation set (default: half the test set, at most half its default size)", parse=read_size
     )
     test_bytes: Optional[Size] = opt(
-        None, "size of the test set (default: 2%, at least 12 kB, at most 1.2 MB and at most 20%)", parse=read_size
+        None, "size of the test set (default: 2% of the text, at least 12 kB, at most 1.2 MB and 20%)", parse=read_size
     )
     holdout_bytes: Optional[Size] = opt(
-        None, "size of the held-out part of each mega-batch, also if appended later (default: none)", parse=read_size
+        None, "size of the held-out set of each mega-batch, appended ones included (default: none)", parse=read_size
     )
     format: str = opt(
         "auto",
@@ -87,7 +87,7 @@ class PrepOptions(Options):
     )
     decontaminate_ngram: int = opt(
         DEFAULT_NGRAM,
-        "drop training documents that share N words in a row with held-out text",
+        "drop training documents that share N consecutive words with held-out text",
         range=integer(1, 1000),
         metavar="N",
     )
@@ -101,7 +101,7 @@ class PrepOptions(Options):
     # More text hardly changes the vocabulary, and training needs memory for each distinct word.
     tokenizer_bytes: int = opt(
         180_000_000,
-        "maximum number of bytes of the first mega-batch for training the tokenizer",
+        "train the tokenizer on at most N bytes of the first mega-batch",
         range=integer(1, MAX_COUNT),
     )
     tokenizer: Optional[Path] = opt(
@@ -128,7 +128,7 @@ class PrepOptions(Options):
         return None if self.no_decontaminate else self.decontaminate_ngram
 
     def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
-        """Return the options that determine the content of the stream (flag -> value).
+        """Return the options that determine the content of the stream, as a dict from flag to value.
 
         Args:
             tokenizer_sha256: sha256 of the ``--tokenizer`` file, or None.
@@ -168,30 +168,30 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     if args.tokenizer is not None and trains:
         parser.error(
             f"{trains[0]}: this option applies to a new tokenizer, but --tokenizer gives an existing tokenizer; "
-            "remove one of the options"
+            f"remove {trains[0]} or --tokenizer"
         )
     if args.append and fixed:
-        parser.error(f"{fixed[0]}: --append uses the setting recorded in the stream; remove the option")
+        parser.error(f"{fixed[0]}: --append uses the setting recorded in the stream; remove {fixed[0]}")
     for name in ("field", "by"):
         if (value := vars(args)[name]) is not None and args.format in FORMS_OF_TEXT:
-            parser.error(f"--{name} {value}: --format {args.format} has no fields; remove one of the options")
+            parser.error(f"--{name} {value}: --format {args.format} has no fields; remove --{name} or --format")
     if args.period is not None and args.by is None:
         parser.error(f"--period {args.period}: expected --by with a field of dates, found no --by; give --by NAME")
     chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
     if len(chosen) > 1 and "--by" in chosen:
         parser.error(f"--by {args.by}: the values of this field determine the mega-batches; remove {chosen[0]}")
     if not chosen:
-        parser.error("expected the number of mega-batches; give --megabatches B, --one-per-input, or --by NAME")
+        parser.error("the number of mega-batches is missing; give --megabatches B, --one-per-input, or --by NAME")
     num_inputs = len(args.inputs)
     if args.one_per_input and args.megabatches not in (None, num_inputs):
         parser.error(
-            f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs} mega-batches; remove one of "
-            "the options"
+            f"--megabatches {args.megabatches}: --one-per-input makes {num_inputs} mega-batches; remove --megabatches "
+            "or --one-per-input"
         )
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
-        parser.error(f"--one-per-input: expected at most {MAX_MEGABATCHES} inputs, found {num_inputs}; remove inputs")
+        parser.error(f"--one-per-input: expected at most {MAX_MEGABATCHES} inputs, found {num_inputs}; remove some")
     if num_inputs > MAX_INPUTS:
-        parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; put the files into a folder")
+        parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; give a folder of the files")
     if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give - once")
     return PrepOptions.read(args, inputs=tuple(args.inputs))

@@ -51,7 +51,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
 
 DROPPED = -1
-"""Set number of a dropped document."""
+"""Value that marks a dropped document in an array of set numbers."""
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
 _CACHED_CHUNKS = 600_000  # maximum number of cached chunks in all workers together
@@ -63,7 +63,7 @@ _MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer befo
 
 @dataclass(frozen=True)
 class Plan:
-    """Input and options of the steps."""
+    """Options and input files of a command, and the division of the files into pieces."""
 
     options: PrepOptions
     sources: tuple[Source, ...]
@@ -85,7 +85,7 @@ def _changed(label: str) -> AlmaError:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Result of the assign step."""
+    """Result of the assign step: sets, groups and number of duplicates."""
 
     names: list[str]  # name of each set, as in the manifest
     num_megabatches: int  # number of new mega-batches, which are the first sets
@@ -96,7 +96,7 @@ class Assignment:
 
 @dataclass
 class Encoded:
-    """Encoded documents of a block, sorted by set."""
+    """Encoded documents of a block, sorted by set, and the documents dropped from the block."""
 
     bytes_read: int  # number of bytes of the input that were read for the block
     sets: np.ndarray  # ``(documents,)``, int16, ascending: set number of each document
@@ -106,7 +106,7 @@ class Encoded:
 
 
 class Work:
-    """Steps of the conversion, as methods. Each step reads files that earlier steps wrote to the work folder."""
+    """Steps of the conversion, one method each. A step reads the files of earlier steps from the work folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -131,17 +131,17 @@ class Work:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return the plan that `make_plan` wrote."""
+        """Return the options, input files and pieces that `make_plan` wrote to the work folder."""
         return self.load("plan")
 
     @cached_property
     def assignment(self) -> Assignment:
-        """Return the assignment that `assign` wrote."""
+        """Return the sets, groups and counts that `assign` wrote to the work folder."""
         return self.load("assignment")
 
     @cached_property
     def tokenizer(self) -> StreamTokenizer:
-        """Return the tokenizer that `prepare` wrote."""
+        """Return the tokenizer that `prepare` trained or copied to the work folder."""
         (file,) = (path for name in FILE_NAMES.values() if (path := Path(self.folder, name)).exists())
         return StreamTokenizer(file)
 
@@ -166,7 +166,7 @@ class Work:
             num_workers: maximum number of processes.
 
         Raises:
-            AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given for plain text, which has no fields.
+            AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given, but the input has no fields.
         """
         field, by = options.field or DEFAULT_FIELD, options.by
         sources = tuple(find_sources(options.inputs, options.format, field, copies, options.out, by, options.period))
@@ -179,11 +179,11 @@ class Work:
         self.save("plan", Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces))))
 
     def digest(self, number: int) -> Iterator[str]:
-        """Yield the sha256 of an input file."""
+        """Yield one value, the sha256 of input file ``number``."""
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, key, size and INPUT or group index for each document of a piece. Yield `bytes_read` per block."""
+        """Write hash, sort key, size and INPUT or group of each document in a piece. Yield the bytes read per block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
@@ -275,7 +275,7 @@ class Work:
             self.save(f"sets-{piece:05d}.npy", part)
 
     def _ordered_groups(self, names: set[str]) -> list[str]:
-        """Return the groups, sorted as numbers if all groups are integers, else sorted as text."""
+        """Return the groups, sorted (as numbers if all are integers). Raises AlmaError for groups of the old stream."""
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
@@ -305,14 +305,14 @@ class Work:
         if options.one_per_input or groups:
             flag = "--by" if groups else "--one-per-input"
             advice = "remove duplicate input, add text, or give smaller --valid-bytes and --test-bytes"
-        found = f"{sum(counts):,} documents found"
+        found = f"{sum(counts):,} documents in total"
         if num_dropped:
             found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share n-grams with held-out text"
             advice = "give other text, or --no-decontaminate"
         raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, marks of the documents, bytes read) per block. Raises AlmaError if a file has changed."""
+        """Yield (documents, their marks, bytes read) per block. Raises AlmaError if the number of documents changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -325,7 +325,7 @@ class Work:
             raise _changed(label)
 
     def sample(self, number: int) -> Iterator[int]:
-        """Write the tokenizer training text and the held-out n-grams of a piece. Yield `bytes_read` per block."""
+        """Write the tokenizer training text and held-out n-grams of a piece. Yield the bytes read per block."""
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)
@@ -341,7 +341,7 @@ class Work:
         self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Write all held-out n-grams. Train a tokenizer, or copy the tokenizer of ``--tokenizer`` or of the stream."""
+        """Merge the held-out n-grams of all pieces. Train a tokenizer, or copy an existing one to the work folder."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:
@@ -362,7 +362,7 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def encode(self, number: int) -> Iterator[Encoded]:
-        """Yield the encoded documents of each block of a piece. Drop training documents with held-out n-grams."""
+        """Yield the encoded documents of each block in a piece. Drop training documents that share held-out n-grams."""
         plan, num_megabatches = self.plan, self.assignment.num_megabatches
         hasher = NgramHasher(plan.options.decontaminate_ngram)
         sets = np.array(self.load(f"sets-{number:05d}.npy"))

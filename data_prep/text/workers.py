@@ -62,7 +62,7 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
 
 
 def _results(connection: Connection) -> Iterator[Any]:
-    """Yield the results of one task."""
+    """Receive and yield the results of one task. Raises AlmaError if the worker was killed."""
     while True:
         try:
             kind, content = connection.recv()

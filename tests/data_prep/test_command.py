@@ -359,7 +359,7 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
         (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "5"], "at least 256"),
         (
             ["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"],
-            "remove one of the options",
+            "remove --vocab-size or --tokenizer",
         ),
         (["a", "--out", "s", "--megabatches", "1", "--by", "date"], "--by date: the values of this field determine"),
         (["a", "--out", "s", "--megabatches", "1", "--period", "month"], "give --by NAME"),

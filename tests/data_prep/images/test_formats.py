@@ -117,7 +117,7 @@ def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (np.zeros((9, 6, 7)), np.zeros(9, int), r"expected uint8 .* found float64 \(9, 6, 7\)"),
+        (np.zeros((9, 6, 7)), np.zeros(9, int), r"expected a non-empty uint8 array .* found float64 \(9, 6, 7\)"),
         (random_images(9, 6, 7), np.zeros(9), r"expected one integer per image, found float64 \(9,\)"),
         (random_images(9, 6, 7, 3), np.zeros(9, int), "expected at most 4 channels, found 6; .*give --channels last"),
         (random_images(1, 6, 7), np.zeros(1, int), "expected at least 2 images, found 1;"),
