@@ -38,7 +38,7 @@ def start(body: str, **options) -> subprocess.Popen:
         (OSError(errno.ENOSPC, "No space left on device", "/runs/a"), "/runs/a: the disk is full; free some space"),
         (PermissionError(errno.EACCES, "Permission denied", "/runs/a"), "/runs/a: permission denied; change"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), "a.txt: No such file; check the path"),
-        (MemoryError("Unable to allocate 7 GiB"), "out of memory (Unable to allocate 7 GiB); give a smaller batch"),
+        (MemoryError("Unable to allocate 7 GiB"), "out of memory (Unable to allocate 7 GiB); use a smaller batch"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory (DefaultCPUAllocator: can't"),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of it.\nTried"), "out of memory (CUDA out of it.);"),
     ],
