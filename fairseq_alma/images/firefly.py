@@ -43,7 +43,7 @@ SizeOf = Callable[[Sequence[int]], int]
 
 
 class KeptCandidates(NamedTuple):
-    """Candidates of one layer to keep: ascending indices of channels to split, and of candidate new channels."""
+    """Candidates to keep in one layer: ascending indices of the channels to split, and of the new channels."""
 
     split: list[int]
     new: list[int]
@@ -304,8 +304,8 @@ def grow_firefly(
     Args:
         network: trained network of `ConvBlock`s with one member; not modified.
         batches: normalized images (B, C, H, W) and int64 labels (B), on the device of the network.
-        first_channels: output channels of each convolution before any growth.
-        share: parameters or neurons to add, relative to the network before any growth; 0.25 in the paper.
+        first_channels: output channels of each convolution before the first growth step.
+        share: size to add, as a fraction of the size before the first growth step; 0.25 in the paper.
         generator: random generator for the initial directions, on the CPU.
         share_of: unit of ``share``: ``parameters`` or ``neurons``.
 

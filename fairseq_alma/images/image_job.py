@@ -224,7 +224,7 @@ class ImageJob:
         return {name: " ".join(values) for name, values in self.options.values.items()}
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
-        """Check the options, and that each stage has validation images. Return a function: runs -> back end."""
+        """Check the options, and that each stage has validation images. Return a function that creates the back end."""
         for plan in plans:
             if not len(self.images.indices("valid", plan.stage.megabatches)):
                 raise AlmaError(

@@ -126,7 +126,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
 
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace the file ``path`` atomically by the state of an unfinished training, to resume after a restart."""
+    """Write the state of an unfinished training to ``path`` atomically."""
     with open_atomically(path) as file:
         torch.save(dict(state), file)
 
@@ -139,7 +139,7 @@ def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
     with contextlib.suppress(Exception):  # a damaged file raises errors of many types
         state = load_archive(path, mmap=False)
     if not isinstance(state, dict):
-        print_line(f"note: {path}: damaged; the stage is trained from the beginning", sys.stderr)
+        print_line(f"note: {path}: damaged; restarting the training of the stage", sys.stderr)
         return None
     return state
 

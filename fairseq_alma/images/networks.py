@@ -1,4 +1,4 @@
-"""Networks for image classification: fully connected and VGG19 (paper v5, section 5, Appendices B.1.1 and B.1.2).
+"""Networks for image classification: `MLP` and `VGG` (VGG19) (paper v5, section 5, Appendices B.1.1 and B.1.2).
 
 A network has N members: models with separate weights that run in one batched operation. Except for rounding, a member
 has the same output as a separate network with the same weights. A single model is the case N = 1.
@@ -160,7 +160,7 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
 
 
 def in_chunks(images: Tensor) -> Sequence[Tensor]:
-    """Split images (B, C, H, W) into batches for prediction, which `CHUNK_VALUES` limits in size."""
+    """Split images (B, C, H, W) into prediction batches; `CHUNK_VALUES` limits the batch size to save memory."""
     return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
 
 

@@ -191,7 +191,7 @@ class StageTrainer:
         examples: Callable[[], Examples],
         valid: Examples,
     ) -> tuple[ImageNetwork, GrownLayers, Mapping[str, Any]]:
-        """Return (initial network of a stage, layer sizes of the network, record of the growth step or empty)."""
+        """Return (initial network of a stage, its layer sizes, record of the growth step: empty without growth)."""
         settings, first, model_class = self.settings, group[0][1], self.settings.model_class
         if first.start is None:
             seeds = [training.seed for _, training in group]

@@ -44,7 +44,7 @@ ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuraci
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(LoopOptions):
-    """Settings of the training loop. ``joint_logits``: loss on the ``mean`` or ``sum`` of a joint model's logits."""
+    """Settings of the training loop; ``joint_logits`` (``mean`` or ``sum``) combines the logits of a joint model."""
 
     build_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     is_joint: bool = False
@@ -156,7 +156,7 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load each unit's best weights, excluding the branch, into the network. The next stage starts from them."""
+        """Load each unit's best weights without the branch into the network; the next stage starts from the network."""
         if self._main_best is not None:
             self.tested = [*self.best]
         for state, best in zip(self.states, self._main_best or self.best, strict=True):
@@ -202,7 +202,7 @@ class StageTraining:
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
-        """Validate; store the weights of improved units; stop units after ``patience`` epochs without improvement."""
+        """Validate, store weights of improved units, and stop units after ``patience`` epochs without improvement."""
         with self.features.around_forward(self.network):
             scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
         own: Optional[Mapping[str, Tensor]] = None

@@ -312,7 +312,7 @@ class GrowingModel(Learner):
         return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth step before ``stage``, which is not the first stage, with random seed ``seed``, or None."""
+        """Return the growth step before ``stage`` (index > 0); None: no growth. ``seed``: random seed of the step."""
         raise NotImplementedError
 
 

@@ -88,7 +88,7 @@ def test_a_damaged_unfinished_training_counts_as_absent(tmp_path, capsys):
     path = tmp_path / "training.pt"
     path.write_bytes(b"half")
     assert read_unfinished(path) is None
-    assert capsys.readouterr().err == f"note: {path}: damaged; the stage is trained from the beginning\n"
+    assert capsys.readouterr().err == f"note: {path}: damaged; restarting the training of the stage\n"
 
 
 def logits_of(*probs):
