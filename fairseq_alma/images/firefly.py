@@ -249,14 +249,14 @@ def _widen_inputs(weight: Tensor, outgoing: Tensor, before: KeptCandidates) -> T
 
 
 class LayerScores(NamedTuple):
-    """Scores of the candidates of one layer: scores of splits and scores of new channels. Lower is better."""
+    """Scores of one layer's candidates: for each split or new channel, the estimated change of the loss in nats."""
 
     split: Sequence[float]
     new: Sequence[float]
 
 
 def vgg_size(image_channels: int, channels: Sequence[int], num_classes: int, share_of: str = "parameters") -> int:
-    """Return the number of ``parameters`` or ``neurons`` of a VGG; ``channels``: output channels per convolution."""
+    """Return the number of ``parameters`` or ``neurons`` of a VGG with ``channels[i]`` channels in convolution i."""
     if share_of == "neurons":
         return sum(channels)
     inputs = [image_channels, *channels[:-1]]
@@ -304,7 +304,7 @@ def grow_firefly(
     Args:
         network: trained network of `ConvBlock`s with one member; not modified.
         batches: normalized images (B, C, H, W) and int64 labels (B), on the device of the network.
-        first_channels: output channels of each convolution before the first growth step.
+        first_channels: number of output channels of each convolution before the first growth step.
         share: size to add, as a fraction of the size before the first growth step; 0.25 in the paper.
         generator: random generator for the initial directions, on the CPU.
         share_of: unit of ``share``: ``parameters`` or ``neurons``.

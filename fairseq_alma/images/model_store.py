@@ -72,7 +72,7 @@ class TrainedModel:
 
     @property
     def predicting(self) -> "TrainedModel":
-        """Return a model whose ``state`` contains the weights to predict with."""
+        """Return the model with the weights to predict with as ``state``."""
         return self if self.tested is None else replace(self, state=self.tested, tested=None)
 
 

@@ -223,7 +223,7 @@ class MemberConv2d(nn.Module):
 
 
 class MemberBatchNorm2d(nn.Module):
-    """``torch.nn.BatchNorm2d`` over the O channels of each member."""
+    """Batch norm of the O channels of each member, as in ``torch.nn.BatchNorm2d``."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -282,7 +282,7 @@ class VGG(ImageNetwork):
     Args:
         image_shape: shape (C, H, W) of the images; at least 16 x 16 pixels, or 32 x 32 with ``last_pool`` ``max``.
         num_classes: number of classes.
-        channels: output channels of each convolution.
+        channels: number of output channels of each convolution.
         num_members: number of members.
         last_pool: pooling after the last convolution: ``mean`` (global average) or ``max`` (a fifth max pooling, then
             global average).

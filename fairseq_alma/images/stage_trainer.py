@@ -50,7 +50,7 @@ SAVE_EVERY_SECONDS = 20.0
 SEEDS = "seeds"
 """Key in the file of an unfinished training; the value is the list of the models' random seeds."""
 GROWTH_FLOPS = "growth_flops"
-"""Key in stage.json for the FLOPs of the growth step of Firefly. ``train_flops`` includes these FLOPs."""
+"""Key in stage.json for the FLOPs of Firefly's growth step; ``train_flops`` includes these FLOPs."""
 
 
 class StageTrainer:

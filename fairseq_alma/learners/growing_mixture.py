@@ -1,8 +1,8 @@
 """Learners that train one model, which grows between stages (paper, section 4.2 and Appendix A).
 
-For text, ``gmoe`` adds experts by a schedule, and ``grow`` adds layers, experts, or both. For images, ``gmoe`` splits
-the expert with the largest loss in each layer, and ``firefly`` adds neurons to a VGG network by gradient score (Wu et
-al. 2020).
+For text, ``gmoe`` adds experts by a schedule, and ``grow`` adds layers, experts, or both. For images, ``gmoe``
+splits or copies the expert with the largest loss in each layer, and ``firefly`` adds neurons to a VGG network by
+gradient score (Wu et al. 2020).
 """
 
 import itertools
@@ -43,7 +43,7 @@ def read_sizes(word: str) -> str:
     for part in word.split():
         name, _, numbers = part.partition("=")
         if name not in SIZES or name in sizes:
-            raise ValueError(f"expected layers=1,6,6,6, experts=4,6,8,12, or both in one pair of quotes, found {part}")
+            raise ValueError(f"expected layers=SIZES, experts=SIZES, or both in one pair of quotes, found {part}")
         sizes[name] = read_schedule(numbers, name)
     if len({*map(len, sizes.values())}) != 1:
         raise ValueError("expected lists of equal length, one number per stage, such as layers=1,6,6 experts=4,4,8")
@@ -99,7 +99,7 @@ class ScheduledGrowth(GrowingModel):
             if now > 2 * before > 2:  # a dense layer can be copied any number of times
                 raise ValueError(
                     f"--grow-schedule {self.grow_schedule}: grows from {before} to {now} experts before stage {stage}, "
-                    f"but a growth step can at most double them; give at most {2 * before}, or --grow-method scratch"
+                    f"but a growth step at most doubles the number; give at most {2 * before}, or --grow-method scratch"
                 )
 
     def check_stages(self, planned: Sequence[Stage]) -> None:

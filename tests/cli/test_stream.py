@@ -63,7 +63,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected positive integers"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
-        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "a growth step can at most double them"),
+        (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "a growth step at most doubles the number"),
         (
             ["--learner", "gmoe", "--grow-schedule", "4,6"],
             "--grow-schedule 4,6: expected numbers of experts for 4 stages, found 2 numbers",
