@@ -43,19 +43,19 @@ class EnsembleOptions(Options):
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-ensemble``."""
+    """Run ``alma-ensemble`` and return the exit status."""
     parser = Parser(EnsembleOptions, ArrivalOptions, prog="alma-ensemble", description=DESCRIPTION, epilog=EPILOG)
     given = parser.parse_intermixed_args(argv)
     options = EnsembleOptions.read(given)
     members = [find_model(member, given.arrival) for member in options.members]
     weights, out = options.weights or [1.0] * len(members), options.out
     if options.average and (len(members) > 1 or options.weights is not None or options.embed):
-        parser.error("--average requires exactly one CKPT; remove --weights, --embed and further CKPTs")
+        parser.error(f"--average requires one CKPT (found {len(members)}), no --weights, no --embed; remove the rest")
     shown = f"--weights {' '.join(f'{weight:g}' for weight in weights)}"
     if len(weights) != len(members):
         parser.error(f"{shown}: expected {len(members)} weights, found {len(weights)}; give one weight for each member")
     if sum(weights) == 0:
-        parser.error(f"{shown}: expected at least one positive weight, found only 0; change --weights")
+        parser.error(f"{shown}: expected at least one positive weight, found only 0; give a positive weight")
     for member in members:
         refuse_no_file(member, "CKPT", "give runs, or checkpoints of fairseq-train")
     refuse_existing(out, options.force)

@@ -41,7 +41,7 @@ class ExportOptions(ArrivalOptions):
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-export``."""
+    """Run ``alma-export`` and return the exit status."""
     parser = Parser(ExportOptions, prog="alma-export", description=DESCRIPTION, epilog=EPILOG)
     args = ExportOptions.read(parser.parse_args(argv))
     path = find_model(args.path, args.arrival)

@@ -20,7 +20,7 @@ The result is a checkpoint for fairseq-train (--finetune-from-model) and fairseq
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-grow``."""
+    """Run ``alma-grow`` and return the exit status."""
     parser = Parser(GrowOptions, ArrivalOptions, prog="alma-grow", description=DESCRIPTION)
     given = parser.parse_args(argv)
     args = GrowOptions.read(given)

@@ -44,7 +44,7 @@ class ImportOptions(Options):
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-import``."""
+    """Run ``alma-import`` and return the exit status."""
     parser = Parser(ImportOptions, prog="alma-import", description=DESCRIPTION, epilog=EPILOG)
     args = ImportOptions.read(parser.parse_args(argv))
     if not args.folder.is_dir():

@@ -29,7 +29,7 @@ class ReportOptions(Options):
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-report``."""
+    """Run ``alma-report`` and return the exit status."""
     parser = Parser(ReportOptions, prog="alma-report", description=DESCRIPTION)
     arguments = ReportOptions.read(parser.parse_intermixed_args(argv))  # RUN --mix RUN
     if arguments.out is not None:

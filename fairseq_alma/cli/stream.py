@@ -81,7 +81,7 @@ def build_parser() -> Parser:
         _add(parser, option)
     group = parser.add_argument_group("learner")
     how: dict[str, Any] = {"choices": learners, "default": "sm", "metavar": "NAME"}
-    group.add_argument("--learner", help="learner (default: sm; see Learners below)", **how)
+    group.add_argument("--learner", help="training strategy (default: sm; see Learners below)", **how)
     declared: dict[str, dict[tuple[str, str], Option]] = {}
     for kind in LEARNERS:
         for name, learner in LEARNERS[kind].items():
@@ -108,7 +108,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: Any, option: Option) -> None:
-    """Add an option to a group. Replace ``{learners}`` in its help by the image learners that have `option.trait`."""
+    """Add an option to a group. Replace ``{learners}`` in its help by the image learners that support it."""
     names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
     replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
 
@@ -143,7 +143,7 @@ def learner_options(
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-stream``."""
+    """Run ``alma-stream`` and return the exit status."""
     parser, arguments, own_words, words = read_arguments(argv)
     stream = None
     if not arguments.dry_run or arguments.megabatches is None or arguments.stream.exists():
@@ -220,7 +220,7 @@ def complete_options(
 ) -> Recipe:
     """Return the options of a run on text, with defaults. Store the values of training features in ``arguments``."""
     if request.preset is not None and request.preset != PAPER:
-        raise ValueError(f"--preset {request.preset.name}: requires images; give --preset paper, or remove --preset")
+        raise ValueError(f"--preset {request.preset.name} requires images, found text; give paper, or remove --preset")
     learner = request.build_learner("text", request.seeds[0])
     context = Context(
         owned=learner.owned,

@@ -42,13 +42,13 @@ LEAST_PASSES = 1.0
 LEAST_RESTART = 1.5
 """Minimum number of passes through all text that a larger model needs to reach the loss of the current model."""
 TOKENS_PER_PARAMETER = 8
-"""Maximum number of tokens (of all text so far) per parameter; above this number, a model is too small."""
+"""Maximum number of tokens (all text so far) per parameter; with more tokens, the model is too small."""
 AHEAD = 6
 """Expected growth of the text, as a factor. A new model is sized for the grown text (see how-to/monthly.md)."""
 LEAST_TOKENS = 8_100_000
 """A new model is sized for at least this number of tokens, so that the model has at least four layers of width 144.
 
-After six months of Python source, it has 1.631 bits per byte, and a model with two layers of width 128 1.774."""
+After six months of Python source, such a model reaches 1.631 bits per byte; two layers of width 128 reach 1.774."""
 WORSE = 1.01
 """Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
 RUN, REPORT, EXPORT = "run", "report", "export"
@@ -87,7 +87,7 @@ class Month(Struct, omit_defaults=True):
 
 
 class UpdateRecord(Struct):
-    """Content of ``update.json``."""
+    """``update.json``: options of the first call, and a record for each month."""
 
     version: int
     text: list[str]  # options of the first call for alma-prep-text
@@ -96,7 +96,7 @@ class UpdateRecord(Struct):
     redo: Optional[Month] = None  # record of the newest month while --redo trains the month again
 
     def save(self, root: Path) -> None:
-        """Write the record to the model folder."""
+        """Write MODEL/update.json; ``root`` is the model folder."""
         write_json_atomically(root / RECORD, msgspec.to_builtins(self))
 
 
@@ -176,26 +176,26 @@ class UpdateOptions(Options):
     inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "maximum number of passes: through the new text of a month, and on average through all text so far",
+        "maximum passes: of a month through its text, of all months through all text",
         range=real(0, 1000, above=True),
         metavar="R",
     )
     redo: bool = opt(False, "train on the newest month again, for example with another --budget; give no NEW_TEXT")
     size: Optional[int] = opt(
         None,
-        "number of parameters of a new model, such as 800k (default: chosen from the amount of text)",
+        "number of parameters, such as 800k; after the first month, trains a new model (default: automatic)",
         parse=read_size,
     )
     format: Optional[str] = opt(None, "format of the text, the same for all months (default: auto)", choices=FORMATS)
     field: Optional[str] = opt(
-        None, "name of the text field, the same for all months (default: text)", parse=utf8_word, metavar="NAME"
+        None, "field or column with the text, the same for all months (default: text)", parse=utf8_word, metavar="NAME"
     )
     another_language: bool = opt(False, "accept text in a language that the tokenizer was not trained on")
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-update``."""
+    """Run ``alma-update`` and return the exit status."""
     own_words = list(sys.argv[1:] if argv is None else argv)
     cut = own_words.index("--") if "--" in own_words else len(own_words)
     own_words, words = own_words[:cut], own_words[cut + 1 :]
@@ -208,7 +208,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     options = UpdateOptions.read(parser.parse_intermixed_args(own_words))  # alma-update MODEL --size 1M NEW_TEXT
     if options.redo == bool(options.inputs):
-        missing = "NEW_TEXT: missing; give the text of a month"
+        missing = "NEW_TEXT: missing; give the text of a month, or --redo"
         parser.error("--redo uses the newest month; remove NEW_TEXT" if options.redo else missing)
     try:
         given = dict(group_words(words))
@@ -231,7 +231,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
-    """Complete an interrupted month. Unless the text is that of an earlier month, add a month and train on the text."""
+    """Complete an interrupted month. If no month has the new text, train on it as a new month."""
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
         record.text, record.words = text, words
@@ -321,7 +321,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the bits per byte of the current model on the newest month's held-out text, or None without such text."""
+    """Return the current model's bits per byte on the held-out text of the newest month, or None without such text."""
     split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
     if not split.num_tokens:
         return None
@@ -333,7 +333,7 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
 
 
 def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
-    """Train on a month and record the test results."""
+    """Train on the month with number ``index`` (from 0), and store results and cost in ``month``."""
     run = RunFolder(root / (NEXT if month.replaces else RUN))
     if month.first < index and not run.root.exists():  # The new run needs the earlier stages.
         copy = root / f"{NEXT}.tmp"

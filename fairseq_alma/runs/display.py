@@ -55,7 +55,7 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str,
 
 
 def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, float]:
-    """Return name -> number for all numbers in a record. Examples of names: ``test/loss``, ``stage/num_params``."""
+    """Return name -> number, such as ``test/loss`` or ``stage/num_params``; omit lists, text and the stage index."""
     figures: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[s
 
 
 class ArrivalCurves:
-    """Writer of the results at each arrival to TensorBoard and W&B. Each launch rewrites the TensorBoard results.
+    """Writer of the results at each arrival to TensorBoard and W&B. Each alma-stream rewrites the TensorBoard files.
 
     Raises:
         AlmaError: a package that an option requires is not installed.
@@ -134,7 +134,7 @@ class TrainingProgress:
     """Progress of the current training.
 
     Attributes:
-        show: function with arguments (number of updates, final number of updates or None, text).
+        show: function that displays (number of updates, final number of updates or None, text).
         unit: ``token`` or ``image``.
         max_update: final number of updates; None if not known yet.
         first: (number of updates, time in seconds) at the first call of `update`.
@@ -173,7 +173,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
         plans: plans of all stages.
         unit: ``token`` or ``image``.
         curves: writer of the results; None to write no results.
-        name: prefix of each line.
+        name: prefix of each line, such as ``seed 1,``.
     """
 
     def __init__(

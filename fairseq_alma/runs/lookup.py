@@ -17,11 +17,11 @@ RUN_OF_MODEL = "run"
 
 @dataclass(frozen=True)
 class ArrivalOptions(Options):
-    """Options of commands that accept a run in place of a checkpoint."""
+    """Option ``--arrival`` of commands that accept a run in place of a checkpoint."""
 
     arrival: Optional[int] = opt(
         None,
-        "for a run given in place of a checkpoint: index (from 0) of the arrival whose model is used (default: newest)",
+        "index (from 0) of the arrival whose model is used, if a run is given (default: newest arrival)",
         range=integer(0),
     )
 
@@ -87,7 +87,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
                 with contextlib.suppress(AlmaError):  # the stream is damaged
                     found = each if is_begun_on(record, Stream.open(each)) else found
         if not found.is_dir():
-            raise AlmaError(f"{path}: no training stream {recorded}; give --stream STREAM")
+            raise AlmaError(f"{path}: training stream {recorded} not found; give --stream STREAM")
     stream = Stream.open(found)
     if stream.kind != kind:
         raise AlmaError(f"{stream.root}: expected a stream of {kind}, found {stream.kind}; give another --stream")

@@ -32,7 +32,7 @@ class StageWork:
 
     Attributes:
         locks: file descriptors of locks. The stage is locked until all processes that hold the descriptors exit.
-        in_step: `StageWork` of each run (seed) in which this stage is incomplete; one network may train them all.
+        in_step: the same stage in each run (seed) that has not completed it; one network may train them together.
     """
 
     folder: RunFolder
@@ -43,7 +43,7 @@ class StageWork:
 
 
 class Step(Protocol):
-    """A step of a stage. After a kill, another call of `run` skips finished work and resumes the rest."""
+    """Work of a stage, such as a training or an evaluation. After a kill, calling `run` again resumes the work."""
 
     @property
     def trains(self) -> Sequence[ModelId]:
@@ -51,7 +51,7 @@ class Step(Protocol):
         return ()
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the step is done for a model, or for all models. Raises AlmaError if a file is damaged."""
+        """Return whether the step is done for ``model`` (None: all models). Raises AlmaError if a file is damaged."""
         return False
 
     def commands(self) -> Sequence[object]:
@@ -59,7 +59,7 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Do the remaining work; return entries of stage.json. `OF_ALL_TRAININGS` combines entries of several steps."""
+        """Finish the work; return entries of stage.json. `OF_ALL_TRAININGS` combines entries of several steps."""
 
 
 class Backend(Protocol):
@@ -74,7 +74,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of one seed with the plans of all stages; ``evaluate`` returns further entries of stage.json."""
+    """A run of one seed with the plans of all stages; ``evaluate`` returns additional entries of stage.json."""
 
     folder: RunFolder
     plans: Sequence[StagePlan]
@@ -89,12 +89,12 @@ class Run:
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a complete stage, else None. Raises AlmaError if mega-batches differ from the plan."""
+        """Return the record of a stage; None if incomplete. Raises AlmaError if mega-batches differ from the plan."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(
                 f"{self.folder.stage_folder(stage) / STAGE_RECORD}: expected mega-batches {planned}, found "
-                f"{record['megabatches']}; give another --run (with --drop-rest if the stream grows)"
+                f"{record['megabatches']}; give another --run, and --drop-rest if the stream grows"
             )
         return record
 
@@ -122,7 +122,7 @@ class NeededModels:
         return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)
 
     def tidy(self, run: Run, stage: int, backend: Backend) -> None:
-        """Remove the weights that are no longer needed after the completion of a stage."""
+        """Remove weights and temporary files that are not needed after the completion of a stage."""
         done = stage
         with contextlib.suppress(AlmaError):  # the record of a later stage is damaged
             while done + 1 < len(run.plans) and run.folder.read_stage(done + 1) is not None:
@@ -177,7 +177,7 @@ def run_stages(
 
 
 def train_members(run: Run, members: Sequence[int], backend: Backend, only: Optional[int] = None) -> None:
-    """Train ``members`` in stage ``only`` or, if None, in all incomplete stages. Other processes may train the rest.
+    """Train ``members`` in stage ``only`` or, if None, in all incomplete stages. Other processes can train the rest.
 
     The stages remain incomplete until `run_stages` evaluates the trained members and writes the stage records.
     """
@@ -292,5 +292,5 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
             path = run.folder.checkpoint(start)
             raise AlmaError(
                 f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs the checkpoint; remove "
-                f"the stage folder {run.folder.stage_folder(start.stage)} to train the stage again"
+                f"{run.folder.stage_folder(start.stage)} to train stage {start.stage} again"
             )

@@ -53,7 +53,7 @@ STAGE_REMEDY = "remove the file and repeat the command, which then runs the stag
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run. The last four fields are for images; ``vocab_size`` and ``decontaminated`` are for text."""
+    """Stream of a run; ``vocab_size`` and ``decontaminated`` are set for text, the fields after them for images."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -70,7 +70,7 @@ class StreamRecord(Struct, frozen=True):
 
 
 class LearnerOptions(Struct):
-    """Record of the options that all learners have."""
+    """Options in run.json that every learner has."""
 
     init: Name
 
@@ -79,7 +79,7 @@ RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wai
 
 
 class RecipeRecord(Struct, frozen=True):
-    """Defaults that `text.defaults` chose for a run on text, preferences of the user, and lines of a description."""
+    """Defaults that `text.defaults` chose for a run on text, the user's preferences, and the printed description."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]
@@ -113,14 +113,14 @@ class Result(Struct, frozen=True):
 
 
 class TextResult(Result, frozen=True):
-    """Evaluation result on text."""
+    """Evaluation result on text, with the perplexity ``ppl`` per token."""
 
     ppl: float
     bits_per_byte: Optional[float] = None
 
 
 class ImageResult(Result, frozen=True):
-    """Evaluation result on images."""
+    """Evaluation result on images, with the error rate from 0 to 1."""
 
     error: Annotated[float, Meta(ge=0, le=1)]
 
@@ -137,7 +137,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Record of training features: evaluated weights, updates before the stage (text), updates of the `BRANCH`."""
+    """Evaluated weights, number of updates before the stage (text), and number of updates of the `BRANCH`."""
 
     predicts_with: Name
     first_update: Count = 0
@@ -178,7 +178,7 @@ class StageRecord(Struct, Generic[AnyResult], frozen=True, kw_only=True):
 
 
 class TextStage(StageRecord[TextResult], frozen=True, kw_only=True):
-    """A stage of a run on text."""
+    """``stage.json`` of a run on text."""
 
     train_tokens: Count
     test_flops_per_token: Amount
@@ -187,21 +187,21 @@ class TextStage(StageRecord[TextResult], frozen=True, kw_only=True):
 
 
 class ImageStage(StageRecord[ImageResult], frozen=True, kw_only=True):
-    """A stage of a run on images."""
+    """``stage.json`` of a run on images."""
 
     train_images: Count
     test_flops_per_image: Amount
 
 
 class ClockRecord(Struct, frozen=True):
-    """``clock.json``: seconds of a stage's earlier launches; Unix time when the current launch started, or null."""
+    """``clock.json``: wall time of earlier launches in seconds; Unix time when the current launch started, or null."""
 
     spent: Amount
     started: Optional[Amount]
 
 
 def stage_type(content: Mapping[str, Any]) -> type[StageRecord]:
-    """Return the record type for the content of a ``stage.json``."""
+    """Return the class, `TextStage` or `ImageStage`, for the content of a ``stage.json``."""
     return ImageStage if "train_images" in content or "test_flops_per_image" in content else TextStage
 
 
@@ -347,7 +347,7 @@ class RunFolder:
         return not (self.stage_folder(stage) / CLOCK).exists()
 
     def mark_tidy(self, stage: int) -> None:
-        """Delete the clock files of a stage, which marks the other temporary files as removed (see `is_tidy`)."""
+        """Delete the clock files of a stage, so that `is_tidy` returns True."""
         for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*")):
             clock.unlink()
         (self.stage_folder(stage) / CLOCK).unlink(missing_ok=True)

@@ -53,7 +53,7 @@ def read_size(word: str) -> Optional[int]:
 
 
 def read_interval(word: str) -> Union[int, str]:
-    """Parse a number of updates, or return a duration such as ``15m`` unchanged. Raises ValueError for other words."""
+    """Return a number of updates as int, or a duration such as ``15m`` as str. Raises ValueError for other words."""
     with contextlib.suppress(ValueError):
         return word if seconds_of(word) else int(integer().read(word))
     raise ValueError("expected a number of updates such as 500, or a time such as 90s, 15m or 2h")
@@ -79,7 +79,7 @@ class StudyOptions(ScheduleOptions):
         None, "checkpoint with initial weights (default: random weights)", kinds=TEXT, parse=utf8_path, metavar="CKPT"
     )
     then_evaluate: Optional[str] = opt(
-        None, "shell command after each stage; must print a JSON object as its last line", free=True, metavar="COMMAND"
+        None, "shell command after each stage; its last output line must be a JSON object", free=True, metavar="COMMAND"
     )
     seeds: tuple[int, ...] = of_this_call(
         (1,),
@@ -89,7 +89,7 @@ class StudyOptions(ScheduleOptions):
     )
     preset: Optional[Preset] = of_this_call(
         None,
-        "use the default values of the paper, or of the released code of the paper (images only)",
+        "use the default values of the paper, or of its released code (images only)",
         choices=tuple(PRESETS),
         parse=PRESETS.__getitem__,
     )
@@ -111,12 +111,12 @@ class StudyOptions(ScheduleOptions):
         metavar="N|TIME",
     )
     keep: Optional[tuple[int, ...]] = opt(
-        None, "arrivals (from 0) whose models are kept", range=integer(0), free=True, metavar="N"
+        None, "also keep the models of these arrivals (from 0)", range=integer(0), free=True, metavar="N"
     )
     keep_checkpoints: bool = opt(
         False, "keep all checkpoints (default: only checkpoints that a later stage or the report needs)", free=True
     )
-    validate: bool = opt(False, "validate at each checkpoint (logged by fairseq-train)", kinds=TEXT, free=True)
+    validate: bool = opt(False, "validate at each checkpoint; fairseq-train logs the loss", kinds=TEXT, free=True)
     features_from: Optional[str] = of_this_call(
         None, "Python file or folder that registers training features", metavar="PATH"
     )
@@ -127,11 +127,11 @@ class StudyOptions(ScheduleOptions):
 class PartOptions(Options):
     """Options that restrict a call of ``alma-stream`` to one stage or to a dry run."""
 
-    stage: Optional[int] = of_this_call(None, "run only this stage (from 0); the previous stage must be complete")
+    stage: Optional[int] = of_this_call(None, "run only this stage (from 0); the models that it needs must be trained")
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
-        "minimum number of mega-batches of the stream; with this option, --dry-run requires no stream",
+        "minimum number of mega-batches in the stream; allows --dry-run before the stream exists",
         range=integer(1, MAX_MEGABATCHES),
         metavar="B",
     )
@@ -227,7 +227,7 @@ def versions() -> dict[str, Optional[str]]:
 
 
 def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any], stream: Stream) -> list[str]:
-    """Check that a command may resume a run; return notes about versions that differ.
+    """Check that a command may resume a run; return a note for each package version that differs.
 
     Args:
         path: path of run.json, for messages.
@@ -254,13 +254,11 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
     if not changed and before.get("start") != now.get("start"):
         changed = [f"the content of {now['options']['finetune_from_model']} changed"]
     if changed:
-        raise AlmaError(
-            f"{path}: expected the same options ({'; '.join(changed)}); give the same options, or another --run"
-        )
+        raise AlmaError(f"{path}: expected the recorded options ({'; '.join(changed)}); give these, or another --run")
     if not is_begun_on(before, stream):
         raise AlmaError(
             f"{path}: expected the stream of the run ({before['stream']['path']}, fingerprint "
-            f"{before['stream']['fingerprint'][:12]}), found {stream.root}; give that stream, or another --run"
+            f"{before['stream']['fingerprint'][:12]}), found {stream.root}; give the recorded stream, or another --run"
         )
     then = before.get("versions", {})
     return [
@@ -282,8 +280,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     Attributes:
         learner: class of the learner.
-        learner_options: options of the learner that the user or the preset gives.
-        overridden: options of the preset that the user overrides.
+        learner_options: values of learner options that the user or the preset gives, by field name.
+        overridden: flags of the preset options that the user overrides.
         features: training features.
     """
 
@@ -294,7 +292,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
-        """Build the request from parsed arguments. A preset provides learner options that the user does not give."""
+        """Build the request from parsed arguments. A preset sets learner options that the user does not give."""
         names: list[str] = []
         if arguments.preset is not None:
             options, names = with_preset(options, arguments.preset.learners.get(learner.name, {}))
@@ -342,7 +340,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return self.jobs is not None or self.member is not None
 
     def folder(self, seed: int) -> RunFolder:
-        """Return the run folder of a seed: ``--run``, or a folder in ``--run`` if there are several seeds."""
+        """Return the run folder of a seed: ``--run``, or ``seed-N`` in ``--run`` if there are several seeds."""
         return RunFolder(self.run if len(self.seeds) == 1 else self.run / f"seed-{seed}")
 
     def build_learner(self, kind: str, seed: int) -> Learner:
@@ -366,19 +364,19 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return [plan for plan in plans if self.stage in (None, plan.stage.index)]
 
     def stages(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages of a run. Raises ValueError if the run has no stage; the message begins with the option."""
+        """Return the stages of a run. Raises ValueError if the stream has too few mega-batches."""
         if self.iid is not None and self.iid > num_megabatches:
-            raise ValueError(f"--iid {self.iid}: the stream has {num_megabatches} mega-batches; give a smaller number")
+            raise ValueError(f"--iid {self.iid}: the stream has only {num_megabatches} mega-batches; reduce --iid")
         planned = planned_stages({"options": vars(self)}, num_megabatches)
         if not planned:
             wait = f"--wait {self.wait}" if self.first_wait is None else f"--first-wait {self.first_wait}"
             raise ValueError(
-                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; give a smaller number"
+                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; give at most this number"
             )
         return planned
 
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages of a run. With ``--new-first``, each stage has only new mega-batches, without replay."""
+        """Return the stages that set the number of updates. With ``--new-first``, they have only new mega-batches."""
         planned = self.stages(num_megabatches)
         if self.features[NewFirst].new_first is None:
             return planned

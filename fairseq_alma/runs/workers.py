@@ -66,7 +66,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
         words: (arguments before ``--``, arguments after ``--``) of ``alma-stream``.
         folder: run folder.
         plans: plans of the requested stages.
-        environments: further environment variables for each process.
+        environments: for each process, additional environment variables.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--learner", "gmoe", "--grow-schedule", "4,6,8,8", "--init", "scratch"], "gmoe grows the model"),
         (["--grow-schedule", "4,6,8,8"], "--grow-schedule requires --learner grow or gmoe, found sm"),
         (["--learner", "gens", "--iid", "2"], "--iid requires --learner sm or ens, found gens"),
-        (["--iid", "5"], "--iid 5: the stream has 4 mega-batches"),
+        (["--iid", "5"], "--iid 5: the stream has only 4 mega-batches"),
         (["--iid", "2", "--wait", "2"], "--iid trains in one stage"),
         (["--init", "fresh"], "--init fresh: choose from previous, scratch"),
         (["--learner", "ens", "--member", "2"], "--member 2: expected a member of the run (0, 1)"),

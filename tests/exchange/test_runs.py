@@ -58,7 +58,7 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
     with pytest.raises(AlmaError, match="found another tokenizer"):
         export([str(moved), "--out", "other"])
     shutil.rmtree("M")
-    with pytest.raises(AlmaError, match=r"no training stream M/stream; give --stream STREAM"):
+    with pytest.raises(AlmaError, match=r"training stream M/stream not found; give --stream STREAM"):
         export([str(moved), "--out", "other"])
 
 

@@ -194,7 +194,7 @@ def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):
     backend = FakeBackend()
     backend.lost = [ModelId(1, 0), ModelId(2, 0)]
     with pytest.raises(
-        AlmaError, match=rf"stage-001/member-0/.*missing.*; remove the stage folder {tmp_path / 'stage-001'} to train"
+        AlmaError, match=rf"stage-001/member-0/.*missing.*; remove {tmp_path / 'stage-001'} to train stage 1 again"
     ):
         run(tmp_path, backend, plans)
     assert backend.calls == []
