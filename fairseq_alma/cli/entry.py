@@ -1,4 +1,4 @@
-"""Parser, exit status and one-line error messages of all commands."""
+"""Parser, exit status and one-line error messages of the ``alma-*`` commands."""
 
 import argparse
 import functools

@@ -47,7 +47,7 @@ class Step(Protocol):
 
     @property
     def trains(self) -> Sequence[ModelId]:
-        """Return the models that this step trains; an empty sequence for a step after all trainings."""
+        """Return the models that this step trains; empty for a step that trains none, such as an evaluation."""
         return ()
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
