@@ -82,7 +82,7 @@ class DecompressedFile:
 
 
 def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
-    """Yield the content of all members or frames in pieces. Skip padding (NUL bytes between or after members)."""
+    """Yield the decompressed content of all members or frames. Skip padding (NUL bytes between or after members)."""
     if kind == "gzip":
         yield from iter(functools.partial(gzip.GzipFile(fileobj=raw).read, _READ_SIZE), b"")
         return

@@ -59,7 +59,7 @@ class Corpus:
     names: tuple[str, ...] = ()
 
 
-_CIFAR = "60,000 natural images in the binary version; Krizhevsky, 2009; source: home page of the author"
+_CIFAR = "binary version with 60,000 natural images; Krizhevsky, 2009; source: home page of the author"
 CORPORA: Mapping[str, Corpus] = {
     "kjv": Corpus(
         "King James Version of the Bible (0.8 million words, one document per chapter; public domain outside the "

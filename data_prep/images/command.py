@@ -96,7 +96,7 @@ class ImagePrepOptions(Options):
     images: Optional[Path] = opt(None, "uint8 array (images, [channels,] height, width)", metavar="FILE.npy")
     labels: Optional[Path] = opt(None, "integer array (images,): labels from 0", metavar="FILE.npy")
     test_images: Optional[Path] = opt(
-        None, "test images, same format as --images (default: a sample of --images)", metavar="FILE.npy"
+        None, "test images in the format of --images (default: a sample of --images)", metavar="FILE.npy"
     )
     test_labels: Optional[Path] = opt(None, "labels of the test images", metavar="FILE.npy")
     channels: str = opt("first", "position of the channel dimension in the image arrays", choices=("first", "last"))

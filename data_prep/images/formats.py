@@ -47,7 +47,7 @@ class ImageSet:
     """Image data set in memory.
 
     Attributes:
-        dataset: name in the manifest.
+        dataset: name of the data set in the manifest.
         images: uint8 array ``(num_images, C, H, W)``: training images, then test images.
         labels: int64 array ``(num_images,)``, from 0 to ``num_classes - 1``.
         num_train: number of training images.
@@ -136,7 +136,7 @@ def join_parts(
     """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample one from the images.
 
     Args:
-        dataset: name in the manifest.
+        dataset: name of the data set in the manifest.
         parts: images and labels of each training set, then of the test set. A single part is a training set.
         num_classes: number of classes.
         augment: whether training uses random crops and flips.

@@ -7,7 +7,7 @@ repetition. A document with fewer than n words is one n-gram.
 
 The seed and the hash of a document (with ``--keep-duplicates``, also its position) determine its sort key. `assign`
 cuts the documents, sorted by key, into sets. The size of a set in UTF-8 bytes differs from the requested size by less
-than one document. The mega-batch of a training document is its INPUT (``--one-per-input``) or its group (``--by``).
+than one document. ``--one-per-input`` and ``--by`` make one mega-batch from the documents of each INPUT or group.
 """
 
 import functools
@@ -50,7 +50,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (code points of letters and digits, or 0 between words and documents; end position of each document)."""
+    """Return (code points, with 0 between words and documents; end position of each document in this array)."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -80,7 +80,7 @@ def document_hashes(documents: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """Hash, document and first word of each n-gram in a list of documents."""
+    """N-grams of a list of documents, with the position of each n-gram."""
 
     hashes: np.ndarray  # ``(n-grams,)``, uint64
     documents: np.ndarray  # ``(n-grams,)``: index of the document of each n-gram, ascending
@@ -94,7 +94,7 @@ class NgramHasher:
     size: int
 
     def __call__(self, documents: Sequence[str]) -> Ngrams:
-        """Return the n-grams of documents: one for a document with 1 to ``size`` words, none without words."""
+        """Return the n-grams of documents. A document with fewer than ``size`` words has one, an empty one none."""
         letters, ends = letters_of(documents)
         codes, word_starts = _code_words(letters)
         lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
@@ -148,7 +148,7 @@ class NgramSet:
         self._table[hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the ascending positions in ``hashes`` of the elements that are in the set."""
+        """Return the indices, ascending, of those elements of ``hashes`` that are in the set."""
         candidates = np.flatnonzero(self._table[hashes >> self._shift])
         if not len(candidates):
             return candidates

@@ -58,7 +58,7 @@ class Source:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """Return (size in bytes, modification time) for detecting changes to the file."""
+        """Return (size in bytes, modification time in nanoseconds), to detect changes to the file."""
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 
@@ -206,7 +206,7 @@ class FilePart:
     end: Optional[int] = None  # first byte or row group after the range; None for the end of the file
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the documents of the range in blocks. Raises AlmaError if a file is damaged or a document too long."""
+        """Yield the documents in blocks. Raises AlmaError if the file is damaged or a document is too long."""
         source, start = self.source, self.start
         if source.form == "parquet":
             yield from _table_blocks(self)

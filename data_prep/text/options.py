@@ -18,7 +18,7 @@ FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Option that is not allowed with ``--append``: the value recorded in the stream applies to all its mega-batches."""
+"""Option that is not allowed with ``--append``: the value recorded in the stream applies to all mega-batches."""
 AUTO = 0
 """Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 _EPILOG = """examples:
@@ -189,9 +189,9 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
             "or --one-per-input"
         )
     if args.one_per_input and num_inputs > MAX_MEGABATCHES:
-        parser.error(f"--one-per-input: expected at most {MAX_MEGABATCHES} inputs, found {num_inputs}; remove some")
+        parser.error(f"--one-per-input: expected at most {MAX_MEGABATCHES} inputs, found {num_inputs}; remove inputs")
     if num_inputs > MAX_INPUTS:
-        parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; give a folder of the files")
+        parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; give their folder instead")
     if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give - once")
     return PrepOptions.read(args, inputs=tuple(args.inputs))

@@ -275,7 +275,7 @@ class Work:
             self.save(f"sets-{piece:05d}.npy", part)
 
     def _ordered_groups(self, names: set[str]) -> list[str]:
-        """Return the groups, sorted (as numbers if all are integers). Raises AlmaError for groups of the old stream."""
+        """Return the groups in order (numeric if all are integers). Raises AlmaError if the stream has one of them."""
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
@@ -312,7 +312,7 @@ class Work:
         raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, their marks, bytes read) per block. Raises AlmaError if the number of documents changed."""
+        """Yield (documents, slice of ``marks``, bytes read) per block. Raises AlmaError if the documents changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -341,7 +341,7 @@ class Work:
         self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Merge the held-out n-grams of all pieces. Train a tokenizer, or copy an existing one to the work folder."""
+        """Merge all held-out n-grams, including those of the stream to extend. Train or copy the tokenizer."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:
@@ -362,7 +362,7 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def encode(self, number: int) -> Iterator[Encoded]:
-        """Yield the encoded documents of each block in a piece. Drop training documents that share held-out n-grams."""
+        """Yield the encoded documents of each block of a piece. Drop training documents that repeat held-out text."""
         plan, num_megabatches = self.plan, self.assignment.num_megabatches
         hasher = NgramHasher(plan.options.decontaminate_ngram)
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
