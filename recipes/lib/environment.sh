@@ -97,8 +97,8 @@ alma_install() {
   alma_make_venv || return 1
   alma_log "installing fairseq-alma[$ALMA_EXTRAS] into .venv (once; minutes, and about 2 GB of disk);" \
     "to watch: tail -f .venv/alma-install.log"
-  if ! (cd "$ALMA_CHECKOUT" && "${pip[@]}" install --disable-pip-version-check --no-input -c constraints.txt \
-    -e ".[$ALMA_EXTRAS]" </dev/null >"$log" 2>&1); then
+  if ! (cd "$ALMA_CHECKOUT" && "${pip[@]}" install --disable-pip-version-check --no-input --no-compile \
+    -c constraints.txt -e ".[$ALMA_EXTRAS]" </dev/null >"$log" 2>&1); then
     tail -n 15 "$log" >&2
     alma_log "the installation failed; see the lines above, or .venv/alma-install.log for the full log;" \
       "fix the cause, then run the same command again"
@@ -107,6 +107,8 @@ alma_install() {
   # fairseq requires torchaudio, but this package does not use it. transformers imports an installed torchaudio, and its
   # build fails with a CPU build of torch.
   "${pip[@]}" uninstall --yes torchaudio >>"$log" 2>&1 || return 1
+  # pip compiles to bytecode in one process. This uses all cores; some files are for other versions and do not compile.
+  "$ALMA_VENV/bin/python" -m compileall -q -j 0 "$ALMA_VENV/lib" >>"$log" 2>&1 || true
   { alma_fingerprint && printf 'extra %s\n' ${ALMA_EXTRAS//,/ }; } >"$ALMA_VENV/alma-complete" || return 1
   rm -f "$ALMA_UNFINISHED"
   alma_log "installed in $((SECONDS - start)) s, $(du -sm "$ALMA_VENV" | cut -f1) MB"
