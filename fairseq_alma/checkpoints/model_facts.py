@@ -1,7 +1,7 @@
 """Compute the number of parameters, the number of experts and the FLOPs per token of the model in a checkpoint.
 
 FLOPs depend only on ``tokens_per_sample`` and on names and shapes of the weights. The output projection of attention
-is ``out_proj`` in ``alma_switch_lm``, ``o_proj`` in ``alma_transformer_lm``. Stacked experts have shape (E, …).
+is ``out_proj`` in ``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Stacked experts have shape (E, …).
 """
 
 from dataclasses import dataclass

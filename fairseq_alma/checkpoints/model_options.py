@@ -266,7 +266,7 @@ class StartOptions:
 WEIGHTS_FLAG = "--finetune-from-model"
 """Option of fairseq-train that loads only the weights of a checkpoint."""
 DEFAULT_START = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
-"""Default values of the fields of `StartOptions`; by default, fairseq-train resumes from the last checkpoint."""
+"""Default `StartOptions`, with which fairseq-train resumes from the last checkpoint."""
 
 
 def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:

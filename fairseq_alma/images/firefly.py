@@ -182,12 +182,12 @@ class CandidateVGG(VGG):
 
 
 def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
-    """Return (mean of the two halves of each old channel, new channels) from the output of the previous layer.
+    """Average the two halves of each old channel in the input of a layer; return (averages, new channels).
 
-    The next layer computes the mean, because max pooling acts on each half separately.
+    The layer that receives the halves averages them, because max pooling must act on each half before.
 
     Args:
-        x: output of the previous layer (B, 2 I + P, …), or images (B, I, …), which have no halves.
+        x: output of the previous layer (B, 2 I + P, …) with P new channels, or images (B, I, …) without halves.
         num_old: number I of old channels.
     """
     if x.size(1) == num_old:

@@ -178,7 +178,7 @@ class StageTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. A state of another training raises an error of unspecified type."""
+        """Resume from a `state_dict`. The state of a different training run causes an exception of any type."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for generator, before in zip(self.generators, state["generators"], strict=True):

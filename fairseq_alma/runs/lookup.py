@@ -79,7 +79,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
     if found is None:
         recorded = (checkpoint["cfg"].get("task") or {}).get("data")
         if not isinstance(recorded, str):
-            raise AlmaError(f"{path}: the checkpoint names no training stream; give --stream STREAM")
+            raise AlmaError(f"{path}: the checkpoint records no training stream; give --stream STREAM")
         found = next(iter(_stream_folders(recorded, path)), Path(recorded))
         roots = [parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()]
         if roots and (record := RunFolder(roots[0]).read_run()) is not None:

@@ -43,7 +43,7 @@ class StageWork:
 
 
 class Step(Protocol):
-    """Work of a stage, such as a training or an evaluation. After a kill, calling `run` again resumes the work."""
+    """Work of a stage, such as training or evaluation. After a kill, calling `run` again resumes the work."""
 
     @property
     def trains(self) -> Sequence[ModelId]:

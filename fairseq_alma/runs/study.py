@@ -306,7 +306,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         given = [name for name in ("member", "jobs") if getattr(self, name) is not None]
         if len(self.seeds) > 1:
             if given:
-                raise ValueError(f"{flag(given[0])} requires one --seed, found {len(self.seeds)}; give one seed")
+                raise ValueError(f"{flag(given[0])} requires one seed, found {len(self.seeds)} seeds; give one --seed")
             if kind == "images" and not self.learner.stacks_seeds:
                 possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
                 name = self.learner.name
@@ -371,7 +371,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         if not planned:
             wait = f"--wait {self.wait}" if self.first_wait is None else f"--first-wait {self.first_wait}"
             raise ValueError(
-                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; give at most this number"
+                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; give at most --wait {num_megabatches}"
             )
         return planned
 

@@ -61,7 +61,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
             "--save-every 15m: expected a number of updates with --best-checkpoint",
         ),
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
-        (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected positive integers"),
+        (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected integers from 1 to"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
         (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "a growth step at most doubles the number"),
         (

@@ -125,8 +125,8 @@ def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
     ("options", "message"),
     [
         ({}, "--learner grow: --grow-schedule is missing"),
-        ({"grow_schedule": "4,6,8"}, "expected layers=1,6,6,6, .*, found 4,6,8"),
-        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "expected one number for each stage"),
+        ({"grow_schedule": "4,6,8"}, "expected layers=SIZES, .*, found 4,6,8"),
+        ({"grow_schedule": "layers=1,2 experts=2,2,2"}, "expected lists of equal length, one number per stage"),
         ({"grow_schedule": "layers=1,2"}, "numbers of layers for 3 stages, found 2 numbers"),
         ({"grow_schedule": "experts=2,5,5"}, "grows from 2 to 5 experts before stage 1, but a growth step"),
     ],
