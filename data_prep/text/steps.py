@@ -312,7 +312,7 @@ class Work:
         raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, slice of ``marks``, bytes read) per block. Raises AlmaError if the documents changed."""
+        """Yield (documents, slice of ``marks``, bytes read) per block. Raises AlmaError if their number changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():

@@ -113,7 +113,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     metric = "perplexity" if is_text else "error"
     caption = f"Test {metric} of the current model at each arrival. Bands show one standard deviation over seeds."
     if top is not None:
-        caption += f" The {metric} of the untrained model ({untrained:,.4g}), before the first update, is not shown."
+        caption += f" The {metric} of the untrained model ({untrained:,.4g}) is not shown."
     title = f"Test {metric} after each mega-batch"
     return Drawing("curve", title, caption, figure)
 

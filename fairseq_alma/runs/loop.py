@@ -32,7 +32,7 @@ class StageWork:
 
     Attributes:
         locks: file descriptors of locks. The stage is locked until all processes that hold the descriptors exit.
-        in_step: the same stage in each run (seed) that has not completed it; one network may train them together.
+        in_step: this stage in all runs (seeds) that have not completed the stage; one network may train these together.
     """
 
     folder: RunFolder

@@ -371,7 +371,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         if not planned:
             wait = f"--wait {self.wait}" if self.first_wait is None else f"--first-wait {self.first_wait}"
             raise ValueError(
-                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; give at most --wait {num_megabatches}"
+                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; reduce {wait.split()[0]}"
             )
         return planned
 

@@ -152,7 +152,7 @@ class Feature(Options):
         """Process the log outputs of the criterion for an update: one log output per batch and process."""
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the weights to evaluate (name -> tensor), or None to evaluate the weights of the model. Images only."""
+        """Return the weights to evaluate (images only; name -> tensor), or None to evaluate those of the model."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
