@@ -111,7 +111,7 @@ def sweep(*folders: Path) -> None:
 
 
 def synchronise(*paths: Path) -> None:
-    """Fsync files, and the directory entries of folders (not the files in the folders)."""
+    """Fsync files and directories. For a directory, this covers its entries, but not the content of its files."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

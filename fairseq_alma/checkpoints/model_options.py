@@ -257,7 +257,7 @@ class GrowOptions(Options):
 
 @dataclass
 class StartOptions:
-    """Options of fairseq-train for the start: ``finetune_from_model`` (weights only), ``restore_file`` (all state)."""
+    """Options for the first checkpoint: ``finetune_from_model`` (weights only), ``restore_file`` (complete state)."""
 
     finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
     restore_file: str = "${checkpoint.restore_file}"

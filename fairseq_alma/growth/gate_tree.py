@@ -142,7 +142,10 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
     """
     is_switch = [has_experts(layer, options.moe_freq) for layer in range(options.decoder_layers)]
     if options.gate_trees and not any(is_switch):
-        raise AlmaError(f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer; remove --gate-trees")
+        raise AlmaError(
+            f"--gate-trees: --moe-freq {options.moe_freq} gives no Switch layer among {options.decoder_layers} layers; "
+            "remove --gate-trees"
+        )
     trees = iter(parse_gate_trees(options.gate_trees, sum(is_switch), options.num_experts))
     return [next(trees) if each else None for each in is_switch]
 

@@ -310,9 +310,10 @@ def _build_vgg(
     last_pool = str(cfg.last_pool)
     smallest = 2 * SMALLEST_IMAGE if last_pool == "max" else SMALLEST_IMAGE
     if min(height, width) < smallest:
-        option, remedy = (" --last-pool max", "--last-pool mean or ") if last_pool == "max" else ("", "")
+        option = " --last-pool max" if last_pool == "max" else ""
+        remedy = "--last-pool mean or " if option and min(height, width) >= SMALLEST_IMAGE else ""
         raise AlmaError(
             f"--arch {arch}{option}: expected images of at least {smallest} x {smallest} pixels, found {height} x "
-            f"{width}; give {remedy}--arch alma_mlp"
+            f"{width}; give {remedy}an --arch without convolutions"
         )
     return VGG(*images, channels, num_members, last_pool, str(cfg.initial_weights), blocks)

@@ -172,7 +172,9 @@ class AlmaImageClassificationTask(StageTask):
         elif split == "valid":
             indices = stream.indices("valid", range(stream.stream.num_megabatches))
         else:
-            raise AlmaError("--megabatch: missing; give the number of the last mega-batch of the stage (from 0)")
+            raise AlmaError(
+                "--megabatch: missing; give the index of the last mega-batch of the stage (numbered from 0)"
+            )
         self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:

@@ -51,7 +51,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Weights of a trained model, and a record of the training.
+    """Weights of a trained model, and a record of the training run.
 
     Attributes:
         state: state dictionary of the network.

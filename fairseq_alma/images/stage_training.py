@@ -110,7 +110,7 @@ class StageTraining:
         self.units = [UnitProgress() for _ in self.states]
         self._branch_epoch = branch_from // self.updates_per_epoch
         self._branch_start: Optional[dict[str, Any]] = None  # state before the first epoch of the branch
-        # best weights of the training without the branch; set when the training of the branch begins
+        # best weights before the branch; set when the branch begins
         self._main_best: Optional[list[dict[str, Tensor]]] = None
 
     @property
@@ -320,11 +320,11 @@ class ImageSettings:
         return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
-        """Return the layer sizes after growth that a checkpoint stores as model options; see `GrownLayers.options`.
+        """Return the grown layer sizes, read from the model options of a checkpoint; see `GrownLayers.options`.
 
         Raises:
             AlmaError: the value of an option is invalid.
-            OmegaConfBaseException: the architecture does not have one of the options.
+            OmegaConfBaseException: the architecture lacks an option.
         """
         return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
 

@@ -104,7 +104,7 @@ class RecordedRun:
     def label(self) -> str:
         """Return learner and waiting time as in Table 2 of the paper, for example ``SM_w3`` or ``SM_w3 replay``.
 
-        For an i.i.d. control (one training on the first k mega-batches), return ``SM iid k3``.
+        For an i.i.d. control (one training run on the first k mega-batches), return ``SM iid k3``.
         """
         if self.options.get("iid"):
             return f"{self.learner} iid k{self.options['iid']}"

@@ -46,7 +46,10 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         (f"over all {longest} arrivals", over_stream, lambda run: run.over_stream),
     ):
         spreads = ((each.spread(figure), each) for each in complete)
-        ranked = sorted(((spread, each) for spread, each in spreads if spread), key=lambda pair: pair[0].mean)
+        finite = ((spread, each) for spread, each in spreads if spread and math.isfinite(spread.mean))
+        ranked = sorted(finite, key=lambda pair: pair[0].mean)
+        if len(ranked) < 2:  # the models of the other learners diverged
+            continue
         (best, winner), (second, runner_up) = ranked[:2]
         gap, seeds = best.minus(second), len(best.by_seed)
         doubt = ""

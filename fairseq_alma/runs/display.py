@@ -6,7 +6,7 @@ files and options number them from 0. Options of fairseq that also write the res
 
 - ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, and the logs of fairseq-train are in
   ``DIR/RUN/stage-NNN/member-M``.
-- ``--wandb-project NAME``: the project has one W&B run for the arrivals and one W&B run for each training, in one
+- ``--wandb-project NAME``: the project has one W&B run for the arrivals and one W&B run for each training run, in one
   group.
 """
 
@@ -66,7 +66,7 @@ def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, floa
 
 
 def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[str, str]:
-    """Return environment variables that name the W&B run of a training, or of the arrivals if ``model`` is None."""
+    """Return environment variables that name the W&B run of a training run, or of the arrivals if ``model`` is None."""
     name = run.name if model is None else f"{run.name}/{run.model_folder(model).relative_to(run.root)}"
     identity = hashlib.sha256(f"{run.root.resolve()} {model}".encode()).hexdigest()[:16]
     return {"WANDB_NAME": name, "WANDB_RUN_GROUP": run.name, "WANDB_RUN_ID": identity, "WANDB_RESUME": "allow"}
@@ -192,7 +192,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show the progress of a training from update ``done`` on; ``training`` is None if all models train jointly."""
+        """Show the training progress from update ``done`` on; ``training`` is None if all models train jointly."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")

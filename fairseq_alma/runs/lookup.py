@@ -21,7 +21,7 @@ class ArrivalOptions(Options):
 
     arrival: Optional[int] = opt(
         None,
-        "index (from 0) of the arrival whose model is used, if a run is given (default: newest arrival)",
+        "index (numbered from 0) of the arrival whose model is used, if a run is given (default: newest arrival)",
         range=integer(0),
     )
 

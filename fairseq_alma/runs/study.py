@@ -73,7 +73,9 @@ class StudyOptions(ScheduleOptions):
     Options declared as ``free`` affect only files and logs. A resumed run may change their values.
     """
 
-    stream: Path = of_this_call(MISSING, "stream of alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR")
+    stream: Path = of_this_call(
+        MISSING, "stream written by alma-prep-text or alma-prep-images", parse=utf8_path, metavar="DIR"
+    )
     run: Path = of_this_call(MISSING, "folder of the run", parse=utf8_path, metavar="DIR")
     finetune_from_model: Optional[Path] = opt(
         None, "checkpoint with initial weights (default: random weights)", kinds=TEXT, parse=utf8_path, metavar="CKPT"
@@ -111,7 +113,7 @@ class StudyOptions(ScheduleOptions):
         metavar="N|TIME",
     )
     keep: Optional[tuple[int, ...]] = opt(
-        None, "also keep the models of these arrivals (from 0)", range=integer(0), free=True, metavar="N"
+        None, "also keep the models of these arrivals (numbered from 0)", range=integer(0), free=True, metavar="N"
     )
     keep_checkpoints: bool = opt(
         False, "keep all checkpoints (default: only checkpoints that a later stage or the report needs)", free=True
@@ -127,7 +129,9 @@ class StudyOptions(ScheduleOptions):
 class PartOptions(Options):
     """Options that restrict a call of ``alma-stream`` to one stage or to a dry run."""
 
-    stage: Optional[int] = of_this_call(None, "run only this stage (from 0); the models that it needs must be trained")
+    stage: Optional[int] = of_this_call(
+        None, "run only this stage (numbered from 0); the models that it needs must be trained"
+    )
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
@@ -155,7 +159,7 @@ class ProcessOptions(Options):
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
-        "{learners}: train only members with these indices (from 0); then run without --member to complete the stage",
+        "{learners}: train only these members (numbered from 0); then run without --member to complete the stage",
         trait=MEMBERS_ALONE,
         metavar="I",
     )

@@ -117,9 +117,10 @@ def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict
     if is_on_cpu or not devices:
         return [{}] * num_jobs
     if num_jobs * num_procs > len(devices):
+        most = f"--jobs {len(devices) // num_procs}" if num_procs <= len(devices) else f"--num-procs {len(devices)}"
         raise AlmaError(
             f"--jobs {num_jobs}, --num-procs {num_procs}: expected {num_jobs * num_procs} visible GPUs, found "
-            f"{len(devices)}; give at most --jobs {max(1, len(devices) // num_procs)}"
+            f"{len(devices)}; give at most {most}"
         )
     shares = [devices[job * num_procs : (job + 1) * num_procs] for job in range(num_jobs)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]

@@ -110,7 +110,10 @@ class LoadedModel:
 
         Raises:
             AlmaError: the prompt leaves no position for a new token within the maximum sequence length.
+            ValueError: ``max_new_tokens`` is not positive.
         """
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens: expected a positive integer, found {max_new_tokens}")
         ids = torch.tensor([[self.first, *self.encode(prompt)]])
         length = min(ids.size(1) + max_new_tokens, self.longest) - 1
         if ids.size(1) > length:

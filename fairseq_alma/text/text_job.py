@@ -172,7 +172,7 @@ class TextJob:
         return self.lengths[stage] if record is None else record["num_updates"]
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
-        """Return the number of updates of one part (`Train.part`) of a training; None if only epochs limit the part."""
+        """Return the number of updates of a part (`Train.part`) of a training run, or None if epochs limit it."""
         total = self.stage_updates(training.model.stage)
         if total is None or part == COMPLETE:
             return total
@@ -180,7 +180,7 @@ class TextJob:
         return branch if part == BRANCH else total - branch
 
     def first_update(self, training: Training, part: str = COMPLETE) -> int:
-        """Return the number of optimizer updates before one part (`Train.part`) of a training."""
+        """Return the number of optimizer updates before a part (`Train.part`) of a training run."""
         stage = training.model.stage
         is_carried = self.carries_optimizer and training.start is not None
         before = sum(self.stage_updates(each) or 0 for each in range(stage)) if is_carried else 0

@@ -124,7 +124,7 @@ class TrainingStep(TextStep):
 
 @dataclass(frozen=True)
 class Grow(TrainingStep):
-    """Growth step: add experts, layers or both to the checkpoint that a training starts from."""
+    """Growth step: add experts, layers or both to the checkpoint that a training run starts from."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         """Return whether the grown checkpoint exists or is no longer needed."""
@@ -231,7 +231,7 @@ class Train(TrainingStep):
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
     def _given_options(self) -> list[tuple[str, ...]]:
-        """Return the options after ``--``, adapted to the length, model size and log folders of this training."""
+        """Return the options after ``--``, adapted to the length, model size and log folders of this training run."""
         job, training = self.job, self.training
         options, num_updates = job.options.options, self.limits[0]
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
@@ -304,7 +304,7 @@ class Train(TrainingStep):
         return after
 
     def _reset_after_crash(self) -> None:
-        """Remove the checkpoints of the training if a power failure damaged a checkpoint that cannot be created again.
+        """Remove the checkpoints of the training run if a power failure damaged one that cannot be created again.
 
         Such checkpoints are the best checkpoint, and the checkpoints of the branch once the main training has
         continued past the start of the branch.

@@ -94,7 +94,7 @@ class Setting:
     optimizer: Optional[str] = None  # class name of the optimizer, as in checkpoints; None: the command does not train
     start: Optional[str] = None  # checkpoint of ``--continue-once``; None: the option is not given
     saving: Any = None  # fairseq's checkpoint options, read at the end of each update; None: the command has none
-    # batch_size, max_tokens, update_freq and num_procs of the training; None: the command does not train
+    # batch_size, max_tokens, update_freq and num_procs of the training run; None: the command does not train
     batches: Optional[Mapping[str, Any]] = None
 
 
@@ -125,7 +125,7 @@ class Feature(Options):
         """Raise ValueError if the feature does not support the run. The message begins with the feature's option."""
 
     def for_part(self: "Own", part: Part) -> "Own":
-        """Return a new feature without state for ``part``, one training in a stage."""
+        """Return a new feature without state for ``part``, one training run in a stage."""
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def register_feature(kind: Kind) -> Kind:
 
 @dataclass
 class Features:
-    """The active features of a training, in the order in which their hooks are called."""
+    """The active features of a training run, in the order in which their hooks are called."""
 
     each: Sequence[Feature] = ()
     setting: Setting = field(default_factory=Setting)
@@ -236,11 +236,11 @@ class Features:
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
-        """Return the features' fairseq-train arguments for ``part``, one training in a stage; one tuple per feature."""
+        """Return the fairseq-train arguments of each feature for ``part`` (a training run in a stage)."""
         return [words for each in self.each if (words := tuple(each.for_part(part).words()))]
 
     def for_part(self, part: Part) -> "Features":
-        """Return new features without state for ``part``, one training in a stage."""
+        """Return new features without state for ``part``, one training run in a stage."""
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Tra
 
 
 def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
-    """Make fairseq load checkpoints with `load_state`; ``change`` modifies the checkpoint at ``path`` in place."""
+    """Make fairseq load checkpoints with `load_state`; ``change`` modifies the dict loaded from ``path`` in place."""
     _changes.clear()
     _changes[path] = change
 

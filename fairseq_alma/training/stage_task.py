@@ -133,7 +133,7 @@ class TimedSaves(Feature):
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Restart the interval: fairseq calls this method when saving, after choosing file names. Return no state."""
+        """Return an empty dict, and restart the checkpoint interval. fairseq calls this method on every save."""
         self._saved = time.monotonic()
         self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from fairseq_alma.report.read_run import experiments, load_run
@@ -29,6 +31,11 @@ def test_one_seed_and_runs_under_way_are_no_evidence(runs):
     one = {"stream": image_stream(4)}
     end, _ = sentences(experiments(runs(one, {**one, "learner": "ens", "num_members": (5,)})))
     assert "over 1 seed," in end and end.endswith("another seed may change the order.")
+
+
+def test_learners_that_diverged_are_not_compared(runs):
+    one = {"stream": text_stream(2), "values": [30.0, math.inf]}
+    assert sentences(experiments(runs(one, {**one, "learner": "ens"}))) == []
 
 
 def test_a_single_experiment_or_one_that_is_not_complete_says_nothing(runs):

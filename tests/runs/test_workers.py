@@ -81,5 +81,7 @@ def test_each_job_has_its_own_devices(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
     assert devices_of_jobs(2, 2, False) == [{"CUDA_VISIBLE_DEVICES": "3,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
     assert devices_of_jobs(2, 1, True) == [{}, {}]
-    with pytest.raises(AlmaError, match=r"--jobs 3, --num-procs 2: expected 6 visible GPUs, found 4; .*--jobs 2"):
+    with pytest.raises(AlmaError, match=r"--jobs 3, --num-procs 2: expected 6 visible GPUs, found 4; .*--jobs 2$"):
         devices_of_jobs(3, 2, False)
+    with pytest.raises(AlmaError, match=r"at most --num-procs 4$"):
+        devices_of_jobs(1, 8, False)

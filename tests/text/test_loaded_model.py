@@ -70,6 +70,8 @@ def test_text_follows_a_prompt_and_is_the_same_for_the_same_seed(checkpoints):  
     assert model.generate("the cat", 6, seed=3) == model.generate("the cat", 6, seed=3)
     with pytest.raises(AlmaError, match=r"the model supports at most 24 tokens .*; give a shorter prompt"):
         model.generate("moons " * 30)
+    with pytest.raises(ValueError, match="max_new_tokens: expected a positive integer, found 0"):
+        model.generate("the cat", 0)
 
 
 def test_a_folder_is_refused(tmp_path):
