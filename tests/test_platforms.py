@@ -20,7 +20,7 @@ NOT_ON_MACOS = {
     *("mallopt", "malloc_trim", "F_SETPIPE_SZ", "F_OFD_SETLK", "SO_PEERCRED", "SO_PASSCRED"),
 }
 PLACES = ("/proc/", "/sys/", "/dev/shm", "\0fairseq")  # the last begins the name of a socket
-GUARDS = ("sys.platform", "hasattr(", ".is_file()", "except OSError")
+GUARDS = ("sys.platform", "hasattr(", ".is_file()")
 ONLY_FORKED = "helper.py"
 """Runs where `process.start` has chosen it, which it does on Linux."""
 

@@ -125,7 +125,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     args = parser.parse_args(argv)
     options = ImagePrepOptions.read(args, dataset=args.dataset)
     if (options.test_images is None) != (options.test_labels is None):
-        parser.error("--test-images, --test-labels: expected both options or neither, found one; add the other option")
+        missing, given = ("images", "labels") if options.test_images is None else ("labels", "images")
+        parser.error(f"--test-{missing}: missing; add this option, or remove --test-{given}")
     if options.test_images is not None and options.test_fraction is not None:
         parser.error("--test-fraction: not allowed with --test-images; remove --test-fraction")
     fraction = options.test_fraction

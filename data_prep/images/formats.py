@@ -325,6 +325,11 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
     first: Optional[tuple[Path, tuple[int, ...]]] = None
     for folder in folders:
         images, labels = [], []
+        if unknown := sorted({path.name for path in folder.glob("*") if path.is_dir()} - {*classes}):
+            raise AlmaError(
+                f"{folder}: expected only the classes of {folders[0]}, found {', '.join(unknown)[:200]}; add their "
+                "training images, or remove these folders"
+            )
         for label, name in enumerate(classes):
             for path in sorted((folder / name).glob("[!.]*")):
                 files.add(path, "--source")

@@ -141,7 +141,7 @@ def load_archive(path: Path, mmap: bool) -> Any:
             # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the
             # file descriptor refers to the same file, even if another process replaces the checkpoint in between.
             with torch.serialization.safe_globals([Namespace]):
-                opened = f"/proc/self/fd/{file.fileno()}"
+                opened = f"/dev/fd/{file.fileno()}"
                 return torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
         except OSError:
             raise

@@ -19,7 +19,6 @@ from tests.scripts import run_script
 pytest.importorskip("fairseq")
 
 NUM_UPDATES = 30
-OUTSIDE = str(Path(__file__).parents[1] / "learners" / "resetting_learner.py")
 TRAIN = [
     "--arch", "alma_switch_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim",
     "32", "--decoder-attention-heads", "2", "--num-experts", "4", "--criterion", "alma_switch_cross_entropy", "--cpu",
@@ -132,14 +131,6 @@ def run_learner(folder, learner, *options):
         del few[few.index(flag) : few.index(flag) + 2]
     own = ["--stream", f"{folder}/S", "--run", f"{folder}/{learner}", "--learner", learner]
     run(folder, [*own, *options, "--", *few, "--max-update", "5"])
-
-
-@pytest.mark.slow
-def test_a_learner_from_outside_the_package_runs_on_text(folder):
-    run_learner(folder, "reset", "--learners-from", OUTSIDE, "--reset-every", "1")
-    assert [stage_records(folder / "reset")[stage]["megabatches"] for stage in range(2)] == [[0], [1]]
-    log = (folder / "reset" / "stage-001" / "train-member-0.log").read_text()
-    assert "--finetune-from-model" not in log
 
 
 def test_an_ensemble_is_one_checkpoint_that_works_after_the_run(folder):

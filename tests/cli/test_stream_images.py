@@ -257,7 +257,7 @@ def test_usage_errors_write_nothing(options, words, said, stream, tmp_path, caps
     [
         (["--width", "0"], "--width 0: expected a number of at least 1"),
         (["--arch", "alma_vgg"], "at least 16 x 16"),
-        (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 x 32 pixels, found 8 x 8; give --last-pool mean"),
+        (["--arch", "alma_vgg", "--last-pool", "max"], "at least 32 x 32 pixels, found 8 x 8; give an --arch"),
         (["--arch", "alma_switch_lm"], "not an image model"),
     ],
 )

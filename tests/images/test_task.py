@@ -136,7 +136,7 @@ def test_a_stage_has_the_images_of_its_mega_batches(stream, options, megabatches
 def test_without_a_stage_valid_is_that_of_all_mega_batches_and_train_is_refused(stream):
     images = ImageStream.open(stream)
     assert rows_of(stream, "valid") == images.indices("valid", range(4)).tolist()
-    with pytest.raises(AlmaError, match="--megabatch: missing; give the number"):
+    with pytest.raises(AlmaError, match="--megabatch: missing; give the index"):
         rows_of(stream, "train")
 
 

@@ -7,8 +7,8 @@ from tests.kills.matrix import main
 
 FAST = {"images-gmoe": 36, "text-gmoe": 66}
 """Run -> N, to kill at every N-th operation in the fast suite; a kill on text takes several seconds."""
-SLOW = {"images-gmoe": 9, "text-gmoe": 22, "text-ens": 22}
-"""The same with losses of power, which also lose what was not synchronised with the disk."""
+SLOW = {"images-gmoe": 12, "text-gmoe": 33, "text-ens": 33}
+"""The same with losses of power."""
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,11 @@ TEXT = [
 ]  # fmt: skip
 KILL = """
 import os, signal
-
 after_step = ClippedWeights.after_step
-
-
 def kill_after_nine(self, model, update):
     after_step(self, model, update)
     if self.num_updates == 9:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
 ClippedWeights.after_step = kill_after_nine
 """
 
@@ -54,11 +49,10 @@ def test_a_missing_file_is_a_usage_error():
 def test_a_killed_training_with_the_feature_resumes_bit_for_bit(trained, tmp_path):
     killing = tmp_path / "clipping.py"
     killing.write_text(OWN.read_text() + KILL)
-    how = {"words": TEXT}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert alma_stream(trained.stream, whole, OWN, "--save-every", "6", **how) == 0
-    assert alma_stream(trained.stream, cut, killing, "--save-every", "6", **how) == 1
-    assert alma_stream(trained.stream, cut, OWN, "--save-every", "6", **how) == 0
+    assert alma_stream(trained.stream, whole, OWN, "--save-every", "6", words=TEXT) == 0
+    assert alma_stream(trained.stream, cut, killing, "--save-every", "6", words=TEXT) == 1
+    assert alma_stream(trained.stream, cut, OWN, "--save-every", "6", words=TEXT) == 0
     assert json.loads((cut / "run.json").read_text())["options"]["clip_weights"] == LIMIT
     one, other = (torch.load(each / "stage-000/member-0/checkpoint_last.pt") for each in (whole, cut))
     assert one["extra_state"]["AlmaLMTask"] == other["extra_state"]["AlmaLMTask"]

@@ -143,6 +143,10 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
         AlmaError, match=r"expected an image of shape \(3, 6, 7\) as in .*, found \(3, 5, 7\); convert all images"
     ):
         run(*arguments, "--out", tmp_path / "t")
+    write_folder(tmp_path / "g/train", {"cat": 3})
+    write_folder(tmp_path / "g/test", {"dog": 3})
+    with pytest.raises(AlmaError, match=r"test: expected only the classes of .*train, found dog; add"):
+        run("folder", "--source", tmp_path / "g", "--megabatches", 2, "--out", tmp_path / "t")
     with pytest.raises(AlmaError, match="no subfolders found; give a folder with"):
         run("folder", "--source", tmp_path / "f/dog", "--megabatches", 4, "--out", tmp_path / "t")
 
@@ -157,7 +161,7 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
         ),
         (
             ["arrays", "--images", "a", "--labels", "b", "--test-images", "c", "--out", "s", "--megabatches", "2"],
-            "expected both options or neither",
+            "--test-labels: missing; add this option, or remove --test-images",
         ),
         (
             "arrays --images a --labels b --test-images c --test-labels d --test-fraction 0.1 --out s --megabatches 2",
