@@ -346,9 +346,9 @@ def draw(rungs: Sequence[Rung], seeds: Sequence[int], out: Path) -> None:
         for row in SEQUENTIAL:
             pairs = {t: each for t in (1, 2, 3) if (each := gap(found, row, best_control(found, t), t)) is not None}
             regrets = [100 * math.expm1(each.mean) for each in pairs.values()]
-            right.plot([*pairs], regrets, "o-", label=f"{row}, width {rung.width}")
-    left.set(ylabel="perplexity, of sm-4")
-    right.set(xlabel="arrival", ylabel="regret against the best retraining (%)")
+            right.plot([t + 1 for t in pairs], regrets, "o-", label=f"{row}, width {rung.width}")
+    left.set(ylabel="final perplexity, ratio to sm-4")
+    right.set(xlabel="arrival", xticks=(2, 3, 4), ylabel="regret against the best retraining (%)")
     for axes in (left, right):
         axes.legend(fontsize=6)
     figure.savefig(out)
