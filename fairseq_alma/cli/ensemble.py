@@ -36,7 +36,7 @@ class EnsembleOptions(Options):
         range=real(0),
         metavar="X",
     )
-    embed: bool = opt(False, "copy the members' weights into FILE (default: write only the paths of the checkpoints)")
+    embed: bool = opt(False, "copy the members' parameters into FILE (default: write only the checkpoints' paths)")
     average: bool = opt(False, "write a checkpoint with the averaged weights (--ema-half-life) of one CKPT")
     force: bool = opt(False, "replace FILE if it exists")
 
@@ -50,7 +50,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     members = [find_model(member, given.arrival) for member in options.members]
     weights, out = options.weights or [1.0] * len(members), options.out
     if options.average and (len(members) > 1 or options.weights is not None or options.embed):
-        parser.error(f"--average requires one CKPT (found {len(members)}), no --weights, no --embed; remove the rest")
+        parser.error(f"--average requires one CKPT (found {len(members)}); remove other CKPTs, --weights and --embed")
     shown = f"--weights {' '.join(f'{weight:g}' for weight in weights)}"
     if len(weights) != len(members):
         parser.error(f"{shown}: expected {len(members)} weights, found {len(weights)}; give one weight for each member")

@@ -20,7 +20,7 @@ transformers loads DIR without custom code:
   alma-export RUN --out DIR
   python -c "from transformers import pipeline; print(pipeline('text-generation', model='DIR')('The'))"
 
-Ensembles, alma_switch_lm and models grown with --method split cannot be exported. To evaluate such models, use
+Ensembles, alma_switch_lm models and models grown with --method split cannot be exported. To evaluate such models, use
 recipes/lm_eval/evaluate.py, or fairseq_alma.load_model in Python.
 """
 

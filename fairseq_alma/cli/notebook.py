@@ -16,7 +16,7 @@ AnyPath = Union[str, Path]
 
 
 def open_stream(path: AnyPath) -> "Stream":
-    """Open a stream of ``alma-prep-text`` or ``alma-prep-images``; raise AlmaError if the stream is missing or damaged.
+    """Open a stream written by alma-prep-text or alma-prep-images. Raises AlmaError if it is missing or damaged.
 
     >>> import fairseq_alma
     >>> stream = fairseq_alma.open_stream("stream")
@@ -29,7 +29,7 @@ def open_stream(path: AnyPath) -> "Stream":
 
 
 def read_run(path: AnyPath) -> "DataFrame":
-    """Read a complete or incomplete run of ``alma-stream``. Raises AlmaError if the run is missing or damaged.
+    """Read the results of a complete or incomplete run. Raises AlmaError if the run is missing or damaged.
 
     >>> import fairseq_alma
     >>> arrivals = fairseq_alma.read_run("run")
@@ -39,7 +39,7 @@ def read_run(path: AnyPath) -> "DataFrame":
     True
 
     Returns:
-        DataFrame with a row for each arrival and the columns of `report.read_run.RecordedRun.arrivals`; ``value`` is
+        DataFrame with one row for each arrival and the columns of `report.read_run.RecordedRun.arrivals`; ``value`` is
         the test perplexity (text) or the test error from 0 to 1 (images).
     """
     from fairseq_alma.report import read_run as reader
@@ -59,7 +59,7 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
 
     Args:
         path: run folder, folder of ``alma-update``, or checkpoint file.
-        arrival: index (from 0) of the arrival whose model is loaded; None for the newest model.
+        arrival: index (numbered from 0) of the arrival whose model is loaded; None for the newest model.
         stream: stream with the tokenizer of the model; None for the training stream of the model.
     """
     from fairseq_alma.runs.lookup import find_model
@@ -82,7 +82,7 @@ def score(model: "LoadedModel", texts: Union[str, Sequence[str]]) -> "DataFrame"
         texts: one document or several documents.
 
     Returns:
-        DataFrame with a row for each document and the columns of `text.loaded_model.Score`.
+        DataFrame with one row for each document and the columns of `text.loaded_model.Score`.
     """
     from pandas import DataFrame
 

@@ -108,7 +108,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: Any, option: Option) -> None:
-    """Add an option to a group. Replace ``{learners}`` in its help by the image learners that support it."""
+    """Add an option to a group. In its help, replace ``{learners}`` with the image learners that support it."""
     names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
     replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
 

@@ -75,14 +75,14 @@ class Month(Struct, omit_defaults=True):
     """Results and cost of a month in ``update.json``. Test results are bits per byte, or None without held-out text."""
 
     step: tuple[str, float]  # result of `next_step`
-    first: int  # index (from 0) of the newest month in the first stage of the run
+    first: int  # index (numbered from 0) of the newest month in the first stage of the run
     size: Optional[int] = None  # number of parameters of a new model; None if alma-stream chooses the size
     replaces: bool = False  # whether this month trains a new run, which then replaces the current run
     before: Optional[float] = None  # result on the held-out text of this month, before training on the month
     months: list[Optional[float]] = []  # result on the held-out text of each month so far, after training
     test: Optional[float] = None  # result on the test set of the first month, after training
     params: int = 0  # number of parameters; 0 before the training
-    train_tokens: int = 0  # number of training tokens, including trainings that --redo replaced
+    train_tokens: int = 0  # number of training tokens, including training runs that --redo replaced
     is_done: bool = False  # whether report and export are written
 
 
@@ -137,7 +137,7 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
 
 
 def new_size(tokens: float, vocab_size: int) -> int:
-    """Return the number of parameters for a new model whose first training reads ``tokens`` tokens (in all passes)."""
+    """Return the number of parameters of a new model; ``tokens``: tokens of its first training run, in all passes."""
     row = row_of(max(LEAST_TOKENS, AHEAD * tokens))
     return num_params(row.width, row.layers, vocab_size)
 
@@ -176,7 +176,7 @@ class UpdateOptions(Options):
     inputs: Sequence[str] = operand("files or folders with the text of one month", "NEW_TEXT", nargs="*", parse=str)
     budget: float = opt(
         BUDGET,
-        "maximum passes: of a month through its text, of all months through all text",
+        "maximum passes through the new text, and maximum average over all text so far",
         range=real(0, 1000, above=True),
         metavar="R",
     )
@@ -333,7 +333,7 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
 
 
 def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
-    """Train on the month with number ``index`` (from 0), and store results and cost in ``month``."""
+    """Train on month ``index`` (numbered from 0), and store results and cost in ``month``."""
     run = RunFolder(root / (NEXT if month.replaces else RUN))
     if month.first < index and not run.root.exists():  # The new run needs the earlier stages.
         copy = root / f"{NEXT}.tmp"

@@ -61,7 +61,7 @@ class RecordedRun:
             - ``done``: whether the update of the arrival is complete.
             - ``value``: test perplexity for text, test error (0 to 1) for images; NaN without an update.
             - ``loss``: test loss; NaN without an update.
-            - ``valid``, ``before_growth``, ``after_growth``: validation perplexity or error, as ``value``.
+            - ``valid``, ``before_growth``, ``after_growth``: validation perplexity (text) or error (0 to 1, images).
             - ``curve``: ``value`` of the current model (error in percent); NaN from the first missing update on.
             - ``average``: mean of ``curve`` up to this arrival; NaN where ``curve`` is NaN.
             - ``params``: number of parameters, summed over all models that predict.
@@ -157,7 +157,7 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     Args:
         path: run folder.
         on_fault: function that receives the error of each damaged stage.json; the stage then counts as incomplete.
-            None: the error is raised.
+            If None, raise the error.
 
     Raises:
         AlmaError: the folder is not a run folder, or a record is damaged.
@@ -233,7 +233,7 @@ class Spread:
 
     @staticmethod
     def of(by_seed: Mapping[Any, float]) -> Optional["Spread"]:
-        """Return the `Spread` over the seeds with a value other than NaN, or None without such seeds."""
+        """Return the `Spread` over the seeds whose value is not NaN; None if no seed has such a value."""
         found = {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
         values = list(found.values())
         deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
@@ -248,7 +248,7 @@ class Spread:
         return point * self.deviation / math.sqrt(freedom + 1)
 
     def minus(self, other: "Spread") -> Optional["Spread"]:
-        """Return the spread of ``self`` minus ``other`` over the common seeds, or None without common seeds."""
+        """Return the `Spread` of the difference ``self - other`` over the common seeds; None if no seed is common."""
         return Spread.of(
             {seed: value - other.by_seed[seed] for seed, value in self.by_seed.items() if seed in other.by_seed}
         )
@@ -288,11 +288,11 @@ class Experiment:
         return not self.first.options.get("iid") and any(run.is_complete for run in self.runs)
 
     def spread(self, figure: Callable[[RecordedRun], float]) -> Optional[Spread]:
-        """Return the spread of a metric over the seeds of complete runs, or None if no run is complete."""
+        """Return the `Spread` of a metric over the seeds of complete runs; None if no complete run has the metric."""
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return the `Spread` of ``scale * column`` over the seeds with an update at ``arrival``, or None."""
+        """Return the `Spread` of ``scale * column`` over the seeds with an update at ``arrival``; None if none has."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 

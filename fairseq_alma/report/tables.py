@@ -40,7 +40,7 @@ def count(value: float) -> Cell:
 
 
 def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell:
-    """Return a cell with mean and standard deviation over seeds. For None, return a cell with the text ``missing``."""
+    """Return a cell with mean and standard deviation over seeds, or the text ``missing`` if ``value`` is None."""
     if value is None:
         return Cell(missing)
     return Cell(value.show(digits), value.mean, None if math.isnan(value.deviation) else value.deviation)
@@ -251,7 +251,7 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
             row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
             row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
             rows.append(row)
-    notes = "k: mega-batches in both trainings; the number of updates is also equal. gap: sequential / i.i.d. - 1."
+    notes = "k: mega-batches in both runs; both runs have the same number of updates. gap: sequential / i.i.d. - 1."
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 

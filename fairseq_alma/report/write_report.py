@@ -174,7 +174,7 @@ def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[Rec
 
     Args:
         runs: runs to report.
-        mix: accept runs on other streams, if the kind of data (text or images) is that of the first run.
+        mix: whether to accept runs on other streams of the same kind of data (text or images).
     """
     first = runs[0]
     kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]

@@ -1,13 +1,13 @@
 """Show the progress of a run on the terminal, and write the results to TensorBoard and Weights & Biases.
 
-On a terminal, `rich.progress` shows the current training with its remaining time; otherwise the display prints a line
-every 15 seconds. Each complete stage gets one line. Displayed stages, arrivals and mega-batches are numbered from 1;
-files and options number them from 0. Options of fairseq that also write the results of each arrival:
+On a terminal, `rich.progress` shows the current training run and its remaining time; otherwise the display prints a
+line every 15 seconds. Each completed stage prints one line. Displayed stages, arrivals and mega-batches are numbered
+from 1; files and options number them from 0. With two options of fairseq-train, alma-stream also writes the results of
+each arrival:
 
 - ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, and the logs of fairseq-train are in
   ``DIR/RUN/stage-NNN/member-M``.
-- ``--wandb-project NAME``: the project has one W&B run for the arrivals and one W&B run for each training run, in one
-  group.
+- ``--wandb-project NAME``: one W&B run for the arrivals and one W&B run for each training run, in one group.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str, float]]:
-    """Return the results at each arrival from the end of the first stage to the end of the last complete stage.
+    """Return one dict of results per arrival, from the end of the first stage to the end of the last complete stage.
 
     An arrival within a later stage has the results of the previous stage (paper, section 3.1) and zero cost.
     """
@@ -55,7 +55,7 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str,
 
 
 def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, float]:
-    """Return name -> number, such as ``test/loss`` or ``stage/num_params``; omit lists, text and the stage index."""
+    """Return a flat dict with keys such as ``test/loss`` or ``stage/num_params``; omit lists, text and stage index."""
     figures: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[s
 
 
 class ArrivalCurves:
-    """Writer of the results at each arrival to TensorBoard and W&B. Each alma-stream rewrites the TensorBoard files.
+    """Writer of the results at each arrival to TensorBoard and W&B. Each alma-stream call replaces TensorBoard files.
 
     Raises:
         AlmaError: a package that an option requires is not installed.
@@ -131,13 +131,13 @@ def describe_stage(plan: StagePlan, num_stages: int) -> str:
 
 @dataclass
 class TrainingProgress:
-    """Progress of the current training.
+    """Progress of the current training run.
 
     Attributes:
         show: function that displays (number of updates, final number of updates or None, text).
         unit: ``token`` or ``image``.
         max_update: final number of updates; None if not known yet.
-        first: (number of updates, time in seconds) at the first call of `update`.
+        first: (number of updates, time in seconds) at the first call of `update`; None before.
     """
 
     show: Callable[[int, Optional[int], str], None]
@@ -192,7 +192,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Show the training progress from update ``done`` on; ``training`` is None if all models train jointly."""
+        """Yield the displayed progress from update ``done`` on; ``training`` is None on images (joint training)."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")
@@ -210,7 +210,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
             print_line(f"{self._title(plan, training)}: {text}", sys.stderr)
 
     def trained(self, plan: StagePlan, training: Training) -> None:
-        """Print that one member is trained, but the stage is not complete."""
+        """Print that a member is trained, and how to complete the stage."""
         print_line(f"{self._title(plan, training)}: trained; run without --member to complete the stage", sys.stdout)
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any], is_new: bool = True) -> None:

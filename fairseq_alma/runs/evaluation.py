@@ -36,7 +36,7 @@ class StageEvaluation:
     predictors: Callable[[RunFolder, StagePlan], Sequence[Path]]
 
     def command(self, folder: RunFolder, plan: StagePlan) -> str:
-        """Return the command for a stage, with values for the placeholders."""
+        """Return the shell command for a stage; quoted values replace the placeholders."""
         values: dict[str, Sequence[object]] = {
             "checkpoint": self.predictors(folder, plan),
             "stage": [plan.stage.index],
@@ -47,7 +47,7 @@ class StageEvaluation:
         return _PLACE.sub(lambda place: shlex.join(map(str, values[place[1]])), self.template)
 
     def run(self, work: StageWork) -> Mapping[str, object]:
-        """Run the command; return its entry of stage.json. Raises AlmaError if it fails or prints no metrics."""
+        """Run the command; return the metrics for stage.json. Raises AlmaError if it fails or prints no metrics."""
         work.display.show_activity(work.plan, "evaluating")
         log = work.folder.stage_folder(work.plan.stage.index) / "evaluation.log"
         words = ["sh", "-c", self.command(work.folder, work.plan)]

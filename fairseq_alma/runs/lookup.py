@@ -31,7 +31,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
 
     Args:
         path: checkpoint, run folder, or folder of ``alma-update``.
-        arrival: index of the arrival, from 0; None for the newest arrival.
+        arrival: index of the arrival (numbered from 0); None for the newest arrival.
 
     Raises:
         AlmaError: the run has no model for the arrival, ``path`` contains several runs, or
@@ -40,7 +40,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
     if root is None:
         if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
-            raise AlmaError(f"{path}: expected one run, found several; give one run, such as {seeds[0].parent}")
+            raise AlmaError(f"{path}: expected a run, found a folder of runs; give one run, such as {seeds[0].parent}")
         if arrival is not None:
             raise AlmaError(f"--arrival {arrival}: expected a run, found {path}; give a run, or remove --arrival")
         return path

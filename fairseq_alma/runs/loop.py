@@ -23,7 +23,7 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_images": operator.add,
     "train_flops": operator.add,
 }
-"""Key of ``stage.json`` -> function that combines the values of two trainings of a stage."""
+"""Key of ``stage.json`` -> function that combines the values of two training runs of a stage."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StageWork:
 
     Attributes:
         locks: file descriptors of locks. The stage is locked until all processes that hold the descriptors exit.
-        in_step: this stage in all runs (seeds) that have not completed the stage; one network may train these together.
+        in_step: this stage in all runs (seeds) in which it is incomplete; on images, one network can train all seeds.
     """
 
     folder: RunFolder
@@ -59,7 +59,7 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Finish the work; return entries of stage.json. `OF_ALL_TRAININGS` combines entries of several steps."""
+        """Run the step; return entries of stage.json. `OF_ALL_TRAININGS` combines the values of several steps."""
 
 
 class Backend(Protocol):
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """Return the steps of a stage in order. The number of steps is the same for every seed."""
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the weights of ``gone`` models and the temporary files of ``stages``; keep ``needed`` models."""
+        """Remove weights of ``gone`` models and temporary files of ``stages``; keep weights of ``needed`` models."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def run_stages(
         only: index of the only stage to run; None for all stages.
         keep_checkpoints: whether to keep the weights of all models.
         await_models: function that waits until other processes have trained the models of a stage.
-        keep: indices (from 0) of the arrivals whose models are kept.
+        keep: indices (numbered from 0) of the arrivals whose models are kept.
 
     Returns:
         Number of stages that this call ran, for each run.
@@ -273,7 +273,7 @@ def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, 
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:
-    """Raise AlmaError if a stage needs the weights of a stage or model that is incomplete, missing or damaged."""
+    """Raise AlmaError if a model that a stage starts from or predicts with is incomplete, missing or damaged."""
     plan = run.plans[stage]
     starts = {training.start.stage for training in plan.trainings if training.start is not None}
     predict = {model.stage for model in plan.predictors} - {stage}

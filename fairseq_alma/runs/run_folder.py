@@ -41,7 +41,7 @@ AVERAGE = "checkpoint_average.pt"
 BEST = "checkpoint_best.pt"
 """File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
 BRANCH = "branch"
-"""Name of the folder of a branch (copy of the model that trains with a decaying learning rate)."""
+"""Name of the folder of a branch (copy of the model that is trained with a decaying learning rate)."""
 ENSEMBLE_FILE = "ensemble.pt"
 PREDICTIONS_FILE = "ensemble-predictions.npz"
 """Name of the file with the joint predictions of all ensemble members; see `text.split_losses`."""
@@ -53,7 +53,7 @@ STAGE_REMEDY = "remove the file and repeat the command, which then runs the stag
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run; ``vocab_size`` and ``decontaminated`` are set for text, the fields after them for images."""
+    """Stream of a run; ``vocab_size`` and ``decontaminated`` are for text, ``dataset`` to ``seed`` for images."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -113,14 +113,14 @@ class Result(Struct, frozen=True):
 
 
 class TextResult(Result, frozen=True):
-    """Evaluation result on text, with the perplexity ``ppl`` per token."""
+    """Evaluation result on text; ``ppl`` is the perplexity per token."""
 
     ppl: float
     bits_per_byte: Optional[float] = None
 
 
 class ImageResult(Result, frozen=True):
-    """Evaluation result on images, with the error rate from 0 to 1."""
+    """Evaluation result on images; ``error`` is the error rate from 0 to 1."""
 
     error: Annotated[float, Meta(ge=0, le=1)]
 
@@ -137,7 +137,7 @@ AnyResult = TypeVar("AnyResult", TextResult, ImageResult)
 
 
 class Anytime(Struct, frozen=True):
-    """Evaluated weights, number of updates before the stage (text), and number of updates of the `BRANCH`."""
+    """Kind of evaluated weights, number of updates before the stage (text), and number of updates of the `BRANCH`."""
 
     predicts_with: Name
     first_update: Count = 0
@@ -360,7 +360,7 @@ class RunFolder:
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
     def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether a separately trained member is complete, according to its clock file or the stage record."""
+        """Return whether separate training of a member is complete, according to its clock file or the stage record."""
         clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
         return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
 

@@ -75,5 +75,5 @@ def test_a_path_without_a_model_is_one_line(model, tmp_path):
         with pytest.raises(AlmaError, match=message):
             export([str(path), "--out", "out", *options])
     model.joinpath("run").rename(tmp_path / "seed-1")
-    with pytest.raises(AlmaError, match=r"expected one run, found several; give one run, such as .*seed-1"):
+    with pytest.raises(AlmaError, match=r"expected a run, found a folder of runs; give one run, such as .*seed-1"):
         export([str(tmp_path), "--out", "out"])
