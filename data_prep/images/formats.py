@@ -106,7 +106,7 @@ class InputFiles:
 
 
 def _checked(images: np.ndarray, labels: np.ndarray, paths: Sequence[Path], num_classes: int, first: int = 0) -> Part:
-    """Check a training or test set with labels from ``first``, and return (images, labels shifted to start at 0)."""
+    """Check a training or test set whose smallest valid label is ``first``. Return (images, labels - ``first``)."""
     images_path, labels_path = paths[0], paths[-1]
     if not len(images):
         raise AlmaError(f"{images_path}: expected at least 1 image, found none; give a file with images")
@@ -119,7 +119,7 @@ def _checked(images: np.ndarray, labels: np.ndarray, paths: Sequence[Path], num_
     if len(wrong):
         raise AlmaError(
             f"{labels_path}: expected labels from {first} to {first + num_classes - 1}, found {labels[wrong[0]]} at "
-            f"image {wrong[0]}; correct the labels, or download the file again"
+            f"image {wrong[0]} (numbered from 0); correct the labels, or download the file again"
         )
     return images, labels.astype(np.int64) - first
 
@@ -327,8 +327,8 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
         images, labels = [], []
         if unknown := sorted({path.name for path in folder.glob("*") if path.is_dir()} - {*classes}):
             raise AlmaError(
-                f"{folder}: expected only the classes of {folders[0]}, found {', '.join(unknown)[:200]}; add their "
-                "training images, or remove these folders"
+                f"{folder}: expected only the classes of {folders[0]}, found {', '.join(unknown)[:200]}; add "
+                "training images of these classes, or remove these folders"
             )
         for label, name in enumerate(classes):
             for path in sorted((folder / name).glob("[!.]*")):

@@ -41,7 +41,7 @@ _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Return the kind of each code point, uint8: 0 (word separator), ``_LETTER`` or ``_IGNORED``."""
+    """Return a uint8 array with the kind of each code point: 0 (word separator), ``_LETTER`` or ``_IGNORED``."""
     kinds = np.zeros(0x110000, np.uint8)
     categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
     kinds[:_ASSIGNED] = [_LETTER * (each[0] in "LNM") + _IGNORED * (each == "Cf") for each in categories]
@@ -50,7 +50,7 @@ def _kinds() -> np.ndarray:
 
 
 def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (code points, with 0 between words and documents; end position of each document in this array)."""
+    """Return (array of code points, in which 0 separates words and documents; end index of each document)."""
     texts = [text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold() for text in documents]
     ends = np.cumsum(np.fromiter((len(text) + 1 for text in texts), np.int64, len(texts)))
     joined = "".join(f"{text}\0" for text in texts)
@@ -94,7 +94,7 @@ class NgramHasher:
     size: int
 
     def __call__(self, documents: Sequence[str]) -> Ngrams:
-        """Return the n-grams of documents. A document with fewer than ``size`` words has one, an empty one none."""
+        """Return the n-grams of documents. A document of 1 to ``size`` - 1 words has one n-gram."""
         letters, ends = letters_of(documents)
         codes, word_starts = _code_words(letters)
         lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
@@ -112,14 +112,14 @@ class NgramHasher:
         return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
     def words(self, document: str, start: int) -> str:
-        """Return the n-gram that begins with word ``start`` (from 0) of a document, as words joined by spaces."""
+        """Return the n-gram that begins at word index ``start`` of a document, as words joined by spaces."""
         codes, _ = letters_of([document])
         text = "".join(map(chr, codes.tolist())).replace("\0", " ")
         return " ".join(text.split()[start : start + self.size])
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (hashes of words, positions of the first letters of words) for code points returned by `letters_of`."""
+    """Return (hash of each word, index of the first letter of each word) for code points returned by `letters_of`."""
     codes, starts, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while start < len(letters):
         gaps = np.flatnonzero(letters[start + _LETTERS_AT_ONCE :][:_LETTERS_AT_ONCE] == 0)
@@ -148,7 +148,7 @@ class NgramSet:
         self._table[hashes >> self._shift] = True
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the indices, ascending, of those elements of ``hashes`` that are in the set."""
+        """Return the ascending indices of the elements of ``hashes`` that are in the set."""
         candidates = np.flatnonzero(self._table[hashes >> self._shift])
         if not len(candidates):
             return candidates
@@ -187,7 +187,7 @@ def scrambled(numbers: np.ndarray) -> np.ndarray:
 
 
 def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = None) -> np.ndarray:
-    """Return a pseudo-random uint64 sort key for each document. Equal hashes give equal keys without ``positions``."""
+    """Return a pseudo-random uint64 sort key for each document. Without ``positions``, equal hashes give equal keys."""
     keys = scrambled(hashes ^ scrambled(np.array([seed], np.uint64)))
     return keys if positions is None else scrambled(keys + positions)
 
@@ -231,16 +231,16 @@ def bytes_of(size: Optional[Size], total: int) -> Optional[int]:
 def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarray:
     """Return the int16 set number of each document.
 
-    Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out parts of the mega-batches
-    follow, if requested. Set number ``num_sets`` marks the documents of mega-batch 0 for training the tokenizer.
+    Sets 0 to B-1 are the mega-batches. The validation set, the test set and the held-out set of each mega-batch follow,
+    if requested. Documents of mega-batch 0 that train the tokenizer get the number ``shares.num_sets`` instead of 0.
 
     Args:
         sizes: ``(documents,)``, not empty: number of bytes of each document, in the order of the sort keys.
         arguments: ``(documents,)``: index of the INPUT (with ``--by``, of the group) of each document.
-        shares: number and sizes of the sets.
+        shares: number of mega-batches, and sizes of the held-out sets.
 
     Raises:
-        AlmaError: the validation and test sets leave no text for training, or a held-out part is too large.
+        AlmaError: the validation and test sets leave no text for training, or a mega-batch's held-out set is too large.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     total, num_megabatches, first = int(ends[-1]), shares.num_megabatches, 0
@@ -288,5 +288,5 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
 
 
 def _count(ends: np.ndarray, num_bytes: int) -> int:
-    """Return the smallest n >= 1 with ``ends[n - 1] >= num_bytes`` (cumulative sizes), or ``len(ends)`` if none."""
+    """Return the smallest n >= 1 such that the first n documents reach ``num_bytes`` bytes; at most ``len(ends)``."""
     return min(int(np.searchsorted(ends, num_bytes)) + 1, len(ends))

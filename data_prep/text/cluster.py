@@ -1,8 +1,8 @@
 """Run the steps of ``alma-prep-text`` as datatrove pipeline steps, on one machine, SLURM or Ray.
 
-Each rank of a stage processes some pieces of the input (see ``documents``) and writes files atomically. On a repeated
-run, datatrove skips completed ranks. ``alma-prep-text`` makes a byte-identical stream from the same input and options.
-The module requires the extra ``[cluster]``.
+A stage is one step of the conversion. Its ranks (datatrove tasks) share the pieces of the input (see ``documents``) and
+write files atomically. On a repeated run, datatrove skips completed ranks. ``alma-prep-text`` makes a byte-identical
+stream from the same input and options. The module requires the extra ``[cluster]``.
 """
 
 import os

@@ -100,7 +100,7 @@ def existing_stream(options: PrepOptions) -> Optional[Stream]:
 
 
 def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]) -> bool:
-    """Return whether the command of ``record`` has already completed for the stream ``there``.
+    """Return whether the history of the stream ``there`` contains the command ``record``.
 
     Raises:
         AlmaError: another command made the stream, and ``--append`` is not given.

@@ -45,7 +45,7 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Source:
-    """Input file, with its format and the fields that contain text and group."""
+    """Input file, its format, and the fields that contain the text and the group of a document."""
 
     path: Path
     label: str  # name of the file in messages
@@ -73,7 +73,7 @@ class Block:
     bytes_read: int = 0  # number of bytes of the file that were read for the block
 
     def where(self, number: int) -> str:
-        """Return the label of the file and the number (from 1) of a line or row in the file, for messages.
+        """Return the label of the file and the number of a line or row (counted from 1) in the file, for messages.
 
         Args:
             number: index of the line or row in the block.
@@ -90,7 +90,7 @@ class Block:
 
 
 def documents_of(block: Block) -> list[str]:
-    """Return the documents of a block; raises the errors of `documents_and_groups_of`."""
+    """Return the documents of a block. Raises AlmaError as `documents_and_groups_of` does."""
     return [document for document, _ in documents_and_groups_of(block)]
 
 
@@ -286,7 +286,7 @@ def _part_starts(source: Source) -> list[int]:
 
 @contextmanager
 def reading_table(source: Source) -> Iterator[Any]:
-    """Provide pyarrow in a ``with`` block. Raises AlmaError if pyarrow is missing or cannot read the Parquet file."""
+    """Yield the module pyarrow. Raises AlmaError if pyarrow is missing or cannot read the Parquet file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -340,7 +340,7 @@ def find_sources(
         inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
         form: format of all files; ``auto`` to detect the format of each file by name and content.
         field: field or column with the text.
-        folder: folder for copies of pipes; None if pipes are not allowed, because several machines read the input.
+        folder: folder for copies of pipes; None: pipes are not allowed, because several machines read the input.
         out: folder of the stream; ignored if it is inside an input folder.
         by: field or column with the group of a document, see `Source`.
         period: period of the dates in field ``by``, see `Source`.

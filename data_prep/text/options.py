@@ -18,7 +18,7 @@ FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 HOLDOUT_BYTES = "--holdout-bytes"
-"""Option that is not allowed with ``--append``: the value recorded in the stream applies to all mega-batches."""
+"""Option that is not allowed with ``--append``, because the value recorded in the stream still applies."""
 AUTO = 0
 """Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 _EPILOG = """examples:
@@ -63,7 +63,7 @@ class PrepOptions(Options):
     append: bool = opt(False, "add new mega-batches to the existing stream at --out")
     seed: int = opt(1, "random seed for assigning documents to splits of the stream", range=integer(0, 2**63 - 1))
     preset: Optional[str] = opt(
-        None, "paper: test set as large as one mega-batch, validation set 1/10 as large", choices=("paper",)
+        None, "paper: by default, test set as large as one mega-batch, validation set 1/10 as large", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
         None, "size of the validation set (default: half the test set, at most half its default size)", parse=read_size
@@ -131,7 +131,7 @@ class PrepOptions(Options):
         """Return the options that determine the content of the stream, as a dict from flag to value.
 
         Args:
-            tokenizer_sha256: sha256 of the ``--tokenizer`` file, or None.
+            tokenizer_sha256: sha256 of the ``--tokenizer`` file; None: ``--tokenizer`` is not given.
         """
         values = {**vars(self), "megabatches": self.num_megabatches, "field": self.field or DEFAULT_FIELD}
         values |= {"format": None if self.format == "auto" else self.format}

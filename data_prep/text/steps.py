@@ -183,7 +183,7 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write hash, sort key, size and INPUT or group of each document in a piece. Yield the bytes read per block."""
+        """Write (hash, sort key, size, INPUT or group) of each document in a piece. Yield the bytes read per block."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
@@ -275,7 +275,7 @@ class Work:
             self.save(f"sets-{piece:05d}.npy", part)
 
     def _ordered_groups(self, names: set[str]) -> list[str]:
-        """Return the groups in order (numeric if all are integers). Raises AlmaError if the stream has one of them."""
+        """Return the sorted groups (integers: by value). Raises AlmaError if one is already in the stream."""
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
@@ -312,7 +312,7 @@ class Work:
         raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, slice of ``marks``, bytes read) per block. Raises AlmaError if their number changed."""
+        """Yield (documents, slice of ``marks``, bytes read). Raises AlmaError if the number of documents changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -325,7 +325,7 @@ class Work:
             raise _changed(label)
 
     def sample(self, number: int) -> Iterator[int]:
-        """Write the tokenizer training text and held-out n-grams of a piece. Yield the bytes read per block."""
+        """Write the tokenizer training text and the held-out n-grams of a piece. Yield the bytes read per block."""
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)
@@ -341,7 +341,7 @@ class Work:
         self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
 
     def prepare(self) -> None:
-        """Merge all held-out n-grams, including those of the stream to extend. Train or copy the tokenizer."""
+        """Merge all held-out n-grams, also of the stream to extend. Train a tokenizer, or copy the existing one."""
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:

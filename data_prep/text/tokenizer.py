@@ -63,7 +63,7 @@ def train_tokenizer(batches: Iterable[list[str]], vocab_size: int, num_threads: 
 
 
 class DocumentEncoder:
-    """Encode documents as bytes of a token file, with a cache of up to ``cache_size`` entries of about 200 bytes."""
+    """Encode documents as bytes of a token file, and cache up to ``cache_size`` chunks (about 200 bytes each)."""
 
     def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
         self._tokenizer = tokenizer

@@ -1,7 +1,7 @@
 """Gate trees: each inner node is a softmax over its children, and each leaf is an expert.
 
 The initial gate of a layer is one softmax over the experts, a *flat* tree: ``[0, 1, 2, 3]``. A split of expert 2 into
-expert 2 and new expert 4 replaces the leaf 2 by an inner node: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A).
+expert 2 and new expert 4 replaces leaf 2 with an inner node: ``[0, 1, [2, 4], 3]`` (paper v5, appendix A).
 Configurations and checkpoints contain such nested lists.
 
 Each child of an inner node has one row in the weight matrix of the gate. Rows are numbered node by node, breadth first,
@@ -24,7 +24,7 @@ Nested = Union[int, list["Nested"]]
 
 
 class GateNode(NamedTuple):
-    """Softmax over gate rows ``start`` to ``stop`` - 1; row ``parent_row`` leads to the node (None: root node)."""
+    """Softmax over gate rows ``start`` to ``stop`` - 1; row ``parent_row`` leads to the node; None: root."""
 
     start: int
     stop: int
@@ -55,7 +55,7 @@ class GateTree:
         """Return the gate tree for nested lists of expert numbers.
 
         Raises:
-            AlmaError: an inner node is not a non-empty list, or the n experts are not numbered 0 to n-1.
+            AlmaError: an inner node is empty or not a list, or the n experts are not numbered 0 to n-1.
         """
         nodes: list[GateNode] = []
         row_expert: list[Optional[int]] = []
@@ -92,7 +92,7 @@ class GateTree:
     def with_copy(self, expert: int, new_expert: int, method: str) -> "GateTree":
         """Return the tree with ``new_expert`` added as a copy of ``expert``.
 
-        For expert 2 and new expert 4, ``split`` replaces 2 by [2, 4], and ``copy`` replaces [0, 2] by [0, 2, 4].
+        For expert 2 and new expert 4, ``split`` replaces 2 with [2, 4], and ``copy`` replaces [0, 2] with [0, 2, 4].
         """
         row, nodes = self.row_expert.index(expert), self._lists()
         number = bisect_right(self.nodes, row, key=lambda node: node.start) - 1
@@ -103,7 +103,7 @@ class GateTree:
         return GateTree.from_nested(nodes[0])
 
     def paths(self) -> dict[tuple[int, ...], int]:
-        """Return path -> row number; path (2, 0) leads to the first child of the third child of the root."""
+        """Return a dict from path to row. Path (2, 0) leads to the first child of the third child of the root."""
         found: list[tuple[int, ...]] = []
         for node in self.nodes:
             parent = () if node.parent_row is None else found[node.parent_row]
@@ -127,7 +127,7 @@ class GateTree:
 
 
 def has_experts(layer: int, every: int) -> bool:
-    """Return whether a layer, counted from 0, has experts: ``every`` 2 selects layers 1, 3, 5, …; 0 selects none."""
+    """Return whether a layer (numbered from 0) has experts. ``every`` 2 selects layers 1, 3, 5, …; 0 selects none."""
     return every > 0 and (layer + 1) % every == 0
 
 

@@ -19,7 +19,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 
 EXPERTS, GATE_TENSOR = "experts.", "gate.weight"
-"""Names within a layer of experts: prefix of the stacked expert parameters, (E, …), and name of the gate weight."""
+"""Names within a layer of E experts: prefix of the expert parameters of shape (E, …), and name of the gate weight."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
     """Select the experts to copy or split.
 
     Args:
-        losses: (E,) sum of the loss over the held-out tokens of each expert, in any unit, such as nats.
+        losses: (E,) for each of E experts, the sum of the loss over its held-out tokens, in any unit, such as nats.
         counts: (E,) number of held-out tokens of each expert.
         num_new: number of experts to select, at most E.
         select: ``loss`` (largest total losses, the paper's rule), ``usage`` (most tokens) or ``random``.

@@ -36,14 +36,14 @@ class AlmaEnsembleConfig(FairseqDataclass):
     members: Any = field(default=None, metadata={"help": "one entry for each member; see checkpoints.ensemble_file"})
     vocab_size: int = field(default=0, metadata={"help": "vocabulary size, including fairseq's four special symbols"})
     num_classes: int = field(default=0, metadata={"help": "number of classes"})
-    image_pixels: int = field(default=0, metadata={"help": "number of values in an image (pixels x channels); 0: any"})
-    image_channels: int = field(default=0, metadata={"help": "number of channels in an image; 0: any"})
+    image_pixels: int = field(default=0, metadata={"help": "values per image (pixels x channels); 0: any number"})
+    image_channels: int = field(default=0, metadata={"help": "channels per image; 0: any number"})
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
     """Decoder that predicts the weighted mean of the members' probabilities.
 
-    All members share one incremental state. The keys contain module ids, so each member has separate entries.
+    All members share one incremental state. Its keys contain module ids, so each member has separate entries.
 
     Args:
         dictionary: vocabulary of all members.
