@@ -1,4 +1,4 @@
-"""Learners: strategies that plan the trainings and the evaluation of each stage. This package does not import fairseq.
+"""Learners: strategies that plan the training runs and tests of each stage. This package does not import fairseq.
 
 To add a learner, register a class with `learner.register_learner`, in this package or in a file for
 ``alma-stream --learners-from``.

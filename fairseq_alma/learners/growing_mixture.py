@@ -22,7 +22,7 @@ METHOD_HELP = "how experts are added (default: copy for gmoe on text, else split
 def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
     """Parse a schedule such as ``4,6,8,12``; return the size in each stage.
 
-    ``name`` is the kind of size for error messages: ``experts`` or ``layers``.
+    ``name`` states what the sizes count, for error messages: ``experts`` or ``layers``.
 
     Raises:
         ValueError: a size is smaller than the size in the previous stage, or is not an integer from 1 to `MAX_EXPERTS`.
@@ -190,7 +190,7 @@ class TreeMixture(PeriodicGrowth):
 class Firefly(PeriodicGrowth):
     """VGG network to which growth steps add neurons.
 
-    The paper (Appendix B.1) adds a share of the parameters; the released code adds a share of the neurons.
+    A step adds a share of the parameters in the paper (Appendix B.1), and of the neurons in the released code.
     """
 
     label: ClassVar[Optional[str]] = "FF"

@@ -26,7 +26,7 @@ class StageOptions(Options):
     """Options of a fairseq task that select the stage to train on."""
 
     megabatch: Optional[int] = opt(
-        None, "last mega-batch of the stage to train on, counted from 0", range=integer(0, MAX_MEGABATCHES - 1)
+        None, "last mega-batch of the stage to train on, numbered from 0", range=integer(0, MAX_MEGABATCHES - 1)
     )
     wait: int = opt(1, "waiting time: number of new mega-batches in each stage", range=integer(1))
     replay: bool = opt(False, "train on all mega-batches up to --megabatch")
@@ -56,9 +56,9 @@ class Stage:
     """One training stage of a stream.
 
     Attributes:
-        index: number of the stage, from 0.
+        index: number of the stage; stages are numbered from 0.
         arrivals: new mega-batches, in order; the stage starts when the last new mega-batch arrives.
-        megabatches: mega-batches to train on: ``arrivals``, or all mega-batches so far with replay.
+        megabatches: mega-batches to train on: with replay, all mega-batches so far; otherwise, ``arrivals``.
     """
 
     index: int
@@ -76,7 +76,7 @@ def stages(
     """
     if num_megabatches < 1 or wait < 1:
         raise ValueError(
-            f"expected at least 1 mega-batch and --wait 1, found {num_megabatches} mega-batches and --wait {wait}"
+            f"expected a positive number of mega-batches and a positive --wait, found {num_megabatches} and {wait}"
         )
     planned: list[Stage] = []
     first, end = 0, first_wait or wait
@@ -88,7 +88,7 @@ def stages(
 
 
 def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: bool = False) -> Stage:
-    """Return the stage whose last new mega-batch is ``megabatch``. Raises AlmaError if no such stage exists."""
+    """Return the stage whose last new mega-batch is ``megabatch``; raise AlmaError if no such stage exists."""
     planned = {stage.arrivals[-1]: stage for stage in stages(num_megabatches, wait, replay)}
     if megabatch not in planned:
         ends = ", ".join(str(end) for end in planned)
@@ -102,7 +102,7 @@ MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Maximum number of members that one stage trains."""
 MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Seed difference of consecutive members; number of members until the seeds reach 2**32 (NumPy's limit)."""
+"""Seed difference of consecutive members; maximum number of members with seeds below 2**32 (NumPy's limit)."""
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -120,7 +120,7 @@ def member_seed(seed: int, member: int) -> int:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """Identifier of a trained model: the last stage that trained the model, and the member's index (from 0)."""
+    """Identifier of a trained model: last stage that trained the model, and member index (numbered from 0)."""
 
     stage: int
     member: int
@@ -153,7 +153,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Training:
-    """Training of one model in a stage.
+    """Training run of one model in one stage.
 
     Attributes:
         model: identifier of the trained model.
@@ -162,8 +162,8 @@ class Training:
         growth: growth step applied to the initial weights; None: no growth.
         num_experts: number of experts in each Switch layer of a new model; None: the value in the options after ``--``.
         num_layers: number of layers of a language model; None: the value in the options after ``--``.
-        num_joint: number of members of a joint model; 1: a single model.
-        joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
+        num_joint: number of models that the run trains jointly (``--learner umix``), or 1.
+        joint_logits: how the logits of jointly trained models are combined: ``mean`` or ``sum``.
         bootstrap: whether to train on a bootstrap sample of the stage's examples.
     """
 
@@ -180,10 +180,10 @@ class Training:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Plan of the trainings and of the evaluation of a stage.
+    """Plan of a stage: the training runs, and the models to evaluate.
 
     Attributes:
-        trainings: trainings of the stage, independent of each other.
+        trainings: training runs of the stage, independent of each other.
         predictors: models that predict after the stage; some may come from earlier stages.
         combine: how predictions are combined: ``single`` for one model, else ``probabilities`` (mean), ``logits``
             (mean) or ``vote``.
@@ -312,7 +312,7 @@ class GrowingModel(Learner):
         return self.train_each(stage, num_members=1, growth=growth)
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        """Return the growth step before ``stage`` (index > 0); None: no growth. ``seed``: random seed of the step."""
+        """Return the growth step before ``stage``, with random seed ``seed``; None if the model does not grow."""
         raise NotImplementedError
 
 
@@ -322,7 +322,7 @@ def combined(models: Sequence[ModelId], combine: str) -> str:
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:
-    """Build a learner from option values. Raises ValueError; the message begins with an option name."""
+    """Return a learner with the given option values; raise ValueError if a value is invalid or options conflict."""
     values = {
         name: option.default_on(kind) if given.get(name) is None else option.value(given[name])
         for name, option in options_of(learner).items()
@@ -411,7 +411,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEA
 _DEFAULTS = {
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Default values of preset options. `with_preset` omits equal values, so the ``paper`` preset adds none to run.json."""
+"""Values of the ``paper`` preset, which are the package's defaults; `with_preset` omits these values."""
 
 
 def canonical(value: Any) -> Any:

@@ -175,7 +175,7 @@ class Dispatch(NamedTuple):
     """Assignment of tokens to experts.
 
     Attributes:
-        tokens: (K,) int64, token indices, grouped by expert and ascending within each expert.
+        tokens: (K,) int64, indices of the K assigned tokens, grouped by expert, ascending within each group.
         counts: number of tokens assigned to each expert; the sum is K.
         routed: number of non-padding tokens that the gate routes to each expert, including tokens over capacity.
     """
@@ -186,7 +186,7 @@ class Dispatch(NamedTuple):
 
 
 def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
-    """Assign tokens to the experts that the gate selected. If an expert is full, later tokens get no expert.
+    """Assign each token to the expert that the gate selected, unless this expert is full with earlier tokens.
 
     The capacity is ceil(capacity factor x non-padding tokens / experts) (Fedus et al. 2021, equation 3), at least 1.
 
@@ -233,7 +233,7 @@ class ExpertLosses:
         self._add(sums, counts)
 
     def add_shared(self, losses: Tensor, shares: Sequence[Tensor]) -> None:
-        """Add a batch in which the loss of each image is divided among the experts of a layer.
+        """Add a batch in which the loss of each image is divided among the experts of each layer.
 
         Args:
             losses: loss of each image, (S,).

@@ -50,7 +50,7 @@ class MixtureLayer(nn.Module):
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Return the layer output for a batch. In training, a hard gate samples with ``generators[0]`` if given."""
+        """Return the layer output for a batch. In training, a hard gate samples experts; see `sample_experts`."""
         features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
         routing = self.gate(features)
         probs = routing.probs.detach()
@@ -69,7 +69,7 @@ class MixtureLayer(nn.Module):
         return torch.cat(outputs)[dispatch.tokens.argsort()]
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Initialize the gate and the experts; ``generators`` contains exactly one generator."""
+        """Initialize the gate and the experts with the only random generator in ``generators``."""
         init_as_linear(self.gate.weight, self.gate.bias, *generators)
         for module in self.expert_modules():
             if hasattr(module, "reset_parameters"):  # batch norm does not have the method
@@ -86,7 +86,7 @@ class MixtureLayer(nn.Module):
     def grow(self, expert: int, generator: Generator, method: str = "split") -> None:
         """Add an expert as a copy of ``expert``; see `ParallelGate.grow` for the arguments.
 
-        ``split`` does not change the layer's output. ``copy`` can, because it changes the probabilities.
+        ``split`` does not change the layer's output. ``copy`` can change the output and the probabilities.
         """
         growth = self.gate.grow(expert, generator, method)
         for module in self.expert_modules():

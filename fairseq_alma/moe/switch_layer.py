@@ -128,7 +128,7 @@ class SwitchLayer(nn.Module):
         self.capacity_factor, self.eval_capacity_factor = capacity_factor, eval_capacity_factor
 
     def forward(self, x: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Routing, SwitchStatistics]:
-        """Apply the layer without a residual connection. If an expert is full, earlier tokens have priority.
+        """Apply the layer without a residual connection. A full expert processes no further tokens.
 
         Args:
             x: token features, (S, M).

@@ -145,7 +145,7 @@ class Recipe:
 
 
 def num_heads(width: int) -> int:
-    """Return the default number of attention heads of an ``alma_transformer_lm``; it need not divide ``width``."""
+    """Return the default number of attention heads for model dimension ``width``; this may not divide ``width``."""
     return max(1, width // (32 if width < 512 else 64))
 
 
@@ -315,7 +315,7 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
-    """Return the number of tokens per update. A missing or invalid option counts as 1, or 512 (sequence length)."""
+    """Return the tokens per update. Missing or invalid options count as 1, and ``--tokens-per-sample`` as 512."""
     sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
     if "--batch-size" not in filled and "--max-tokens" in filled:
         sizes = {"--update-freq": 1, "--max-tokens": 1}

@@ -2,7 +2,7 @@
 
 The imports take seconds, longer than a stage of a small model. A process can fork safely only if it has no threads and
 does not use CUDA. Therefore the helper starts no thread, runs no tensor operation and never calls CUDA; alma-stream
-runs the tokenizers and shows the progress. A child sends training metrics and the result of the command through a pipe.
+itself runs the tokenizers and shows progress. A child sends training metrics and the command's result through a pipe.
 The helper and its children end when alma-stream ends. With ``--dry-run``, alma-stream only prints the commands.
 """
 
@@ -198,7 +198,7 @@ def call(
 
 
 def group_sizes(num_procs: int) -> dict[str, str]:
-    """Return the ``torchrun`` variables that are equal for all ranks, except the address and the port of rank 0."""
+    """Return ``torchrun`` variables that all ranks share: WORLD_SIZE, LOCAL_WORLD_SIZE and OMP_NUM_THREADS."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
 

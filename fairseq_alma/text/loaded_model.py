@@ -133,7 +133,7 @@ class LoadedModel:
         return self.decode(found[0][0]["tokens"].tolist())
 
     def score(self, texts: Union[str, Sequence[str]]) -> list[Score]:
-        """Return the `Score` of each document; ``texts`` is one document (a ``str``) or several documents."""
+        """Return a list with the `Score` of each document; ``texts`` is one document (a ``str``) or several."""
         documents = [texts] if isinstance(texts, str) else list(texts)
         all_ids = [self.encode(text) for text in documents]
         losses = self.losses([window for ids in all_ids for window in cut([self.first, *ids, EOS], self.longest)])

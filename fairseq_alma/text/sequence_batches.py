@@ -156,7 +156,7 @@ class SequenceBatches(EpochBatchIterating):
         return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume at a saved position; raise AlmaError if the position counts batches or is beyond the epoch."""
+        """Resume at a saved position; raise AlmaError if the position counts batches or exceeds the epoch's length."""
         position = state_dict.get("iterations_in_epoch", 0)
         unit = "sequence" if state_dict.get("version") == POSITION_VERSION else "batch"
         self.epoch = state_dict["epoch"]
@@ -164,7 +164,7 @@ class SequenceBatches(EpochBatchIterating):
         if position and (unit == "batch" or position > num_sequences):
             raise AlmaError(
                 f"{self.save_dir}: expected a position within the {num_sequences} sequences of the epoch, found "
-                f"{unit} {position}; resume with the task and the data of the interrupted training, or give "
+                f"{unit} {position}; resume with the task and the data of the interrupted run, or give "
                 "--reset-dataloader to begin the epoch again"
             )
         self.position = position

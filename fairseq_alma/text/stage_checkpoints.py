@@ -39,7 +39,7 @@ class Progress:
     batches: Sequence[Mapping[str, Any]] = ()
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
-        """Return whether training has reached a limit (if resumed there, fairseq-train would make another update)."""
+        """Return whether training has reached a limit. If resumed there, fairseq-train would make another update."""
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )

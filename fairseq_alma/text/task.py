@@ -122,8 +122,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
-            over = 1 - cfg.tokens_per_sample
-            raise AlmaError(f"--context-window: must be smaller than --tokens-per-sample; reduce it by {over} or more")
+            remedy = f"reduce --context-window by {1 - cfg.tokens_per_sample} or more"
+            raise AlmaError(f"--context-window: must be smaller than --tokens-per-sample; {remedy}")
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(

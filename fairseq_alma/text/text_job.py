@@ -58,10 +58,10 @@ class TextJob:
         branch: training feature of the branch (copy of the model, trained with a decaying learning rate).
         carries_optimizer: whether each later stage starts with the optimizer state of the previous stage.
         keeps_best: whether fairseq-train keeps the checkpoint with the lowest loss on ``valid``.
-        stripped: last checkpoint of a model -> file identities of the last and the evaluated checkpoint after `strip`.
+        stripped: path of a model's last checkpoint -> `FileIdentity` of this and the tested checkpoint after `strip`.
         train_options: function that returns the options after ``--`` for run.json.
         options: options after ``--``, adapted to the number of processes and ``--iid``.
-        last: method `TrainOptions.last` of ``options``.
+        last: function that returns the values of an option after ``--``; see `TrainOptions.last`.
         lengths: number of updates of each stage; None: an option after ``--`` sets the length, or there is no stream.
 
     Raises:
@@ -92,18 +92,18 @@ class TextJob:
         self.last = self.options.last
 
     def holdouts(self, arrivals: Iterable[int]) -> list[str]:
-        """Return the names of the non-empty held-out splits of mega-batches, given by number."""
+        """Return the names of the non-empty held-out splits of the mega-batches with the numbers ``arrivals``."""
         if self.stream is None or not self.stream.has_holdouts:
             return []
         names = [split_name(t, "holdout") for t in arrivals]
         return [name for name in names if self.stream.split(name).num_tokens]
 
     def part(self, training: Training, part: str) -> Part:
-        """Return the `Part` for features: first update and length of the stage, and whether it is the branch."""
+        """Return the first update and the number of updates of the stage, and whether ``part`` is the branch."""
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the dictionary of the starting checkpoint; return a function that maps any runs to ``self``."""
+        """Check the dictionary of the starting checkpoint; return a function that returns ``self`` for any runs."""
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
@@ -172,7 +172,7 @@ class TextJob:
         return self.lengths[stage] if record is None else record["num_updates"]
 
     def num_updates(self, training: Training, part: str) -> Optional[int]:
-        """Return the number of updates of a part (`Train.part`) of a training run, or None if epochs limit it."""
+        """Return the number of updates of a part (`Train.part`) of a training run; None if only epochs limit it."""
         total = self.stage_updates(training.model.stage)
         if total is None or part == COMPLETE:
             return total
@@ -201,7 +201,7 @@ class TextJob:
         self.stripped[last] = file_identity(last), file_identity(predicting)
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
-        """Remove the checkpoints of ``gone`` models, temporary files of ``stages``, and unneeded optimizer states."""
+        """Strip the models ``needed``; remove checkpoints of the models ``gone`` and temporary files of ``stages``."""
         job = self.of(folder)
         for model in needed:
             if folder.model_folder(model).is_dir():

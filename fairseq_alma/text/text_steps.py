@@ -195,7 +195,7 @@ class Train(TrainingStep):
         )
 
     def commands(self) -> Sequence[Command]:
-        """Return one fairseq-train command, which also resumes an interrupted training."""
+        """Return one fairseq-train command, which also resumes an interrupted training run."""
         job, training, request, stage = self.job, self.training, self.job.request, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
         data = ("--megabatch", str(stage.arrivals[-1]), "--wait", str(wait))
@@ -358,8 +358,8 @@ class Before(TextStep):
     """Test step before training.
 
     Test the grown model on ``valid``, and the model of the previous stage on the held-out splits of new mega-batches.
-    If the previous stage did not test the checkpoint that growth starts from (but averaged weights, for example), also
-    test this checkpoint on ``valid``.
+    If the previous stage tested other weights than those of the checkpoint to grow (averaged weights, for example),
+    also test the checkpoint to grow on ``valid``.
     """
 
     @property

@@ -116,7 +116,7 @@ class TrainOptions:
         return longer
 
     def shared(self, num_procs: int) -> "TrainOptions":
-        """Return a copy for one of ``num_procs`` processes, which each compute an equal number of batches per update.
+        """Return a copy for one process of ``num_procs``, with the batches per update divided by ``num_procs``.
 
         Raises:
             ValueError: the number of batches per update is not a multiple of the number of processes.

@@ -5,7 +5,7 @@ an export copies the weights of the layers. Initial weights:
 
 - matrices: uniform with variance 1 / (number of inputs); zero if the matrix writes to the residual stream
 - embeddings: standard normal; if shared with the output projection, normal with std min(0.02, 1 / M)
-- output projection: almost zero, so that the initial loss is log V
+- output projection: almost zero, so that the initial loss is about log V
 
 Letters: B sequences, T positions, M model dim, H query heads, K key-value heads, D head dim, V vocabulary size.
 """
