@@ -147,7 +147,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
-    """Download missing files of a corpus to the folder ``source``, and return the paths of all requested files.
+    """Download missing files of a corpus (EMNIST: of a split) to the folder ``source``. Return the paths of the files.
 
     Check the sha256 of the files, or of an archive before unpacking. Do not check files that an earlier call unpacked.
 

@@ -45,7 +45,7 @@ class StreamStage(PipelineStep):
         """Run the stage on the pieces of this rank.
 
         Raises:
-            AlmaError: the input or the options are invalid, or the pipeline has another step before this step.
+            AlmaError: the input, options, stream or work folder is unsuitable, or the pipeline has an earlier step.
         """
         if data is not None:
             raise AlmaError(

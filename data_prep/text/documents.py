@@ -346,7 +346,7 @@ def find_sources(
         period: period of the dates in field ``by``, see `Source`.
 
     Raises:
-        AlmaError: an input is missing or unreadable, or a folder is empty or contains special files or several splits.
+        AlmaError: an input cannot be read; or a folder is empty, or contains special files or several splits of data.
     """
     stream = None if out is None else out.resolve()
     found: list[Optional[list[Path]]] = []  # None for a pipe. Pipes are read after all other checks.

@@ -66,7 +66,7 @@ class PrepOptions(Options):
         None, "paper: by default, test set as large as one mega-batch, validation set 1/10 as large", choices=("paper",)
     )
     valid_bytes: Optional[Size] = opt(
-        None, "size of the validation set (default: half the test set, at most half its default size)", parse=read_size
+        None, "size of the validation set (default: half of --test-bytes, at most half of its default)", parse=read_size
     )
     test_bytes: Optional[Size] = opt(
         None, "size of the test set (default: 2% of the text, at least 12 kB, at most 1.2 MB and 20%)", parse=read_size

@@ -157,7 +157,7 @@ class Work:
     def make_plan(
         self, there: Optional[Stream], options: PrepOptions, copies: Optional[Path], num_workers: int
     ) -> None:
-        """Find the input files and write the plan.
+        """Find the input files, divide them into pieces, and save the `Plan` in the work folder.
 
         Args:
             there: stream to append to; None for a new stream.
@@ -312,7 +312,7 @@ class Work:
         raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, slice of ``marks``, bytes read). Raises AlmaError if the number of documents changed."""
+        """Yield (documents, slice of ``marks``, bytes read) per block. Raises AlmaError if a file has changed."""
         first, label = 0, "INPUT"
         for part in self.plan.pieces[piece]:
             for block in part.blocks():
@@ -399,7 +399,7 @@ def _refuse_many_groups(number: int) -> None:
 
 
 def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapping[str, Any]) -> Stream:
-    """Write all files of a new stream, or all files to add to a stream, into a folder; do not write the manifest.
+    """Write the files of a new stream, or the additional files of a stream, to a folder. Do not write the manifest.
 
     Args:
         work: steps of the command; all steps before ``encode`` are complete.

@@ -154,12 +154,12 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
     """Return the gate trees of all layers of experts, parsed from the value of ``--gate-trees``.
 
     Args:
-        text: JSON list with one nested list per layer; empty for flat gates.
+        text: JSON list with one nested list per layer of experts; empty or None: flat gates.
         num_layers: required number of trees.
         num_experts: required number of experts in each tree.
 
     Raises:
-        AlmaError: the text is invalid, or has a wrong number of trees or experts.
+        AlmaError: ``num_experts`` is None, or the text is invalid or has a wrong number of trees or experts.
     """
     if num_experts is None:
         raise AlmaError("--num-experts: missing; give the number of experts")

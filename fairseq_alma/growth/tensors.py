@@ -4,8 +4,8 @@ Growth methods (paper v5, sections 4.2 and 5, appendix A):
 
 - ``copy``: the paper's method for text. The new expert has the weights and the gate row of an old expert, and the tree
   remains flat. The softmax has one more entry, so the gate probabilities and the loss change.
-- ``split``: a node between two copies of an expert replaces the expert. The new gate rows are random. The output does
-  not change.
+- ``split``: a node with the expert and a copy as children replaces the expert. The new gate rows are random. The output
+  does not change.
 - ``scratch``: the new experts have random weights, and random gate rows at the root.
 """
 
@@ -120,7 +120,7 @@ def grow_tensor(
         name: name of the parameter within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
         old: value of the parameter.
         growth: growth plan.
-        generator: random generator for noise and new weights, which are initialized as in a new layer.
+        generator: random generator for the noise and for new weights (initialized as in a new layer).
         noise: standard deviation of the Gaussian noise that is added to copied gate rows, not to the originals.
     """
 
@@ -147,9 +147,9 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
     steps, do not change. Adam counts steps per tensor, so bias correction does not restart. The first step of a new
     slice is therefore (1 - beta1) / sqrt(1 - beta2) times the learning rate (0.7 times with betas 0.9 and 0.98).
 
-    With ``is_shared``, each half of a split expert gets the expected moments for half of the tokens. The gradient of an
-    expert is a sum over k tokens, G = g_1 + … + g_k. After a split, each token goes to either half with probability
-    1/2. The gradient H of a half is then a random variable with
+    With ``is_shared``, a split expert and its copy (the halves) get the expected moments for half of the tokens. The
+    gradient of an expert is a sum over k tokens, G = g_1 + … + g_k. After a split, each token goes to either half with
+    probability 1/2. The gradient H of a half is then a random variable with
 
         E[H] = G / 2,    E[H²] = G² / 4 + (g_1² + … + g_k²) / 4.
 
@@ -163,7 +163,7 @@ def grow_moments(name: str, entry: Mapping[str, Any], growth: MixtureGrowth, is_
         name: name of the parameter within the layer.
         entry: optimizer state of the parameter.
         growth: growth plan.
-        is_shared: whether the halves of an expert share the moments; moments of gates are always copied.
+        is_shared: whether a split expert and its copy share the moments; moments of gates are always copied.
     """
     source, grown = growth.row_source if name == GATE_TENSOR else growth.expert_source, dict(entry)
     if is_shared and name != GATE_TENSOR:
