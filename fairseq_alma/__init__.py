@@ -4,7 +4,7 @@ Functions for notebooks: `open_stream`, `load_model`, `score` and `read_run`; se
 
 Packages (each package imports only packages above it):
 
-- ``data``, ``checkpoints``, ``growth``: streams, checkpoint files, network growth (no fairseq)
+- ``data``, ``checkpoints``, ``growth``: streams, checkpoint files and network growth, without fairseq
 - ``learners``: the schedule of stages and the plan of each stage
 - ``moe``: mixture of experts for text and images
 - ``runs``: Algorithm 1 of the paper (loop over stages), run folder and records, progress display
@@ -61,7 +61,7 @@ class _DeferredModule(type(sys)):  # type: ignore[misc]
 def _deferred_modules() -> dict[str, ModuleType]:
     """Return placeholders for scikit-learn and scipy.stats, whose imports take a third of the import time of fairseq.
 
-    fairseq needs the functions of these packages only for metrics of audio and sentence classification.
+    fairseq calls functions of these modules only for the metrics of audio tasks and of sentence classification.
     """
     deferred: dict[str, ModuleType] = {name: _DeferredModule(name) for name in DEFERRED if name not in sys.modules}
     if "sklearn" in deferred:

@@ -58,7 +58,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def causes(error: Optional[BaseException]) -> Iterator[BaseException]:
-    """Yield an exception, then its causes, for example an error of torch.save, then KeyboardInterrupt."""
+    """Yield an exception, then each exception that caused it or that Python was handling when it was raised."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -69,7 +69,7 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
 
 @contextlib.contextmanager
 def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Iterator[IO]:
-    """Open a temporary file for writing. After the block, rename the file to `path`; on an exception, remove the file.
+    """Open a temporary file for writing. After the block, rename this file to `path`; on an exception, remove it.
 
     Args:
         path: path of the file; the parent folder is created if it does not exist.
@@ -104,7 +104,7 @@ def open_atomically(path: Path, mode: str = "wb", durable: bool = True) -> Itera
 
 
 def sweep(*folders: Path) -> None:
-    """Remove temporary files of killed writers and of fairseq from folders; the caller must hold the folder locks."""
+    """Remove temporary files of killed writers and of fairseq; the caller must hold the locks of the ``folders``."""
     for folder in folders:
         for path in (*folder.glob(".*.tmp"), *folder.glob("checkpoint*.pt.tmp")):
             path.unlink(missing_ok=True)

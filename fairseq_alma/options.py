@@ -22,7 +22,7 @@ KINDS = ("text", "images")
 PLAN, TRAINING = "plan", "training"
 """Names of the commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
 NONE = "none"
-"""Value of an option with choices in fairseq's configurations if the option is not given."""
+"""Value in fairseq's configurations for an option with choices that the user does not give."""
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]
 """An option on a command line: (flag, values)."""

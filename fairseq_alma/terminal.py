@@ -45,7 +45,7 @@ class LiveLine:
 
 
 def track(items: Iterable[T], total: int, title: str, unit: str) -> Iterator[T]:
-    """Yield each item and show the progress, such as ``title: 3/10 unit``."""
+    """Yield each item and show the progress, such as ``title: 3/10 documents``."""
     line = LiveLine()
     try:
         for number, item in enumerate(items):

@@ -205,7 +205,7 @@ def assign_images(
         remedy = f"at most {num_train // 2} mega-batches" if num_train > 1 else "more images"
         raise AlmaError(
             f"--megabatches {num_megabatches}: expected at least 2 images for each mega-batch (training and "
-            f"validation), found {size} ({num_train} training images); give {remedy}"
+            f"validation), found {size} ({num_train} training images in all); give {remedy}"
         )
     num_valid = min(max(round(valid_fraction * size), 1), size - 1)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)

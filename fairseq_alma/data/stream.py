@@ -38,7 +38,7 @@ IMAGES = "images.npy"
 LABELS = "labels.npy"
 TOKEN_SUFFIXES = (".bin", ".idx")
 DECONTAMINATE = "--decontaminate-ngram"
-"""Option of alma-prep-text; the history of a stream records the value: n-gram size in words, or null."""
+"""Option of alma-prep-text: n-gram size in words. The history of a stream records null for --no-decontaminate."""
 _REMEDY = "prepare the stream again"
 
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -155,7 +155,7 @@ def split_name(megabatch: int, part: str = "train") -> str:
     """Return the name of a split of a mega-batch, such as ``megabatch-000/train``.
 
     Args:
-        megabatch: number of the mega-batch, from 0.
+        megabatch: number of the mega-batch, numbered from 0.
         part: ``train``, ``holdout`` (held-out documents of text) or ``valid`` (images).
     """
     return f"megabatch-{megabatch:03d}/{part}"
@@ -312,7 +312,7 @@ def publish_stream(built: Path, stream: Stream) -> None:
 def publish_additions(built: Path, stream: Stream) -> None:
     """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
 
-    Replace files of the stream that have the same path: a killed command has left these files.
+    A file that a killed command left in the stream may have the same path; replace this file.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.

@@ -135,7 +135,7 @@ class StreamTokenizer:
         return cls(Path(stream) / TOKENIZER_FOLDER)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token numbers (from 0) of each text. The id in a token file is the token number plus 4."""
+        """Return the token numbers (at least 0) of each text. The id in a token file is the token number plus 4."""
         try:
             return self._encode(texts)
         except Exception as error:  # Both packages raise Exception, for example if the vocabulary has no unknown token.

@@ -11,8 +11,8 @@ A growth step follows section 2 of Wu et al.:
 2. `tune_directions` tunes the *directions* of all candidates (d and the weights of new channels, scaled to norm 1) on
    the images of the stage. The weights of the network do not change.
 3. `score_candidates` estimates the change of the loss along each path from the gradient at the middle of the path. At
-   the start of a path, the gradient of a split is 0, because the effects of the two halves cancel each other. The
-   gain from a split is of second order.
+   the start of a path, the gradient of a split is 0, because the effects of the two halves cancel each other. A
+   split changes the loss only to second order.
 4. `select_candidates` keeps the best candidates of all layers and adds about the requested number of parameters. The
    released code of the ALMA paper counts neurons instead of parameters.
 
@@ -80,7 +80,7 @@ class CandidateLayer(nn.Module):
         self.outgoing_length = steps.new * (weight.square().sum() / weight.size(1)).sqrt()
 
     def sample_directions(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
-        """Return random directions (directions, channels, …) of norm 1; the values do not depend on the device."""
+        """Return random directions of norm 1, (num_directions, num_channels, …), equal on all devices."""
         directions = torch.randn(num_directions, num_channels, *self.weight.shape[2:], generator=generator)
         return nn.Parameter(unit_length(directions).to(self.weight))
 
@@ -184,10 +184,10 @@ class CandidateVGG(VGG):
 def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
     """Average the two halves of each old channel in the input of a layer; return (averages, new channels).
 
-    The layer that receives the halves averages them, because max pooling must act on each half before.
+    The averaging is part of the next layer, because max pooling must act on each half first.
 
     Args:
-        x: output of the previous layer (B, 2 I + P, …) with P new channels, or images (B, I, …) without halves.
+        x: output of the previous layer (B, 2 I + P, …) with P new channels, or images (B, I, …), which have no halves.
         num_old: number I of old channels.
     """
     if x.size(1) == num_old:

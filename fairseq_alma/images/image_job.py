@@ -97,7 +97,7 @@ class ImageTrainOptions:
         words: command-line arguments after ``--``.
         learner: class of the learner.
         for_photographs: whether to use the paper's settings for CIFAR instead of the settings for MNIST.
-        preset: preset that determines defaults; None: no preset.
+        preset: preset whose values replace the defaults; None if not given.
 
     Attributes:
         values: flag of each option -> value of the option, as command-line arguments.
@@ -293,7 +293,7 @@ class ImageJob:
 
 @dataclass(frozen=True)
 class ImageStep(Step):
-    """Step of a stage: train the models of ``trainings`` in one network; if ``trainings`` is empty, test the stage."""
+    """Step of a stage: train the models of ``trainings`` in one network; without trainings, test the stage's models."""
 
     job: ImageJob
     folder: RunFolder

@@ -56,7 +56,7 @@ class ImageDataset(FairseqDataset):
         return len(self.indices)
 
     def ordered_indices(self) -> np.ndarray:
-        """Return the indices of the images in the order of the current epoch. In training, the order is random."""
+        """Return positions in ``indices``, in the order of the current epoch: random in training, else ascending."""
         if not self.is_training:
             return np.arange(len(self))
         with data_utils.numpy_seed(self.seed, self.epoch):

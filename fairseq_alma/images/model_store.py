@@ -126,13 +126,13 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
 
 
 def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of an unfinished training to ``path`` atomically."""
+    """Write the state of an unfinished training run to ``path`` atomically."""
     with open_atomically(path) as file:
         torch.save(dict(state), file)
 
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
-    """Return the state of an unfinished training; None if the file is missing or damaged."""
+    """Return the state of an unfinished training run; None if the file is missing or damaged."""
     if not path.is_file():
         return None
     state = None
@@ -262,7 +262,7 @@ class Tally:
                 self.votes = vote if self.votes is None else self.votes + vote
 
     def result(self, labels: Tensor) -> Metrics:
-        """Return ``loss`` (nats) and ``error`` (0 to 1) of the combined predictions, given the true labels (B)."""
+        """Return ``loss`` (mean, nats) and ``error`` (0 to 1) of the combined predictions, given the labels (B)."""
         assert self.log_sum is not None  # at least one model was added
         if self.combine == "logits":
             log_probs = F.log_softmax(self.log_sum / self.num_models, dim=-1)
@@ -283,11 +283,11 @@ def predict(
     Args:
         network: network of N members.
         images: normalized images.
-        joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``; None: no joint model.
+        joint_logits: how a joint model combines its members' logits: ``mean`` or ``sum``; None for separate models.
 
     Returns:
-        (logits (N, B, K), or (1, B, K) for a joint model; share of the images that are assigned to each expert, for
-        each mixture layer).
+        (logits (N, B, K), or (1, B, K) for a joint model; share of the images that the gate assigns to each expert,
+        for each mixture layer).
     """
     network.eval()
     layers = mixture_layers(network)
@@ -302,7 +302,7 @@ def predict(
 
 
 def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
-    """Return ``loss`` (nats) and ``error`` (0 to 1) of a network with one member on labeled images."""
+    """Return ``loss`` (mean, nats) and ``error`` (0 to 1) of a network with one member on labeled images."""
     tally = Tally("single")
     tally.add(predict(network, images)[0])
     return tally.result(labels)
@@ -310,7 +310,7 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 @torch.no_grad()
 def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
-    """Write figure data: the expert that each mixture layer selects for each of the first `NUM_SHOWN` test images.
+    """Write which expert has the largest weight in each mixture layer, for each of the first `NUM_SHOWN` test images.
 
     The file contains the arrays ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert``
     (layers, n). Without mixture layers, the function writes no file.
@@ -341,7 +341,7 @@ class Predictions:
         self._frozen: dict[ModelId, ImageNetwork] = {}
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return (test loss and error, share of test images for each expert of the newest network; see `predict`)."""
+        """Return (mean loss and error on the test set, share of test images for each expert of the newest network)."""
         can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
         if not can_extend or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
@@ -353,7 +353,7 @@ class Predictions:
         return self._tally.result(self.test[1]), usage
 
     def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
-        """Return loss and error of the stage's predictors on ``valid``, the validation set of the stage."""
+        """Return mean loss and error of the stage's predictors on ``valid``, the validation set of the stage."""
         tally = Tally(plan.combine)
         self._frozen = {model: network for model, network in self._frozen.items() if model in plan.predictors}
         for models in _groups(plan, plan.predictors):

@@ -131,8 +131,8 @@ class NetworkFlops(NamedTuple):
     """FLOPs for one image, summed over all members.
 
     Attributes:
-        train: FLOPs of a forward and a backward pass; with hard gates, training computes all experts.
-        test: FLOPs of a forward pass in evaluation; with hard gates, evaluation computes one expert in each layer.
+        train: FLOPs of a forward and a backward pass (three times a forward pass); hard gates compute all experts.
+        test: FLOPs of a forward pass in evaluation; hard gates compute one expert in each layer.
     """
 
     train: int
@@ -330,7 +330,7 @@ class VGG(ImageNetwork):
 
 @torch.no_grad()
 def measure_batch_norm(network: ImageNetwork, batches: Iterable[Tensor]) -> None:
-    """Set the batch norm statistics to the mean over all ``batches`` of normalized images (B, C, H, W)."""
+    """Set the batch norm statistics to their mean over ``batches`` of normalized images (B, C, H, W)."""
     norms = [module for module in network.modules() if isinstance(module, MemberBatchNorm2d)]
     if not norms:
         return

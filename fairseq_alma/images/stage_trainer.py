@@ -46,9 +46,9 @@ from fairseq_alma.training.feature import Features, Part
 from fairseq_alma.training.features import LRBranch
 
 SAVE_EVERY_SECONDS = 20.0
-"""Default interval between two saves of an unfinished training, in seconds."""
+"""Default interval between two saves of an unfinished training run, in seconds."""
 SEEDS = "seeds"
-"""Key in the file of an unfinished training; the value is the list of the models' random seeds."""
+"""Key in the file of an unfinished training run; the value is the list of the models' random seeds."""
 GROWTH_FLOPS = "growth_flops"
 """Key in stage.json for the FLOPs of Firefly's growth step; ``train_flops`` includes these FLOPs."""
 
@@ -62,7 +62,7 @@ class StageTrainer:
         shared_folder: folder for the training states of stages that several runs train in one network.
         keep_maps: whether `write_experts` runs after every stage; False: after the last stage only.
         features: training features of all runs.
-        save_every: seconds between two saves of an unfinished training; None: `SAVE_EVERY_SECONDS`.
+        save_every: seconds between two saves of an unfinished training run; None: `SAVE_EVERY_SECONDS`.
 
     Attributes:
         stores: root folder of each run -> store of the run's models.
@@ -90,8 +90,8 @@ class StageTrainer:
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
         """Train the models of ``trainings`` in a stage, and return the training cost for stage.json.
 
-        If ``trainings`` are all trainings of the stage, the network may also contain models of runs with other seeds.
-        If the checkpoint of a model is missing, the method trains all models of the network again, bit-identically.
+        If ``trainings`` contains all models of the stage, the same network may train models of runs with other seeds.
+        If the checkpoint of a model is missing, train all models of the network again, with bit-identical results.
         """
         own = replace(work, plan=replace(work.plan, trainings=trainings))
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]
@@ -150,7 +150,7 @@ class StageTrainer:
     def _train_stage(self, work: StageWork, group: Sequence[tuple[ModelStore, Training]], unfinished: Path) -> None:
         """Train a stage from the beginning, or resume from the file ``unfinished``.
 
-        ``group`` contains, for each training that shares the network, (model store of the run, training).
+        ``group`` contains (model store of the run, training) for each model of the network.
         """
         stage, how, seeds = work.plan.stage, self.settings.training, [training.seed for _, training in group]
         rows = self.stream.indices("train", stage.megabatches)
@@ -191,7 +191,7 @@ class StageTrainer:
         examples: Callable[[], Examples],
         valid: Examples,
     ) -> tuple[ImageNetwork, GrownLayers, Mapping[str, Any]]:
-        """Return (initial network of a stage, its layer sizes, record of the growth step: empty without growth)."""
+        """Return (initial network of a stage, its layer sizes, record of the growth step, or {} without growth)."""
         settings, first, model_class = self.settings, group[0][1], self.settings.model_class
         if first.start is None:
             seeds = [training.seed for _, training in group]
@@ -214,7 +214,7 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` for training features: all updates of a stage with ``num_images`` training images."""
+        """Return the `Part` with the maximum number of updates of a stage with ``num_images`` training images."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 

@@ -2,7 +2,7 @@
 
 `StageTraining` selects the best epoch by validation (paper v1, section 5). A *unit* is one member, or all members of a
 joint model. Each unit has a separate image order, best epoch and early stopping, so a unit gets the same weights as in
-a separate training. A *branch* is a copy of the model that is trained with a decaying learning rate. If there is a
+a separate training run. A *branch* is a copy of the model that is trained with a decaying learning rate. If there is a
 branch, the branch predicts on the test set; the next stage starts from the model without the decay.
 
 `ImageSettings` parses the options with fairseq's parser, so that fairseq's commands can load and test the models.
@@ -59,8 +59,8 @@ class TrainingSettings(LoopOptions):
 class UnitProgress:
     """Training progress of one unit: a member, or all members of a joint model."""
 
-    best_loss: float = math.inf  # best score: validation loss in nats; with --select accuracy, error (0 to 1)
-    best_epoch: int = 0  # epoch with the best score, from 1; 0: no epoch yet
+    best_loss: float = math.inf  # best score: mean validation loss in nats; with --select accuracy, error (0 to 1)
+    best_epoch: int = 0  # epoch with the best score, numbered from 1; 0: no epoch yet
     stopped_after: Optional[int] = None  # number of epochs before early stopping; None: not stopped
 
 
@@ -75,10 +75,10 @@ class StageTraining:
         settings: settings of the training loop.
         generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
             model.
-        features: training features; None: no features.
-        branch: training features of the branch; None: no branch.
-        branch_from: index (from 0) of the last update before the learning rate decays. The training of the branch
-            starts with the epoch of this update.
+        features: training features; None for no features.
+        branch: training features of the branch; None if no branch is trained.
+        branch_from: index (numbered from 0) of the last update before the learning rate decays. The branch starts with
+            the epoch of this update.
 
     Attributes:
         best: weights of the best epoch, for each unit.
@@ -134,7 +134,7 @@ class StageTraining:
         return self.epoch if stopped is None else stopped
 
     def run_epoch(self) -> Tensor:
-        """Train for one epoch, validate, and update ``best``. Return the last update's mean loss per unit, in nats."""
+        """Train for one epoch, validate, and update ``best``. Return the units' mean loss (nats) in the last update."""
         if self._is_part_over:  # restore the state before the first epoch of the branch, and train the branch
             assert self.branch is not None and self._branch_start is not None
             self.load_state_dict({**self._branch_start, "trunk": deepcopy(self.best)})
@@ -156,7 +156,7 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load each unit's best weights without the branch into the network; the next stage starts from the network."""
+        """Load the best weights of each unit into the network, for the next stage. Omit the weights of the branch."""
         if self._main_best is not None:
             self.tested = [*self.best]
         for state, best in zip(self.states, self._main_best or self.best, strict=True):
@@ -178,7 +178,7 @@ class StageTraining:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. The state of a different training run causes an exception of any type."""
+        """Resume from a `state_dict`. Loading the state of a different training run may raise any exception."""
         load_exactly(self.network.state_dict(), state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         for generator, before in zip(self.generators, state["generators"], strict=True):
