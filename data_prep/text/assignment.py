@@ -64,7 +64,7 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
-    """Return a uint64 hash of each document: of its letters and digits, or of all characters if it has neither."""
+    """Return a uint64 hash of the letters and digits of each document, or of all characters if it has neither."""
     if not documents:
         return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)

@@ -1,6 +1,6 @@
 """Run numbered tasks in worker processes, and yield the results in the order of the tasks.
 
-Worker w of N runs the tasks w, w + N, w + 2N and so on. A worker sends each result immediately, and waits while
+Worker w of N runs the tasks w, w + N, w + 2N and so on. A worker sends each result separately, and waits while
 `_BUFFERED_RESULTS` results are unread. So neither a large task nor a fast worker fills the memory. With
 ``ProcessPoolExecutor``, a worker would send all results of a task together.
 """
