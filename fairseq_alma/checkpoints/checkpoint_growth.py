@@ -52,7 +52,7 @@ def grow_experts(
     """Return a checkpoint of the model with additional experts in each Switch layer.
 
     Args:
-        checkpoint: checkpoint to grow, modified in place; to save memory, ``model`` is empty afterwards.
+        checkpoint: checkpoint to grow, modified in place; ``checkpoint["model"]`` is empty afterwards, to save memory.
         step: growth plans and options of the growth step.
         names: parameter names, in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
@@ -121,9 +121,9 @@ def add_layers(
 def with_one_expert(
     checkpoint: Checkpoint, names: Sequence[str], every: int, factor: float
 ) -> tuple[Checkpoint, list[str]]:
-    """Replace every n-th MLP of a dense ``alma_transformer_lm`` by a mixture of one expert with zero gate weights.
+    """Replace every n-th MLP of a dense ``alma_transformer_lm`` with a Switch layer: one expert, zero gate weights.
 
-    The result is an intermediate format for `grow_experts`; trained models have no mixture of one expert.
+    The result is an intermediate format for `grow_experts`; trained models have no such layers.
 
     Args:
         checkpoint: checkpoint of the dense model.

@@ -40,7 +40,7 @@ def describe_model(config: Mapping[str, Any], weights: Weights, path: Path) -> M
     For an ensemble, parameters and FLOPs are sums over the members, and ``num_experts`` is the maximum.
 
     Raises:
-        AlmaError: the architecture is not a language model of this package, or a member is missing or changed.
+        AlmaError: the architecture is not a language model of this package, or a member's file is missing or changed.
     """
     if config["_name"] == ENSEMBLE_ARCH:
         members = members_of(config, weights, path.parent)

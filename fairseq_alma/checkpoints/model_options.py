@@ -41,7 +41,7 @@ TRANSFORMER_SIZES = {
 
 @dataclass(frozen=True)
 class SwitchOptions(Options):
-    """Options of ``alma_switch_lm``; fairseq's ``transformer_lm`` lacks ``decoder_sinusoidal_pos`` and ``moe_freq``."""
+    """Options of ``alma_switch_lm``. Most are options of fairseq's ``transformer_lm``, with the same names."""
 
     activation_fn: str = shape_of_text("relu", "activation function of FFN layers and experts", choices=ACTIVATIONS)
     dropout: float = of_text(0.1, "dropout probability", range=SHARE)
@@ -159,7 +159,7 @@ class MLPOptions(Options):
 
 @dataclass(frozen=True)
 class VGGVariantOptions(Options):
-    """Options for details of VGG networks that the paper does not specify."""
+    """Options for VGG details that the paper does not specify."""
 
     last_pool: str = shape_of_images(
         "mean", "final pooling over the image: mean, or max as in the paper's released code", choices=("mean", "max")

@@ -9,7 +9,7 @@ def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capac
     """Raise AlmaError if transformers has no architecture equivalent to the model.
 
     Args:
-        where: file or option that the message names first.
+        where: file or option at the start of the message.
         arch: architecture of the model.
         has_gate_trees: whether the gates of the model are trees (``--method split``).
         eval_capacity_factor: capacity factor in evaluation; 0: no token is dropped.

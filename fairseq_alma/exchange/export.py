@@ -85,7 +85,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         text = misread_text(json.loads(vocabulary.files[TOKENIZER]), tokenizer, _test_texts(stream, tokenizer))
         if text is not None:
             raise AlmaError(
-                f"{tokenizer.file}: the exported file encodes {text[:40]!r} differently from this file; {EXPORTABLE}"
+                f"{tokenizer.file}: this tokenizer and its export encode {text[:40]!r} differently; {EXPORTABLE}"
             )
     architecture = settings["architectures"][0]
     with work_folder(out, "alma-export") as folder:

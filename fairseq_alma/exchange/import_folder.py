@@ -1,4 +1,4 @@
-"""Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running code of the folder.
+"""Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running its code.
 
 Token u has row u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. The special symbols of fairseq
 replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, so the old row of the EOS token is
@@ -90,7 +90,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
 
     Args:
         config: configuration of type ``Qwen3Config`` or ``Qwen3MoeConfig``.
-        path: file of the configuration, for messages.
+        path: configuration file, named in error messages.
 
     Raises:
         AlmaError: no options of ``alma_transformer_lm`` are equivalent to the configuration.
@@ -162,7 +162,7 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
 
     Returns:
         Two lists with a token id for each symbol. First list: the token that the symbol replaces; None if the folder
-        has no such token or another symbol replaces it. Second list: the token whose row is copied for the symbol.
+        has no such token or another symbol replaces it. Second list: the token whose embedding the symbol copies.
 
     Raises:
         AlmaError: the folder has no valid EOS token.

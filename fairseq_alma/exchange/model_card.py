@@ -40,7 +40,7 @@ Licence: not specified; add the licence before publishing the model.
 def model_card(
     path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, first: Optional[str]
 ) -> str:
-    """Return the model card in Markdown. The results come from the run that contains the checkpoint.
+    """Return the model card in Markdown. Test results come from the run that contains the checkpoint.
 
     Args:
         path: exported checkpoint.
@@ -73,7 +73,7 @@ def _amount(splits: Sequence[Split]) -> str:
 
 
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
-    """Return the table rows on training and test. Without test results, the last row gives the reason."""
+    """Return the table rows on training and test (property -> value). Without test results, the last row says why."""
     # The folder of a stage has a subfolder for a branch (model copy, trained with a decaying learning rate).
     parents = list(path.absolute().parents)[:3]
     root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
@@ -93,7 +93,7 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     }
     with contextlib.suppress(AlmaError):  # The tested checkpoint may not exist anymore.
         if path.samefile(stage_predictor(folder, stage)):
-            rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, in windows as long as in training"
+            rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, with the sequence length of training"
             bits = stage["test"].get("bits_per_byte")
             return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
     return {**rows, "test": "no results; another checkpoint of the stage was tested"}

@@ -15,7 +15,7 @@ from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 _UNUSED_SCORE = -1e6  # score of a piece that the tokenizer never uses
-EXPORTABLE = "train on a stream with a tokenizer.json from alma-prep-text without --tokenizer"
+EXPORTABLE = "train on a stream with a tokenizer.json written by alma-prep-text without --tokenizer"
 
 
 class Vocabulary(NamedTuple):
@@ -55,7 +55,7 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     path = tokenizer.file.with_name(CONFIG)
     if not path.is_file():
         raise AlmaError(
-            f"{path}: missing, but an imported model needs this file; give a stream prepared with alma-prep-text "
+            f"{path}: missing, but required to export an imported model; give a stream prepared with alma-prep-text "
             "--tokenizer DIR, where DIR is the imported folder"
         )
     config = json.loads(path.read_text(encoding="utf-8"))

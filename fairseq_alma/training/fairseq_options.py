@@ -35,7 +35,7 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
 
     Args:
         name: name of the class.
-        base: fairseq's dataclass, or a subclass with further fields; options replace base fields of the same name.
+        base: ``FairseqDataclass`` or a subclass; the options replace fields of the same name.
         parts: dataclasses that declare options.
         kind: ``text`` or ``images``, to omit the options for the other kind of data; None: use all options.
     """
@@ -61,7 +61,7 @@ def configuration_of(args: Namespace) -> DictConfig:
     """Return the same configuration as fairseq's ``convert_namespace_to_omegaconf``, without hydra.
 
     Hydra parses 300 options from strings, which takes half of the run time of a short command. If a selected class,
-    such as the model ``lstm_lm``, has no dataclass, the result is that of ``convert_namespace_to_omegaconf``.
+    such as the model ``lstm_lm``, has no dataclass, this function calls ``convert_namespace_to_omegaconf`` instead.
 
     Args:
         args: arguments parsed by a parser of fairseq.

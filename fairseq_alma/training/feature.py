@@ -11,7 +11,7 @@ Before training, ``alma-stream`` passes a `PlannedRun` to `Feature.check`. Durin
     feature.after_step(model, u)           the weights have changed
     feature.count(logs)                    log outputs of the criterion
 
-Checkpoints contain the result of `state_dict`, and a resumed training restores the state of each feature. This module
+Checkpoints contain the result of `state_dict`, and a resumed run restores the state of each feature. This module
 imports neither torch nor fairseq, so that a dry run is fast. The design follows the stateful callbacks of OLMo-core.
 """
 
@@ -51,12 +51,12 @@ ENDLESS = ("fixed", "inverse_sqrt")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Plan of a run of alma-stream. ``require_…`` raises ValueError with a message that begins with ``flag``."""
+    """Plan of a run of alma-stream. Error messages of the ``require_…`` methods begin with the argument ``flag``."""
 
     kind: str  # ``text`` or ``images``
     plans: Sequence[StagePlan]  # plans of all stages
     replay: bool  # whether each stage trains on the mega-batches of all stages so far
-    # function that returns the values of the last occurrence of an option after ``--``; None: the option is not given
+    # function: option -> values of the last occurrence of the option after ``--``; None if the option is not given
     last: Callable[[str], Optional[tuple[str, ...]]]
 
     def value(self, name: str) -> str:
@@ -100,11 +100,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Part:
-    """One training in a stage: the main training, or the branch (model copy, trained with a decaying learning rate)."""
+    """One training run in a stage: the main one, or the branch (model copy, trained with a decaying learning rate)."""
 
     first_update: int = 0  # number of updates of the optimizer before the stage
     num_updates: Optional[int] = None  # number of updates in the stage; None: the number of epochs limits the stage
-    is_branch: bool = False  # whether the training is the branch
+    is_branch: bool = False  # whether the training run is the branch
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Feature(Options):
         """Process the log outputs of the criterion for an update: one log output per batch and process."""
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the weights to evaluate (images only; name -> tensor), or None to evaluate those of the model."""
+        """Return the weights to evaluate (name -> tensor), or None for the model's weights. Only for images."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def register_feature(kind: Kind) -> Kind:
     for other in FEATURES:
         if shared := options_of(kind).keys() & options_of(other).keys():
             raise ValueError(
-                f"{kind.__name__}: feature {other.__name__} also has option {min(shared)}; rename it in one feature"
+                f"{kind.__name__}: feature {other.__name__} also has option {min(shared)}; rename one of the options"
             )
     FEATURES.append(kind)
     return kind

@@ -68,11 +68,11 @@ class TokenCount(Feature):
 @register_feature
 @dataclass
 class CarriedOptimizer(Feature):
-    """Feature that starts a stage or a branch with the optimizer, number of updates and schedule of a checkpoint.
+    """Feature that starts a stage or a branch with optimizer state, number of updates and schedule of a checkpoint.
 
     fairseq loads either the weights of a checkpoint or the complete training state. ``--continue-once`` loads the
-    training state of another training: weights, optimizer, number of updates, schedule, and position in the data. A
-    new stage resets the position in the data; a branch does not. If the same command runs again, fairseq-train resumes
+    state of another training run: weights, optimizer, number of updates, schedule, and position in the data. A new
+    stage resets the position in the data; a branch does not. If the same command runs again, fairseq-train resumes
     from the last checkpoint in ``--save-dir``.
     """
 
@@ -104,10 +104,10 @@ class CarriedOptimizer(Feature):
             if not total or float(total) < needed:
                 raise ValueError(
                     f"--carry-optimizer: expected --total-num-update of at least {needed} for "
-                    f"{len(run.plans)} stages, found {total or 'none'}; give this number, or --lr-scheduler fixed"
+                    f"{len(run.plans)} stages, found {total or 'none'}; give at least {needed}, or --lr-scheduler fixed"
                 )
         else:
-            also = ", or polynomial_decay with --total-num-update for the sum of all stages"
+            also = ", or polynomial_decay with a --total-num-update that covers all stages"
             run.require_endless("--carry-optimizer", also)
         optimizer = run.value("--optimizer")
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
@@ -147,15 +147,15 @@ class CarriedOptimizer(Feature):
 @register_feature
 @dataclass
 class WeightAverage(Feature):
-    """Moving average of the weights, with a half-life relative to the training length so far.
+    """Feature that averages the weights; the half-life of the moving average is a fraction f of the updates so far.
 
-    The decay factor at update t (from 1) is 2^(-1 / (f t)): the half-life is f times the number of updates so far. The
-    average is therefore useful at the end of every stage, even with a constant learning rate. The contribution of
-    update t is a power of t, as in Karras et al. 2024 ("Analyzing and Improving the Training Dynamics of Diffusion
+    The decay factor at update t (numbered from 1) is 2^(-1 / (f t)), so the half-life is f t updates. The average is
+    therefore useful at the end of every stage, even with a constant learning rate. Update t has a weight approximately
+    proportional to a power of t (Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion
     Models", section 3.1). fairseq's ``--store-ema`` has a constant decay factor.
 
     Attributes:
-        average: averaged parameters by name, fp32; None before the first update.
+        average: averaged parameters (name -> fp32 tensor); None before the first update.
     """
 
     predicts_with: ClassVar[Optional[str]] = "average"
@@ -216,7 +216,7 @@ def write_average(path: Path, out: Path) -> None:
     wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
     if wrong or entry[AVERAGE].keys() - weights.keys():
         raise AlmaError(
-            f"{path}: names or shapes of the averaged weights do not match the model; remove this file to train again"
+            f"{path}: names or shapes of the averaged weights do not match the model; remove this file, and train again"
         )
     states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
     kept = {name: entry for name, entry in checkpoint.items() if name != "last_optimizer_state"}
@@ -226,10 +226,10 @@ def write_average(path: Path, out: Path) -> None:
 @register_feature
 @dataclass
 class LRBranch(Feature):
-    """Feature that decays the learning rate of the branch to zero, from update ``branch_from`` to ``branch_until``.
+    """Feature that decays the learning rate to zero in the branch (model copy for evaluation).
 
     The learning rate of the main training does not decay. The schedule is warmup-stable-decay (Hu et al. 2024,
-    MiniCPM), with the 1 - sqrt decay (Hägele et al. 2024).
+    MiniCPM), with the decay factor 1 - sqrt(progress) (Hägele et al. 2024).
     """
 
     predicts_with: ClassVar[Optional[str]] = "branch"
@@ -242,8 +242,8 @@ class LRBranch(Feature):
         side=PLAN,
         metavar="S",
     )
-    branch_from: Optional[int] = opt(None, "update count when the decay starts", range=integer(0), side=TRAINING)
-    branch_until: Optional[int] = opt(None, "update count when the decay ends", range=integer(1), side=TRAINING)
+    branch_from: Optional[int] = opt(None, "updates before the start of the LR decay", range=integer(0), side=TRAINING)
+    branch_until: Optional[int] = opt(None, "updates before the end of the LR decay", range=integer(1), side=TRAINING)
     _groups: Sequence[dict[str, Any]] = field(default=(), init=False)
     _rates: Sequence[float] = field(default=(), init=False)
 
@@ -254,7 +254,7 @@ class LRBranch(Feature):
     def num_updates(self, of_stage: int, before: int = 0) -> int:
         """Return the number of updates of the branch.
 
-        The branch starts from a checkpoint within the stage, so the result is at most ``of_stage - 1``, but not 0.
+        The branch starts from a checkpoint within the stage, so the result is at most ``of_stage - 1``, but at least 1.
 
         Args:
             of_stage: number of updates of the stage.
@@ -329,7 +329,7 @@ class NewFirst(Feature):
         If all sequences are new, the sample is empty.
 
         Args:
-            num_all: number of sequences; the new sequences are the last ones.
+            num_all: number of all sequences, old and new; the new sequences come last.
             num_new: number of new sequences.
             seed: random seed.
         """
@@ -347,7 +347,7 @@ class _RejectedPrecision(argparse.Action):
 
 
 def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -> None:
-    """Make a fairseq parser reject ``--tpu`` and ``--bf16``; in a training command, also ``--fp16`` and ``--amp``."""
+    """Make a fairseq parser reject TPU and bf16 options and, unless the command ``evaluates``, fp16 and AMP options."""
     group = parser.add_argument_group("rejected options", conflict_handler="resolve")  # replaces fairseq's options
     for option in _FOR_TPUS if evaluates else (*_FOR_TPUS, *_INEXACT):
         group.add_argument(option, action=_RejectedPrecision, nargs=0, default=False, help="see --autocast")
@@ -359,7 +359,7 @@ class Autocast(Feature):
     """Feature that runs forward passes under ``torch.autocast`` in bf16, and rejects fairseq's half precision.
 
     fairseq's fp16 and bf16 optimizers do not save their fp32 weights, and ``--amp`` does not save the loss scale. A
-    resumed training would therefore differ from an uninterrupted training. With ``--bf16``, fairseq's parser also sets
+    resumed training run would therefore differ from an uninterrupted one. With ``--bf16``, fairseq's parser also sets
     ``--tpu``.
     """
 

@@ -32,8 +32,8 @@ _ALLOWED = {
     "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
 }
 _REMEDY = (
-    "give the options of the interrupted training, or --reset-optimizer --reset-lr-scheduler --reset-meters "
-    "--reset-dataloader to start a new training from the weights in the checkpoint"
+    "give the options of the interrupted run, or --reset-optimizer --reset-lr-scheduler --reset-meters "
+    "--reset-dataloader to start a new training run from the weights in the checkpoint"
 )
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
 _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
@@ -136,7 +136,7 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
 
 
 def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
-    """Raise AlmaError if tensor shapes of the model and of its starting checkpoint differ.
+    """Raise AlmaError if a model of this package and its starting checkpoint differ in tensor names or shapes.
 
     `check_architecture` compares options. This function compares all shapes, including shapes that no option sets.
     """
@@ -150,6 +150,6 @@ def refuse_other_weights(model: nn.Module, path: str) -> None:
 
     def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
         if not prefix:
-            refuse_other_shapes(weights, module, path, "give an unaltered checkpoint and the stream of the training")
+            refuse_other_shapes(weights, module, path, "give an unaltered checkpoint and its training stream")
 
     model.register_load_state_dict_pre_hook(compare)

@@ -201,7 +201,7 @@ class StageTask(FairseqTask):
 
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
-        """Return (checkpoint to start from or None, whether the command resumes an interrupted training)."""
+        """Return (checkpoint to start from or None, whether the command resumes an interrupted run)."""
         last = os.path.join(cfg.save_dir, cfg.restore_file)
         if os.path.isfile(last):
             return last, True
