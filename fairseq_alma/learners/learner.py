@@ -136,7 +136,7 @@ class Growth:
         select: criterion that selects the experts to copy or split: ``loss``, ``usage`` or ``random``.
         seed: random seed of new weights and random choices.
         share: for ``firefly``: size to add, as a fraction of the model's size before the first growth step.
-        share_of: unit of ``share``: ``parameters`` or ``neurons``.
+        share_of: how ``share`` measures size: number of ``parameters`` or of ``neurons``.
         noise: standard deviation of the Gaussian noise that is added to copied gate rows.
         layers: new number of layers of a language model; None: the number of layers does not change.
     """

@@ -106,7 +106,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
     division of an update into batches and processes changes results only through the balance loss and the capacity of
     experts, which are computed for each batch. Metrics:
 
-    - ``loss``: the minimized sum, in bits
+    - ``loss``: sum of cross entropy and weighted load-balancing loss, in bits
     - ``nll_loss``, ``ppl``: the cross entropy in bits, and its perplexity
     - ``balance_loss``: unweighted load-balancing loss, mean over Switch layers; 1 if token shares are equal
     - ``switch{n}_dropped``: share of the tokens that Switch layer n drops

@@ -55,9 +55,9 @@ HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
-"""A run of at most this many passes has no dropout and no weight decay by default."""
+"""Maximum number of passes of a run that has no dropout and no weight decay by default."""
 START_FACTOR = 0.1
-"""A run that starts from a trained model multiplies the default learning rate by this factor."""
+"""Factor of the default learning rate in a run that starts from a trained model."""
 PAPER = {
     "--arch": "alma_switch_lm_base",
     "--num-experts": "4",

@@ -148,7 +148,7 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
 def _with_gates(
     checkpoint: Checkpoint, names: list[str], args: GrowOptions
 ) -> tuple[Checkpoint, list[str], dict[str, GateTree]]:
-    """Return (checkpoint with one expert in every n-th layer, names of parameters, gate tree by new Switch layer)."""
+    """Return (checkpoint with one expert in each new Switch layer, parameter names, gate tree by Switch layer)."""
     config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:

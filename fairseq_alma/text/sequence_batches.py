@@ -1,11 +1,11 @@
 """Training batches of text: consecutive slices of a random order of the sequences, with a new order for each epoch.
 
-With ``--new-first F``, the first epoch begins with a sample of the new sequences (the fraction F).
+With ``--new-first F``, the first epoch reads a fraction F of the new sequences, and then all sequences.
 
 The order depends only on seed, stage and epoch, and the position within an epoch counts sequences. Therefore
 ``--batch-size 4 --update-freq 2`` reads the same sequences as ``--batch-size 8``. A run that resumes with another batch
 size, or with another number of workers or processes, still reads each sequence once per epoch. fairseq instead
-counts and shuffles batches. By default, fairseq drops a last batch whose number of sequences is not a multiple of 8.
+counts and shuffles batches. By default, fairseq drops the last batch if its length is not a multiple of 8.
 
 Example for 10 sequences in the order o, batches of 2 sequences, and 2 processes: process 0 reads o[0:2], o[4:6] and
 o[8:10]; process 1 reads o[2:4], o[6:8] and a padding batch. Without the padding batch, fairseq would omit the earlier
@@ -57,7 +57,7 @@ class SequenceBatches(EpochBatchIterating):
         seed: integers that seed the random order, together with the epoch.
         shard: (rank of this process, number of processes).
         pad: index of the padding symbol.
-        epoch: first epoch, counted from 1.
+        epoch: number of the first epoch; epochs are numbered from 1.
         num_workers: number of processes that load data.
         buffer_size: number of batches to load ahead.
         save_dir: checkpoint directory, for error messages.

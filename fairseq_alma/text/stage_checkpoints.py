@@ -105,7 +105,7 @@ def read_progress(path: Path) -> Progress:
     first_update = int(counts.get(FIRST_UPDATE, 0))
     return Progress(
         num_updates=int(state["optimizer_history"][-1]["num_updates"]) - first_update,
-        num_epochs=int(iterator["epoch"]) - 1,  # the iterator stores the epoch of the next update, counted from 1
+        num_epochs=int(iterator["epoch"]) - 1,  # the iterator stores the epoch of the next update, numbered from 1
         train_tokens=int(counts[TRAIN_TOKENS]),
         first_update=first_update,
         batches=tuple(counts.get(BATCHES, ())),
@@ -124,7 +124,7 @@ def drop_optimizer_state(path: Path) -> None:
 def remove(folder: Path, kept: Collection[str] = ()) -> None:
     """Remove the checkpoints of a save directory, including truncated files, and then the directory if it is empty.
 
-    ``kept`` has the names of files to keep. If ``kept`` is not empty, fsync the last checkpoint first.
+    ``kept`` contains the names of files to keep. If ``kept`` is not empty, fsync the last checkpoint first.
     """
     if kept:
         synchronise(folder / LAST_CHECKPOINT, folder)

@@ -103,7 +103,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the task's options to a fairseq command, reject options such as ``--bf16``, and change defaults."""
+        """Add the task's options, reject inexact precisions, and read the default sequence length from ``--path``."""
         is_command = isinstance(parser, argparse.ArgumentParser)  # false when fairseq lists the options of all tasks
         if is_command:
             refuse_inexact_precision(parser, evaluates=hasattr(parser.parse_known_args([])[0], "path"))
@@ -354,7 +354,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
 
 
 def _length_in_checkpoint(parser: argparse.ArgumentParser) -> Optional[int]:
-    """Return the sequence length in the checkpoint ``--path`` of fairseq-eval-lm; None if not found or overridden."""
+    """Return the sequence length in the checkpoint ``--path``; None if not found, or if the user gives a length."""
     if parser.get_default("context_window") is None:
         return None
     command = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

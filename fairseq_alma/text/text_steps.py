@@ -304,7 +304,7 @@ class Train(TrainingStep):
         return after
 
     def _reset_after_crash(self) -> None:
-        """Remove the checkpoints of the training run if a power failure damaged one that cannot be created again.
+        """Remove the checkpoints of the training run if a crash damaged a checkpoint that cannot be written again.
 
         Such checkpoints are the best checkpoint, and the checkpoints of the branch once the main training has
         continued past the start of the branch.
