@@ -111,7 +111,7 @@ def refuse_no_folder(out: Path, flag: str) -> None:
 
 
 def refuse_unwritable(out: Path, flag: str) -> None:
-    """Raise AlmaError if the folder ``out``, or the nearest parent that exists, is not writable."""
+    """Raise AlmaError if a folder is not writable: ``out`` if it is a folder, else its nearest existing parent."""
     folder = out if out.is_dir() else out.absolute().parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -122,7 +122,7 @@ def refuse_unwritable(out: Path, flag: str) -> None:
 
 
 def refuse_irregular(path: Path, flag: str = "") -> None:
-    """Raise AlmaError if an output path is a folder, a symbolic link or a device.
+    """Raise AlmaError if an output path is a folder, a symbolic link or a special file (such as a device).
 
     Args:
         path: path of the output.

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, defstruct
 KINDS = ("text", "images")
 """Kinds of data in a stream."""
 PLAN, TRAINING = "plan", "training"
-"""Names of the commands that accept options: alma-stream (`PLAN`) and fairseq-train (`TRAINING`)."""
+"""Identifiers of the commands that accept options: `PLAN` for alma-stream, `TRAINING` for fairseq-train."""
 NONE = "none"
 """Value in fairseq's configurations for an option with choices that the user does not give."""
 Number = Union[int, float]

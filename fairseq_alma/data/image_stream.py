@@ -27,7 +27,7 @@ from fairseq_alma.errors import AlmaError, naming
 
 _MAGIC = b"\x93NUMPY"
 _SMALLEST_PHOTOGRAPH = 16  # minimum height and width in pixels for the pooling layers of a VGG
-_REMEDY = "prepare the stream again, or copy this file again"
+_REMEDY = "prepare the stream again, or restore this file from a copy"
 _INT64 = np.dtype("<i8")
 _ROWS_AT_ONCE = 10_000
 _DECIMALS = 6

@@ -77,7 +77,7 @@ class StreamFile:
     def verify(self, root: Path) -> None:
         """Raise AlmaError unless the file exists in the folder ``root`` and has the recorded size and sha256."""
         path = root / self.path
-        remedy = "prepare the stream again, or copy this file again"
+        remedy = "prepare the stream again, or restore this file from a copy"
         if not path.is_file():
             raise AlmaError(f"{path}: expected a file of {self.size} bytes as in {MANIFEST}, found no file; {remedy}")
         if (size := path.stat().st_size) != self.size:
@@ -144,7 +144,7 @@ class ImagesEntry:
 
 
 class CommandRecord(Struct, frozen=True):
-    """Manifest entry of a command that wrote to the stream. Entries for text have further keys, such as ``splits``."""
+    """Manifest entry of a command that wrote to the stream. Text streams have further keys, such as ``splits``."""
 
     command: Name
     options: dict[str, Any]

@@ -72,7 +72,7 @@ class TrainedModel:
 
     @property
     def predicting(self) -> "TrainedModel":
-        """Return the model with the weights to predict with as ``state``."""
+        """Return the model with ``state`` replaced by the weights to predict with."""
         return self if self.tested is None else replace(self, state=self.tested, tested=None)
 
 
@@ -331,7 +331,7 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
 
 
 class Predictions:
-    """Evaluation of one run's models on the test set and on the validation sets of stages."""
+    """Evaluator of the models of a run, on the test set and on the validation set of each stage."""
 
     def __init__(self, store: ModelStore, test: Examples) -> None:
         self.network_of, self.test = store.network_of, test

@@ -428,7 +428,7 @@ def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor)
 def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
-    """In each layer, split or copy the expert with the largest loss, in place. Return the selected expert indices."""
+    """Split or copy the expert with the largest loss in each layer, in place. Return the indices of these experts."""
     losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
         layer.grow(expert, generator, method)
