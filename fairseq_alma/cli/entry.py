@@ -87,7 +87,7 @@ def _quiet_libraries() -> None:
 
 
 def _is_stdout_closed() -> bool:
-    """Return whether the reader of standard output has exited. Another pipe can also raise BrokenPipeError."""
+    """Return whether the reader of standard output has exited; a BrokenPipeError may come from another pipe."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))

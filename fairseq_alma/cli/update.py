@@ -53,7 +53,7 @@ WORSE = 1.01
 """Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
 RUN, REPORT, EXPORT = "run", "report", "export"
 NEXT = "run.next"
-"""Name of the folder for training a new run, which replaces the current run at the end."""
+"""Name of the folder of a new run, which replaces the current run after training."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """Held-out shares of text in the first month. For later months, only --holdout-bytes applies."""
 LEAST_OF_USUAL = 0.7
@@ -72,7 +72,7 @@ Options after -- are passed to fairseq-train; give them with the first call.
 
 
 class Month(Struct, omit_defaults=True):
-    """Results and cost of a month in ``update.json``. Test results are bits per byte, or None without held-out text."""
+    """Results and cost of a month in ``update.json``. Test results are bits per byte, None if no text is held out."""
 
     step: tuple[str, float]  # result of `next_step`
     first: int  # index (numbered from 0) of the newest month in the first stage of the run

@@ -292,13 +292,13 @@ class Experiment:
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return the `Spread` of ``scale * column`` over the seeds with an update at ``arrival``; None if none has."""
+        """Return the `Spread` of a scaled column over the seeds with an update at ``arrival``, or None for no seed."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 
     @cached_property
     def course(self) -> DataFrame:
-        """Return mean metrics, compute and sizes of the runs with the most complete stages, one row per arrival.
+        """Return mean metrics, compute and sizes by arrival, over the runs with the largest number of complete stages.
 
         Column ``deviation`` contains the sample standard deviation of ``curve`` over these runs, or 0 for one run.
         """
@@ -312,7 +312,7 @@ class Experiment:
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """Group runs into experiments, sorted by backbone size, learner and waiting time.
 
-    If several runs have the same options and seeds, keep only the run with the most complete stages.
+    If several runs have the same options and seeds, keep only the run with the largest number of complete stages.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):
@@ -345,7 +345,7 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
 def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
     """Return (i.i.d. control, sequential experiment, number of mega-batches k) for each pair to compare.
 
-    The sequential experiment has ``--wait 1``. The other options of a pair are equal, except --iid and --drop-rest.
+    The sequential experiment has ``--wait 1``. The other options of both are equal, except --iid and --drop-rest.
     """
 
     def key(each: Experiment) -> tuple[Any, ...]:

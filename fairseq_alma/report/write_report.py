@@ -54,7 +54,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         gap, seeds = best.minus(second), len(best.by_seed)
         doubt = ""
         if gap is None or len(gap.by_seed) < 2:
-            doubt = " Fewer than two seeds in common: another seed may change the order."
+            doubt = " The two best have fewer than two seeds in common; another seed may change the order."
         elif abs(gap.mean) <= gap.half_interval():
             doubt = " The difference is not significant over these seeds (95 % confidence interval)."
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0

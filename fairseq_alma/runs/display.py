@@ -55,7 +55,7 @@ def arrival_points(run: RunFolder, plans: Sequence[StagePlan]) -> list[dict[str,
 
 
 def _flatten(record: Mapping[str, Any], group: str = "stage/") -> dict[str, float]:
-    """Return a flat dict with keys such as ``test/loss`` or ``stage/num_params``; omit lists, text and stage index."""
+    """Return the numbers of a record, except the stage index, by keys such as ``test/loss`` or ``stage/num_params``."""
     figures: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def wandb_environment(run: RunFolder, model: Optional[ModelId] = None) -> dict[s
 
 
 class ArrivalCurves:
-    """Writer of the results at each arrival to TensorBoard and W&B. Each alma-stream call replaces TensorBoard files.
+    """Writer of the results at each arrival to TensorBoard and W&B. Each launch replaces the run's TensorBoard files.
 
     Raises:
         AlmaError: a package that an option requires is not installed.
@@ -192,7 +192,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Yield the displayed progress from update ``done`` on; ``training`` is None on images (joint training)."""
+        """Display progress from update ``done`` on, and yield the `TrainingProgress`; ``training``: None on images."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")

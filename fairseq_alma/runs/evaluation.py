@@ -1,4 +1,4 @@
-"""``--then-evaluate``: run a shell command after each stage, and read metrics from the last line that it prints."""
+"""``--then-evaluate``: run a shell command after each stage, and read metrics from the last line of the output."""
 
 import json
 import math

@@ -59,7 +59,7 @@ class Step(Protocol):
         return ()
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Run the step; return entries of stage.json. `OF_ALL_TRAININGS` combines the values of several steps."""
+        """Run the step; return entries of stage.json. `OF_ALL_TRAININGS` combines values with the same key."""
 
 
 class Backend(Protocol):
@@ -89,7 +89,7 @@ class Run:
         return False
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
-        """Return the record of a stage; None if incomplete. Raises AlmaError if mega-batches differ from the plan."""
+        """Return the record of a complete stage, else None. Raises AlmaError if mega-batches differ from the plan."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
         if record is not None and record["megabatches"] != planned:
             raise AlmaError(

@@ -47,7 +47,7 @@ PREDICTIONS_FILE = "ensemble-predictions.npz"
 """Name of the file with the joint predictions of all ensemble members; see `text.split_losses`."""
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 TRAIN_LOG = "train-member-{}.log"
-"""Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its branch."""
+"""Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its `BRANCH`."""
 RUN_REMEDY = "give another --run folder, or remove this folder"
 STAGE_REMEDY = "remove the file and repeat the command, which then runs the stage again"
 
@@ -194,7 +194,7 @@ class ImageStage(StageRecord[ImageResult], frozen=True, kw_only=True):
 
 
 class ClockRecord(Struct, frozen=True):
-    """``clock.json``: wall time of earlier launches in seconds; Unix time when the current launch started, or null."""
+    """``clock.json``: wall time of earlier launches (seconds), and start of the current launch (Unix time or null)."""
 
     spent: Amount
     started: Optional[Amount]

@@ -170,7 +170,7 @@ FREE_OPTIONS = (
     *("--log-interval", "--batch-size", "--max-tokens", "--update-freq", "--num-workers", "--checkpoint-activations"),
     *CURVE_OPTIONS,
 )
-"""Keys of run.json that a resumed run may change; they affect files, logs and batches, not the order of sequences."""
+"""Keys of run.json that a resumed run may change; they affect files, logs and batches, but not the sequence order."""
 ROUNDING_OPTIONS = ("jobs",)
 """Keys of run.json that a resumed run may not change, because they affect rounding. Reports ignore these keys."""
 OPTION_OF = {"best_every": "--save-every"}
@@ -304,7 +304,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return cls.read(arguments, **own, features=Features.read(arguments))
 
     def check(self, kind: str) -> None:
-        """Raise ValueError if two options conflict for a kind of data; the message begins with an option."""
+        """Raise ValueError if options conflict on ``text`` or ``images``; the message begins with an option."""
         if len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"--seed {' '.join(map(str, self.seeds))}: repeated seed; give each seed once")
         given = [name for name in ("member", "jobs") if getattr(self, name) is not None]
@@ -380,7 +380,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return planned
 
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages that set the number of updates. With ``--new-first``, they have only new mega-batches."""
+        """Return the stages for counting updates. With ``--new-first``, each stage has only its new mega-batches."""
         planned = self.stages(num_megabatches)
         if self.features[NewFirst].new_first is None:
             return planned

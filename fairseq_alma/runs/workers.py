@@ -110,7 +110,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
 
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return the environment variables that select the GPUs of each job (none on CPU). Raises AlmaError for too few."""
+    """Return the variables that select the GPUs of each job (none on CPU). Raises AlmaError for too few GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
     devices = devices if visible is None else [each for each in visible.split(",") if each]
