@@ -292,7 +292,7 @@ class Experiment:
         return Spread.of({run.seeds: figure(run) for run in self.runs if run.is_complete})
 
     def at(self, arrival: int, column: str = "curve", scale: float = 1.0) -> Optional[Spread]:
-        """Return the `Spread` of a scaled column over the seeds with an update at ``arrival``, or None for no seed."""
+        """Return the `Spread` of a scaled column over seeds with an update at ``arrival``; None if no seed has one."""
         runs = [run for run in self.runs if arrival in run.done.index]
         return Spread.of({run.seeds: scale * float(run.arrivals.at[arrival, column]) for run in runs})
 

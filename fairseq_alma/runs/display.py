@@ -192,7 +192,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
     ) -> Iterator[TrainingProgress]:
-        """Display progress from update ``done`` on, and yield the `TrainingProgress`; ``training``: None on images."""
+        """Show progress from update ``done`` on, and yield the `TrainingProgress`. On images, ``training`` is None."""
         title = self._title(plan, training)
         progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
         self._show(title, done, max_update, "")

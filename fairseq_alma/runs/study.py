@@ -304,7 +304,7 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         return cls.read(arguments, **own, features=Features.read(arguments))
 
     def check(self, kind: str) -> None:
-        """Raise ValueError if options conflict on ``text`` or ``images``; the message begins with an option."""
+        """Raise ValueError if options conflict; ``kind``: ``text`` or ``images``. The message begins with an option."""
         if len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"--seed {' '.join(map(str, self.seeds))}: repeated seed; give each seed once")
         given = [name for name in ("member", "jobs") if getattr(self, name) is not None]
