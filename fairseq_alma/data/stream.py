@@ -144,7 +144,7 @@ class ImagesEntry:
 
 
 class CommandRecord(Struct, frozen=True):
-    """Manifest entry of a command that wrote to the stream. Text streams have further keys, such as ``splits``."""
+    """Manifest entry of a command that wrote to the stream. For text, this entry has more keys, such as ``splits``."""
 
     command: Name
     options: dict[str, Any]
