@@ -363,7 +363,7 @@ BOTH_STUDIES: Mapping[str, str] = {"--max-epoch": "100", "--batch-size": "128"}
 
 @dataclass(frozen=True)
 class Preset:
-    """Option values of a preset. The value None means that the option is absent.
+    """Option values of a preset. The value None means that the option is not given.
 
     Attributes:
         learners: learner -> (field name -> value) for the options of the learner.

@@ -90,7 +90,7 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
 
 
 def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
-    """Add layers to the checkpoint; new Switch layers get the gate tree of the last old Switch layer."""
+    """Add layers to the checkpoint; new Switch layers get the gate tree of the last existing Switch layer."""
     config, new = checkpoint["cfg"]["model"], args.layers
     old, trees = config["decoder_layers"], [each.gate.tree for each in model.modules() if isinstance(each, SwitchLayer)]
     assert new is not None

@@ -96,7 +96,7 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def _parts(self) -> list[np.ndarray]:
-        """Return the groups of indices that the current epoch reads in order: ``first`` (epoch 1 only), ``indices``."""
+        """Return the groups of indices that the current epoch reads: ``first`` (only in epoch 1), then ``indices``."""
         return [self.first, self.indices] if self.epoch == 1 else [self.indices]
 
     @property
@@ -156,7 +156,7 @@ class SequenceBatches(EpochBatchIterating):
         return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume at a saved position; raise AlmaError if the position counts batches or exceeds the epoch's length."""
+        """Resume at a saved position; raise AlmaError if the position is in batches or exceeds the epoch's length."""
         position = state_dict.get("iterations_in_epoch", 0)
         unit = "sequence" if state_dict.get("version") == POSITION_VERSION else "batch"
         self.epoch = state_dict["epoch"]

@@ -43,7 +43,7 @@ EVAL_OPTIONS = {
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
-"""Option of fairseq-eval-lm -> options of fairseq-train that provide the value; the first given option is used."""
+"""Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence."""
 BATCHES_PER_UPDATE = "--update-freq"
 LENGTHS = ("--max-update", "--total-num-update")
 """Options whose value is a number of updates; ``--iid K`` multiplies these values by K."""
