@@ -177,7 +177,7 @@ def _complete(
     names: tuple[Sequence[str], Sequence[str]],
     grow: Callable[[str, Mapping[str, Any]], dict[str, Any]],
 ) -> Checkpoint:
-    """Return ``grown`` with new options and record; add grown optimizer state unless ``optimizer`` is ``reset``.
+    """Return ``grown`` with new options, a growth record and, unless ``optimizer`` is ``reset``, grown optimizer state.
 
     `grow_optimizer_state` calls ``grow`` for each parameter. For the other arguments, see `add_layers`.
     """
@@ -191,7 +191,7 @@ def _complete(
 
 
 def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
-    """Return a table of measured losses and growth plans: a line per old expert, and a line per layer for new experts.
+    """Return a table of measured losses and growth plans: a line per old expert, and one per layer for random experts.
 
     For each layer, ``losses`` has the summed loss of each expert in nats; ``counts`` has the tokens of each expert.
     Both arguments are empty if the losses were not measured.

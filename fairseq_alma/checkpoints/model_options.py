@@ -41,7 +41,7 @@ TRANSFORMER_SIZES = {
 
 @dataclass(frozen=True)
 class SwitchOptions(Options):
-    """Options of ``alma_switch_lm``. Most are options of fairseq's ``transformer_lm``, with the same names."""
+    """Options of ``alma_switch_lm``. Most options have the same name in fairseq's ``transformer_lm``."""
 
     activation_fn: str = shape_of_text("relu", "activation function of FFN layers and experts", choices=ACTIVATIONS)
     dropout: float = of_text(0.1, "dropout probability", range=SHARE)
@@ -94,8 +94,8 @@ class ExpertOptions(Options):
 class AlmaTransformerOptions(Options):
     """Options of ``alma_transformer_lm`` in addition to `ExpertOptions`.
 
-    An option that affects the shape of the network and is not given takes the value in the starting checkpoint or, if
-    training starts from random weights, the default value.
+    If an option that sets tensor shapes is not given, the value comes from the starting checkpoint. Without a starting
+    checkpoint, the default value applies.
     """
 
     dropout: float = of_text(0.0, "dropout probability of embeddings and residual branches", range=SHARE)
@@ -257,7 +257,7 @@ class GrowOptions(Options):
 
 @dataclass
 class StartOptions:
-    """Options for the first checkpoint: ``finetune_from_model`` (weights only), ``restore_file`` (complete state)."""
+    """Options for the starting checkpoint: ``finetune_from_model`` (weights only), ``restore_file`` (all state)."""
 
     finetune_from_model: Optional[str] = "${checkpoint.finetune_from_model}"
     restore_file: str = "${checkpoint.restore_file}"

@@ -1,4 +1,4 @@
-"""Export a checkpoint of ``alma_transformer_lm`` to a model folder of Qwen3, or of Qwen3-MoE for models with experts.
+"""Export a checkpoint of ``alma_transformer_lm`` to a Hugging Face folder (Qwen3, or Qwen3-MoE with experts).
 
 Most weight names differ only in the prefix: ``decoder.`` in the checkpoint, ``model.`` in the folder. The export splits
 stacked experts into separate tensors. The output of the embedding norm depends only on the token, so the export applies

@@ -43,7 +43,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
 
     Args:
         folder: folder with a model of type ``qwen3`` or ``qwen3_moe`` and its tokenizer.
-        stream: stream for further training, prepared with the tokenizer of the folder; None without further training.
+        stream: stream for further training, prepared with the tokenizer of the folder; None: no further training.
 
     Raises:
         AlmaError: ``alma_transformer_lm`` does not support the model, a file is missing or damaged, or the tokenizers

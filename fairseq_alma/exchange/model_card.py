@@ -40,7 +40,7 @@ Licence: not specified; add the licence before publishing the model.
 def model_card(
     path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, first: Optional[str]
 ) -> str:
-    """Return the model card in Markdown. Test results come from the run that contains the checkpoint.
+    """Return the model card in Markdown. Training and test results come from the run that contains the checkpoint.
 
     Args:
         path: exported checkpoint.

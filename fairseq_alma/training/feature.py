@@ -152,7 +152,7 @@ class Feature(Options):
         """Process the log outputs of the criterion for an update: one log output per batch and process."""
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
-        """Return the weights to evaluate (name -> tensor), or None for the model's weights. Only for images."""
+        """Return the weights to evaluate (name -> tensor), or None for the model's weights. Used only for images."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Features:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
-        """Return the features that are active (`Feature.is_on`) in a configuration of fairseq."""
+        """Return the features that are active (`Feature.is_on`) in a task configuration of fairseq."""
         each = []
         for kind in FEATURES:
             given = {}
@@ -236,7 +236,7 @@ class Features:
         return {name: value for each in self.each for name, value in each.record(kind).items()}
 
     def words(self, part: Part) -> list[tuple[str, ...]]:
-        """Return the fairseq-train arguments of each feature for ``part`` (a training run in a stage)."""
+        """Return the fairseq-train arguments for ``part`` (a training run in a stage), in a tuple for each feature."""
         return [words for each in self.each if (words := tuple(each.for_part(part).words()))]
 
     def for_part(self, part: Part) -> "Features":

@@ -24,7 +24,7 @@ RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
 BATCHES = "batches"
-"""Key in the state of training features. The value is a list with a dictionary for the first batch size and for each
+"""Key in the state of training features. The value is a list of dictionaries, for the first batch size and for each
 change, with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
 _FOR_TPUS = ("--bf16", "--memory-efficient-bf16", "--tpu")
 _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
@@ -86,7 +86,7 @@ class CarriedOptimizer(Feature):
     )
     continue_as: Optional[str] = opt(
         None,
-        "with --continue-once: resume the training, start a stage on new data, or start a branch (see --branch-share)",
+        "with --continue-once: resume the run, start a stage on new data, or start a branch (see --branch-share)",
         choices=(RESUME, STAGE, BRANCH),
         side=TRAINING,
         defaults={TRAINING: RESUME},
@@ -229,7 +229,7 @@ class LRBranch(Feature):
     """Feature that decays the learning rate to zero in the branch (model copy for evaluation).
 
     The learning rate of the main training does not decay. The schedule is warmup-stable-decay (Hu et al. 2024,
-    MiniCPM), with the decay factor 1 - sqrt(progress) (Hägele et al. 2024).
+    MiniCPM), with the factor 1 - sqrt(p) at fraction p of the decay (Hägele et al. 2024).
     """
 
     predicts_with: ClassVar[Optional[str]] = "branch"
@@ -237,7 +237,7 @@ class LRBranch(Feature):
 
     branch_share: Optional[float] = opt(
         None,
-        "decay the learning rate to 0 over the last fraction S of all updates, in a model copy for evaluation",
+        "decay the learning rate to 0 over the last fraction S of the updates so far, in a model copy for evaluation",
         range=real(0, 1, above=True, below=True),
         side=PLAN,
         metavar="S",
@@ -356,7 +356,7 @@ def refuse_inexact_precision(parser: argparse.ArgumentParser, evaluates: bool) -
 @register_feature
 @dataclass
 class Autocast(Feature):
-    """Feature that runs forward passes under ``torch.autocast`` in bf16, and rejects fairseq's half precision.
+    """Feature that runs forward passes under ``torch.autocast`` in bf16, and rejects fairseq's fp16 and bf16 options.
 
     fairseq's fp16 and bf16 optimizers do not save their fp32 weights, and ``--amp`` does not save the loss scale. A
     resumed training run would therefore differ from an uninterrupted one. With ``--bf16``, fairseq's parser also sets

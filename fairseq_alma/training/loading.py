@@ -49,7 +49,7 @@ def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> 
     """Load a checkpoint in fairseq's format. ``arg_overrides`` (name -> value) replaces options in the checkpoint.
 
     Raises:
-        AlmaError: the file is not a checkpoint of a supported model, task and criterion.
+        AlmaError: the file is missing or damaged, or the model, task or criterion is not supported.
     """
     state = read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state"))
     for part, allowed in _ALLOWED.items():
@@ -91,7 +91,7 @@ def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any
             raise
         is_sentence = isinstance(error, (AssertionError, ValueError, UnfitCheckpoint))
         reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
-        raise AlmaError(f"{filename}: the training cannot resume ({reason[:300]}); {_REMEDY}") from error
+        raise AlmaError(f"{filename}: cannot resume training ({reason[:300]}); {_REMEDY}") from error
 
 
 checkpoint_utils.load_checkpoint_to_cpu = _load_checkpoint_to_cpu

@@ -168,7 +168,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of the task to a fairseq command, and change the defaults of other options."""
+        """Add the options of the task to a fairseq command, and set defaults for devices and distributed training."""
         if isinstance(parser, argparse.ArgumentParser):  # fairseq passes another type to list the options of all tasks
             set_process_defaults(parser)
             cls._add_user_features()
