@@ -45,7 +45,7 @@ class MemberModel:
 
 
 def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
-    """Return the weights of an embedded member, without the prefix of tensor names in the ensemble."""
+    """Return the weights of an embedded member (name -> tensor). Names do not have the prefix used in the ensemble."""
     prefix = f"decoder.members.{index}."
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 

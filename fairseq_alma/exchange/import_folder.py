@@ -1,8 +1,8 @@
 """Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running its code.
 
-Token u has row u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. The special symbols of fairseq
-replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, so the old row of the EOS token is
-unused. Unused rows and symbols without a token have probability zero (see `data.tokens.absent_ids`).
+Token u of the folder has id u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. fairseq's special
+symbols replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, so id u + 4 of this token is
+unused. Unused ids and symbols without a token have probability zero (see `data.tokens.absent_ids`).
 """
 
 import json

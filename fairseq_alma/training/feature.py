@@ -129,7 +129,7 @@ class Feature(Options):
         return replace(self)
 
     def describe(self, part: Part) -> dict[str, Any]:
-        """Return the entries that the feature adds to ``anytime`` in stage.json."""
+        """Return the entries (key -> value) that the feature adds to ``anytime`` in stage.json."""
         return {}
 
     def prepare(self, setting: Setting) -> None:

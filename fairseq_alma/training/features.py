@@ -35,7 +35,7 @@ _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 class TokenCount(Feature):
     """Feature that counts the training tokens of a stage, and records changes of the batch size.
 
-    fairseq resets its own token count when a training run resumes at the start of an epoch.
+    fairseq's token count restarts when a training run resumes at the start of an epoch.
     """
 
     is_on: ClassVar[bool] = True

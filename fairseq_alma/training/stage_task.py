@@ -177,7 +177,7 @@ class StageTask(FairseqTask):
 
     @classmethod
     def _add_user_features(cls) -> None:
-        """Import ``--features-from``, and register the task configuration again with the options of new features."""
+        """Import the code of ``--features-from``, and add options of new features to the task configuration."""
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--features-from", type=Path)
         if (path := command.parse_known_args()[0].features_from) is None:
