@@ -1,4 +1,4 @@
-"""Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running its code.
+"""Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running code of the folder.
 
 Token u of the folder has id u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. fairseq's special
 symbols replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, so id u + 4 of this token is
