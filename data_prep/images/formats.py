@@ -315,7 +315,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
     try:
         from PIL import Image
     except ImportError as error:
-        raise AlmaError("folder: Pillow is not installed; run pip install pillow") from error
+        raise AlmaError("image folders require Pillow; run pip install pillow") from error
     source = given.source
     folders = [source / "train", source / "test"] if (source / "train").is_dir() else [source]
     classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir()) if folders[0].is_dir() else []

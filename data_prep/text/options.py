@@ -72,7 +72,9 @@ class PrepOptions(Options):
         None, "size of the test set (default: 2% of the text, at least 12 kB, at most 1.2 MB and 20%)", parse=read_size
     )
     holdout_bytes: Optional[Size] = opt(
-        None, "size of the held-out set of each mega-batch, appended ones included (default: none)", parse=read_size
+        None,
+        "size of the held-out set of each mega-batch, including appended mega-batches (default: none)",
+        parse=read_size,
     )
     format: str = opt(
         "auto",

@@ -204,8 +204,7 @@ def assign_images(
     if size < 2:
         remedy = f"at most {num_train // 2} mega-batches" if num_train > 1 else "more images"
         raise AlmaError(
-            f"--megabatches {num_megabatches}: expected at least 2 images for each mega-batch (training and "
-            f"validation), found {size} ({num_train} training images in all); give {remedy}"
+            f"--megabatches {num_megabatches}: expected at least 2 images per mega-batch, found {size}; give {remedy}"
         )
     num_valid = min(max(round(valid_fraction * size), 1), size - 1)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)

@@ -65,7 +65,7 @@ DEFAULT_STEPS = Steps()
 
 
 class CandidateLayer(nn.Module):
-    """Base class of layers with candidates; contains the weights for the new channels of the previous layer.
+    """Base class of layers with candidate channels. Holds the input weights for the new channels of the previous layer.
 
     Args:
         weight: weight of the layer without candidates, (O, I, …).

@@ -32,7 +32,7 @@ class StageDataset(ConcatDataset):
 
     Args:
         datasets: sequences of each mega-batch.
-        first: (M,) indices of the sequences that the first epoch reads one additional time, before all sequences.
+        first: (M,) indices of the sequences that are read one extra time, at the start of the first epoch.
     """
 
     def __init__(self, datasets: Sequence[FairseqDataset], first: np.ndarray) -> None:

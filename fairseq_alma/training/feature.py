@@ -143,7 +143,7 @@ class Feature(Options):
         return contextlib.nullcontext()
 
     def before_step(self, optimizer: Any, update: int) -> None:
-        """Run before each optimizer step; ``optimizer`` has ``param_groups``, ``update`` counts the earlier updates."""
+        """Run before each step of an optimizer with ``param_groups``; ``update``: number of completed updates."""
 
     def after_step(self, model: "nn.Module", update: int) -> None:
         """Run after each optimizer step, with the new weights; ``update`` counts the updates before the step."""
