@@ -319,7 +319,7 @@ class Options:
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
     def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return values for run.json by option name, including None values. If ``kind`` is None, include all options."""
+        """Return the values for run.json by option name, with None values. If ``kind`` is None, include all options."""
         found = {}
         for name, option in options_of(type(self)).items():
             if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):

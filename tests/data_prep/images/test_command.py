@@ -69,7 +69,7 @@ def test_other_options_on_the_same_folder_are_refused_and_a_stream_of_text_too(t
 
 def test_too_many_megabatches_or_a_bad_file_write_nothing(tmp_path):
     write_mnist(tmp_path / "mnist")
-    with pytest.raises(AlmaError, match=r"--megabatches 21: .*, found 1 .* at most 20"):
+    with pytest.raises(AlmaError, match=r"--megabatches 21: .*, found 1; give at most 20"):
         run("mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "s", "--megabatches", 21)
     write(tmp_path / "mnist/t10k-labels-idx1-ubyte", idx_bytes(np.full(10, 77)), packed=True)
     with pytest.raises(AlmaError, match="found 77 at image 0"):
