@@ -317,8 +317,11 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
                 raise ValueError(f"--seed: several seeds on images require --learner {possible}, found {name}")
         if len(given) == 2:
             raise ValueError("--jobs (all members) and --member (some members) exclude each other; remove one")
-        if self.iid is not None and (self.wait != 1 or self.replay or self.drop_rest or self.first_wait is not None):
-            raise ValueError("--iid trains in one stage; remove --wait, --first-wait, --replay and --drop-rest")
+        several = {"--wait": self.wait != 1, "--first-wait": self.first_wait is not None}
+        several |= {"--replay": self.replay, "--drop-rest": self.drop_rest}
+        if self.iid is not None and any(several.values()):
+            found = " and ".join(name for name, is_given in several.items() if is_given)
+            raise ValueError(f"--iid {self.iid} trains in one stage; remove {found}")
         if self.first_wait is not None and self.wait != 1:
             raise ValueError(f"--first-wait {self.first_wait} requires --wait 1, found {self.wait}; remove --wait")
         if kind == "images" and isinstance(self.save_every, int):

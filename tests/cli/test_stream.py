@@ -72,7 +72,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--grow-schedule", "4,6,8,8"], "--grow-schedule requires --learner grow or gmoe, found sm"),
         (["--learner", "gens", "--iid", "2"], "--iid requires --learner sm or ens, found gens"),
         (["--iid", "5"], "--iid 5: the stream has only 4 mega-batches"),
-        (["--iid", "2", "--wait", "2"], "--iid trains in one stage"),
+        (["--iid", "2", "--wait", "2"], "--iid 2 trains in one stage; remove --wait"),
         (["--init", "fresh"], "--init fresh: choose from previous, scratch"),
         (["--learner", "ens", "--member", "2"], "--member 2: expected a member of the run (0, 1)"),
         (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: expected a member of stage 1 (1)"),
