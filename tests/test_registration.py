@@ -72,6 +72,7 @@ def test_names_are_registered_in_whatever_order_the_two_are_imported(imports: st
     run_python(imports + REGISTERED, checkout)
 
 
+@pytest.mark.slow
 def test_packages_for_metrics_of_audio_and_sentences_are_imported_at_their_first_use(checkout: Path) -> None:
     code = """
 import sys, fairseq_alma, fairseq
