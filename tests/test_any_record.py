@@ -145,7 +145,10 @@ def test_what_is_wrong_in_a_record_is_named_with_its_place_and_what_to_do(place,
     [
         (lambda manifest: manifest["images"].update(files=[]), "images: expected files images.npy, labels.npy,"),
         (lambda manifest: manifest["splits"].pop(-2), "no split valid"),
-        (lambda manifest: manifest["splits"].reverse(), "expected 6 splits, from megabatch-000/train to test in order"),
+        (
+            lambda manifest: manifest["splits"].reverse(),
+            "expected 6 splits, from megabatch-000/train to test in order, found 6 splits, out of order or with extra",
+        ),
         (lambda manifest: manifest["splits"][0]["files"][0].update(path="../t.npy"), "expected a path "),
         (lambda manifest: manifest["images"].update(num_classes=0), "$.images.num_classes: Expected int >= 1"),
     ],

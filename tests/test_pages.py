@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.options import Options
+from tests.runs.results import stage_records
 from tests.scripts import run_script
 
 CHECKOUT = Path(__file__).parent.parent
@@ -138,6 +139,10 @@ def test_a_page_is_typed_from_top_to_bottom(page, desk, tmp_path, monkeypatch):
         if "SlurmPipelineExecutor" in line:  # needs a cluster; its imports and arguments are checked
             line = line[: line.index("run_stages(stages,")]
         type_line(language, line, folder)
+    if page == "docs/how-to/own-learner.md":  # its learner starts from random weights in every third stage
+        assert [record["megabatches"] for record in stage_records(folder / "runs/reset")] == [[0], [1], [2], [3]]
+        logs = [path.read_text() for path in sorted(folder.glob("runs/reset/stage-*/train-member-0.log"))]
+        assert ["--continue-once" in log for log in logs] == [False, True, True, False]
 
 
 def test_pages_are_few_and_short():

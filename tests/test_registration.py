@@ -79,7 +79,10 @@ import sys, fairseq_alma, fairseq
 assert not {"sklearn", "sklearn.metrics", "scipy.stats", "torch._dynamo"} & sys.modules.keys()
 from fairseq.criterions import sentence_prediction
 from fairseq.tasks import audio_classification
-assert sentence_prediction.f1_score([1, 0], [1, 0]) == 1 and sentence_prediction.pearsonr([1, 2], [2, 4]).statistic > 0
+assert sentence_prediction.pearsonr([1, 2, 3], [2, 4, 6]).statistic > 0.99
+assert sentence_prediction.f1_score([1, 0], [1, 0]) == 1
 assert len(audio_classification.sklearn_metrics.roc_curve([0, 1], [0.1, 0.9])) == 3
+import sklearn.metrics, scipy.stats
+assert sklearn.metrics.f1_score([1, 0], [1, 0]) == 1
 """
     run_python(code, checkout)

@@ -318,14 +318,15 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
         raise AlmaError("image folders require Pillow; run pip install pillow") from error
     source = given.source
     folders = [source / "train", source / "test"] if (source / "train").is_dir() else [source]
-    classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir()) if folders[0].is_dir() else []
+    subfolders = [sorted(path.name for path in folder.glob("*") if path.is_dir()) for folder in folders]
+    classes = subfolders[0]
     if not classes:
         raise AlmaError(f"--source {source}: no subfolders found; give a folder with a subfolder for each class")
     parts: list[Part] = []
     first: Optional[tuple[Path, tuple[int, ...]]] = None
-    for folder in folders:
+    for folder, names in zip(folders, subfolders, strict=True):
         images, labels = [], []
-        if unknown := sorted({path.name for path in folder.glob("*") if path.is_dir()} - {*classes}):
+        if unknown := [name for name in names if name not in classes]:
             raise AlmaError(
                 f"{folder}: expected only the classes of {folders[0]}, found {', '.join(unknown)[:200]}; add "
                 "training images of these classes, or remove these folders"

@@ -215,9 +215,10 @@ class Stream:
             return f"expected 1 to {MAX_MEGABATCHES} mega-batches, found {self.num_megabatches}"
         names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if (found := [each.name for each in self.splits]) != names:
-            missing = [name for name in names if name not in {*found}]
-            order = f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order, found {len(found)} splits"
-            return f"no split {', '.join(missing[:3])}" if missing else f"{order}, out of order or with extra splits"
+            if missing := [name for name in names if name not in {*found}]:
+                return f"no split {', '.join(missing[:3])}"
+            order = f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order"
+            return f"{order}, found {len(found)} splits, out of order or with extra splits"
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":

@@ -311,7 +311,7 @@ def _build_vgg(
     smallest = 2 * SMALLEST_IMAGE if last_pool == "max" else SMALLEST_IMAGE
     if min(height, width) < smallest:
         option = " --last-pool max" if last_pool == "max" else ""
-        remedy = "--last-pool mean or " if option and min(height, width) >= SMALLEST_IMAGE else ""
+        remedy = "--last-pool mean or " if min(height, width) >= SMALLEST_IMAGE else ""
         raise AlmaError(
             f"--arch {arch}{option}: expected images of at least {smallest} x {smallest} pixels, found {height} x "
             f"{width}; give {remedy}an --arch without convolutions"

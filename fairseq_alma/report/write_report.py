@@ -45,9 +45,8 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         ("at the end", f"test {value}", lambda run: run.final),
         (f"over all {longest} arrivals", over_stream, lambda run: run.over_stream),
     ):
-        spreads = ((each.spread(figure), each) for each in complete)
-        finite = ((spread, each) for spread, each in spreads if spread and math.isfinite(spread.mean))
-        ranked = sorted(finite, key=lambda pair: pair[0].mean)
+        spreads = ((spread, each) for each in complete if (spread := each.spread(figure)))
+        ranked = sorted((pair for pair in spreads if math.isfinite(pair[0].mean)), key=lambda pair: pair[0].mean)
         if len(ranked) < 2:  # the models of the other learners diverged
             continue
         (best, winner), (second, runner_up) = ranked[:2]

@@ -317,11 +317,10 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
                 raise ValueError(f"--seed: several seeds on images require --learner {possible}, found {name}")
         if len(given) == 2:
             raise ValueError("--jobs (all members) and --member (some members) exclude each other; remove one")
-        several = {"--wait": self.wait != 1, "--first-wait": self.first_wait is not None}
-        several |= {"--replay": self.replay, "--drop-rest": self.drop_rest}
-        if self.iid is not None and any(several.values()):
-            found = " and ".join(name for name, is_given in several.items() if is_given)
-            raise ValueError(f"--iid {self.iid} trains in one stage; remove {found}")
+        if self.iid is not None:
+            defaults = {"wait": 1, "first_wait": None, "replay": False, "drop_rest": False}
+            if changed := [flag(name) for name, default in defaults.items() if getattr(self, name) != default]:
+                raise ValueError(f"--iid {self.iid} trains in one stage; remove {' and '.join(changed)}")
         if self.first_wait is not None and self.wait != 1:
             raise ValueError(f"--first-wait {self.first_wait} requires --wait 1, found {self.wait}; remove --wait")
         if kind == "images" and isinstance(self.save_every, int):
@@ -376,9 +375,10 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"--iid {self.iid}: the stream has only {num_megabatches} mega-batches; reduce --iid")
         planned = planned_stages({"options": vars(self)}, num_megabatches)
         if not planned:
-            wait = f"--wait {self.wait}" if self.first_wait is None else f"--first-wait {self.first_wait}"
+            name = "wait" if self.first_wait is None else "first_wait"
             raise ValueError(
-                f"{wait} --drop-rest: the stream has only {num_megabatches} mega-batches; reduce {wait.split()[0]}"
+                f"{flag(name)} {getattr(self, name)} --drop-rest: the stream has only {num_megabatches} mega-batches; "
+                f"reduce {flag(name)}"
             )
         return planned
 

@@ -122,8 +122,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         """
         check_options(cfg)
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
-            remedy = f"reduce --context-window by {1 - cfg.tokens_per_sample} or more"
-            raise AlmaError(f"--context-window: must be smaller than --tokens-per-sample; {remedy}")
+            raise AlmaError(
+                "--context-window: must be smaller than --tokens-per-sample; reduce --context-window by "
+                f"{1 - cfg.tokens_per_sample} or more"
+            )
         stream = Stream.open(cfg.data)
         if stream.kind != "text":
             raise AlmaError(

@@ -55,7 +55,7 @@ def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path):
     torch.save(other, run / CHECKPOINT)
     assert f"{run / CHECKPOINT}: not the weights of this run's network" in refused(stream, run)
     shutil.copy(checkpoint, run / CHECKPOINT)
-    assert f"{run / 'stage-000'} to train " in refused(stream, run)
+    assert f"remove {run / 'stage-000'} to train stage 0 again" in refused(stream, run)
     shutil.rmtree(run / "stage-000")
     resume(stream, run)
     found, expected = (json.loads((folder / "stage-001/stage.json").read_text()) for folder in (run, whole))

@@ -137,7 +137,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3", {"attention_bias": True}, "attention_bias False for alma_transformer_lm, found True"),
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window False for alma_transformer_lm, found True"),
         ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "expected rope_type 'default' for"),
-        ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": True}}, "a number for rope_theta"),
+        ("qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": True}}, "for rope_theta, found True"),
         ("qwen3", {"num_attention_heads": 3}, "modulo num_key_value_heads 0 for"),
         ("qwen3", {"vocab_size": 100}, "expected a tokenizer with at most 100 tokens, as in the model"),
         ("qwen3", {"hidden_size": "16"}, "hidden_size"),

@@ -98,7 +98,7 @@ def test_invalid_gate_trees_are_rejected_with_one_short_line(text, message):
 
 def test_gate_trees_of_a_model_without_switch_layers_are_rejected():
     options = SimpleNamespace(gate_trees="[[0, 1]]", moe_freq=0, decoder_layers=4, num_experts=2)
-    with pytest.raises(AlmaError, match="--moe-freq 0 gives no Switch layer among"):
+    with pytest.raises(AlmaError, match="--gate-trees: --moe-freq 0 gives no Switch layer among 4"):
         trees_of_layers(options)
     options.moe_freq = 4
     assert trees_of_layers(options) == [None, None, None, GateTree.flat(2)]

@@ -16,6 +16,7 @@ SLOW = {"images-gmoe": 12, "text-gmoe": 33, "text-ens": 33}
     [
         *((name, every, "kill") for name, every in FAST.items()),
         *(pytest.param(*each, "power", marks=pytest.mark.slow) for each in SLOW.items()),
+        pytest.param("text-ens", SLOW["text-ens"], "kill", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_killed_at_every_nth_operation_resumes_bit_for_bit(name, every, how):
