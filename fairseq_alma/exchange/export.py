@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, refuse_other_shapes
-from fairseq_alma.checkpoints.model_facts import describe_model
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
@@ -35,6 +34,7 @@ from fairseq_alma.files import publish, work_folder
 from fairseq_alma.growth.gate_tree import has_experts
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.text.decoder import build_from_config
+from fairseq_alma.text.stage_checkpoints import describe_model
 
 WEIGHTS = "model.safetensors"
 CHECKED_TOKENS = 200_000  # number of tokens of the test set that the exported tokenizer must reproduce

@@ -4,10 +4,10 @@ import contextlib
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.checkpoints.model_facts import ModelFacts
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
+from fairseq_alma.text.stage_checkpoints import ModelFacts
 
 MOST_INPUTS = 12  # maximum number of input file names on a card
 _PAGE = """\

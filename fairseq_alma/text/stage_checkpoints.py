@@ -1,7 +1,9 @@
-"""Repair, read and remove the checkpoint files of a stage.
+"""Describe, repair and remove the checkpoints of the language models of a stage.
 
 fairseq writes ``checkpoint_E_U.pt`` atomically, and then copies this file to ``checkpoint_last.pt``. If fairseq is
 killed during the copy, ``checkpoint_last.pt`` is truncated, and fairseq would try to resume from this file.
+
+Functions that read weights import torch, which takes seconds; ``alma-stream`` calls them in forked processes.
 """
 
 import re
@@ -10,12 +12,16 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Collection, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import once_per_file, open_atomically, synchronise
 from fairseq_alma.training.features import BATCHES
+
+if TYPE_CHECKING:
+    from fairseq_alma.checkpoints.checkpoint_file import Weights
 
 _INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
@@ -43,6 +49,20 @@ class Progress:
         return (max_update is not None and self.num_updates >= max_update) or (
             max_epoch is not None and self.num_epochs >= max_epoch
         )
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Number of parameters, number of experts and FLOPs per token of a model.
+
+    FLOPs include only matrix products. A multiply-add is two FLOPs, as in ``torch.utils.flop_counter``. FLOPs of
+    attention include masked positions (complete T x T products). A token uses one expert of each Switch layer.
+    """
+
+    num_params: int  # number of parameters; a shared parameter is counted once
+    num_experts: int  # number of experts in each Switch layer; 1 for a dense model
+    test_flops_per_token: int  # FLOPs of a forward pass per token
+    num_members: int = 1  # number of members of an ensemble; 1 for a single model
 
 
 @once_per_file
@@ -92,7 +112,7 @@ def repair_last(folder: Path) -> Optional[Path]:
 @once_per_file
 def read_progress(path: Path) -> Progress:
     """Read the training progress from a checkpoint."""
-    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint  # imports torch, which takes seconds
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 
     remedy = "remove this file to resume the stage from the previous checkpoint"
     state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
@@ -110,6 +130,51 @@ def read_progress(path: Path) -> Progress:
         first_update=first_update,
         batches=tuple(counts.get(BATCHES, ())),
     )
+
+
+def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
+    """Return sizes and FLOPs of a checkpoint's model. Raises AlmaError as `read_checkpoint` and `describe_model` do."""
+    from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
+
+    checkpoint = read_checkpoint(path)
+    return describe_model(checkpoint["cfg"]["model"], checkpoint["model"], Path(path))
+
+
+def describe_model(config: Mapping[str, Any], weights: "Weights", path: Path) -> ModelFacts:
+    """Return sizes and FLOPs of a model, given ``cfg.model`` and ``model`` of the checkpoint ``path``.
+
+    FLOPs depend only on ``tokens_per_sample`` and on names and shapes of the weights. The output projection of
+    attention is ``out_proj`` in ``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Stacked experts have the
+    shape (E, …). For an ensemble, parameters and FLOPs are sums over the members, and ``num_experts`` is the maximum.
+
+    Raises:
+        AlmaError: the architecture is not a language model of this package, or a member's file is missing or changed.
+    """
+    from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH
+    from fairseq_alma.checkpoints.ensemble_file import members_of
+
+    if config["_name"] == ENSEMBLE_ARCH:
+        members = members_of(config, weights, path.parent)
+        facts = [describe_model(member.config, member.weights, member.file or path) for member in members]
+        return ModelFacts(
+            num_params=sum(each.num_params for each in facts),
+            num_experts=max(each.num_experts for each in facts),
+            test_flops_per_token=sum(each.test_flops_per_token for each in facts),
+            num_members=len(facts),
+        )
+    if config["_name"] not in (*SWITCH_SIZES, *TRANSFORMER_SIZES):
+        raise AlmaError(f"{path}: cannot count FLOPs of {config['_name']}; train alma_transformer_lm or alma_switch_lm")
+    num_experts, flops = 1, 0
+    for name, tensor in weights.items():
+        if tensor.dim() == 3:
+            num_experts = max(num_experts, len(tensor))
+            flops += 2 * tensor.numel() // len(tensor)
+        elif tensor.dim() == 2 and not name.endswith("bias") and ".embed_" not in name:
+            flops += 2 * tensor.numel()
+            if name.endswith(("o_proj.weight", "out_proj.weight")):
+                flops += 2 * 2 * config["tokens_per_sample"] * tensor.size(1)
+    unique = {tensor.data_ptr(): tensor.numel() for tensor in weights.values()}
+    return ModelFacts(sum(unique.values()), num_experts, flops)
 
 
 def drop_optimizer_state(path: Path) -> None:

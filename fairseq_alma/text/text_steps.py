@@ -26,11 +26,10 @@ from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE, TRAIN_L
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.helper import Command, call
-from fairseq_alma.text.stage_checkpoints import Progress
+from fairseq_alma.text.stage_checkpoints import ModelFacts, Progress
 from fairseq_alma.text.train_options import replace_option
 
 if TYPE_CHECKING:
-    from fairseq_alma.checkpoints.model_facts import ModelFacts
     from fairseq_alma.text.text_job import TextJob
 
 NEVER = 1_000_000_000
@@ -46,8 +45,8 @@ read_progress: Callable[[Path], Progress] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
 )
 """Read the training progress from a checkpoint, in a child of the helper process."""
-describe_checkpoint: "Callable[[Path], ModelFacts]" = once_per_file(
-    partial(call, "fairseq_alma.checkpoints.model_facts:describe_checkpoint")
+describe_checkpoint: Callable[[Path], ModelFacts] = once_per_file(
+    partial(call, "fairseq_alma.text.stage_checkpoints:describe_checkpoint")
 )
 """Read the size and the FLOPs of a model from a checkpoint, in a child of the helper process."""
 

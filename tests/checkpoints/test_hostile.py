@@ -13,11 +13,11 @@ from fairseq import models
 from omegaconf import OmegaConf
 
 from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
-from fairseq_alma.checkpoints.model_facts import describe_checkpoint
 from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.stage_checkpoints import describe_checkpoint
 from fairseq_alma.training.loading import load_state
 from tests.checkpoints.small import small_checkpoint
 from tests.models.ensembles import switch_config, task_of

@@ -10,8 +10,8 @@ from fairseq.sequence_scorer import SequenceScorer
 from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_alma.checkpoints.model_facts import describe_checkpoint
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.stage_checkpoints import describe_checkpoint
 from tests.models.ensembles import (
     NUM_TOKENS,
     load,

@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq_alma.checkpoints.model_facts import describe_model
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.stage_checkpoints import describe_model
 from tests.text.models import model_of, transformer_of
 
 PAD = 1
