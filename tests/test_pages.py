@@ -20,7 +20,7 @@ from tests.scripts import run_script
 CHECKOUT = Path(__file__).parent.parent
 PAGES = ["README.md", *(str(page.relative_to(CHECKOUT)) for page in sorted((CHECKOUT / "docs").rglob("*.md")))]
 PARSERS = {
-    "alma-prep-text": ("data_prep.text.options", "parse_options"),
+    "alma-prep-text": ("data_prep.text.command", "parse_options"),
     "alma-stream": ("fairseq_alma.cli.stream", "read_arguments"),
     **{
         f"alma-{name}": (f"fairseq_alma.cli.{name.replace('import', 'import_model')}", "main")

@@ -15,8 +15,7 @@ from datatrove.executor import SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.text.command import completed_before, existing_stream, record_of
-from data_prep.text.options import PrepOptions, parse_options
+from data_prep.text.command import PrepOptions, completed_before, existing_stream, parse_options, record_of
 from data_prep.text.steps import Encoded, Work, write_stream
 from data_prep.text.workers import default_workers
 from fairseq_alma.data.stream import publish_additions, publish_stream

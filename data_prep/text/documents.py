@@ -23,6 +23,8 @@ from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import print_line
 
 STANDARD_INPUT = "-"
+FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
+FORMS_OF_TEXT = ("text", "lines")  # formats without fields
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _SPLIT_NAME = re.compile(r"(train|test|valid|validation|dev)(?=[-_.])")
 _ABOUT_DATA = re.compile(
@@ -55,6 +57,10 @@ class Source:
     is_copy: bool = False  # whether the file is a copy of standard input or of a pipe
     by: Optional[str] = None  # field or column with the group of a document (``--by``)
     period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None if each value is a group
+
+    @property
+    def has_fields(self) -> bool:
+        return self.form not in FORMS_OF_TEXT
 
     @property
     def stamp(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import pickle
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from data_prep.text.assignment import (
     keys_of,
 )
 from data_prep.text.documents import Piece, Source, cut_into_pieces, documents_and_groups_of, documents_of, find_sources
-from data_prep.text.options import AUTO, DEFAULT_FIELD, FORMS_OF_TEXT, HOLDOUT_BYTES, PrepOptions
-from data_prep.text.tokenizer import DocumentEncoder, train_tokenizer, vocab_size_for
+from data_prep.text.tokenizer import AUTO, DocumentEncoder, train_tokenizer, vocab_size_for
 from fairseq_alma.data.stream import (
     DICTIONARY,
     TOKEN_SUFFIXES,
@@ -50,6 +49,9 @@ from fairseq_alma.data.tokens import (
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
 
+if TYPE_CHECKING:
+    from data_prep.text.command import PrepOptions
+
 DROPPED = -1
 """Value that marks a dropped document in an array of set numbers."""
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
@@ -65,7 +67,7 @@ _MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer befo
 class Plan:
     """Options and input files of a command, and the division of the files into pieces."""
 
-    options: PrepOptions
+    options: "PrepOptions"
     sources: tuple[Source, ...]
     pieces: tuple[Piece, ...]
     stamps: tuple[tuple[int, int], ...]  # size and modification time of each input file
@@ -155,7 +157,7 @@ class Work:
         return NgramSet(self.load("ngrams.npy"))
 
     def make_plan(
-        self, there: Optional[Stream], options: PrepOptions, copies: Optional[Path], num_workers: int
+        self, there: Optional[Stream], options: "PrepOptions", copies: Optional[Path], num_workers: int
     ) -> None:
         """Find the input files, divide them into pieces, and save the `Plan` in the work folder.
 
@@ -168,9 +170,9 @@ class Work:
         Raises:
             AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given, but the input has no fields.
         """
-        field, by = options.field or DEFAULT_FIELD, options.by
+        field, by = options.field_or_default, options.by
         sources = tuple(find_sources(options.inputs, options.format, field, copies, options.out, by, options.period))
-        text = [f"{each.label} is plain text, which has no fields" for each in sources if each.form in FORMS_OF_TEXT]
+        text = [f"{each.label} is plain text, which has no fields" for each in sources if not each.has_fields]
         if by is not None and text:
             raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
         if options.field is not None and len(text) == len(sources):
@@ -255,7 +257,7 @@ class Work:
             options.preset == "paper",
             options.valid_bytes,
             options.test_bytes,
-            history[0]["options"].get(HOLDOUT_BYTES) if history else options.holdout_bytes,
+            history[0]["options"].get("--holdout-bytes") if history else options.holdout_bytes,
             options.tokenizer_bytes,
         )
         own_sets = assign(sizes, arguments, shares)

@@ -18,6 +18,8 @@ import numpy as np
 
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 
+AUTO = 0
+"""Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 # Each alternative starts and ends at a split of the rule, provided that the preceding text ended at a split:
 _CHUNK = re.compile(
     # letters or digits before other ASCII characters (a letter outside ASCII would continue the word)

@@ -18,8 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from data_prep.text.command import main as prep_text
-from data_prep.text.documents import FilePart, Source, documents_of, find_sources
-from data_prep.text.options import FORMATS
+from data_prep.text.documents import FORMATS, FilePart, Source, documents_of, find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
 from fairseq_alma.data.stream import Stream, file_sha256, split_name

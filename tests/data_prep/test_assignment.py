@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.text import steps
 from data_prep.text.assignment import Shares, assign, keys_of
-from data_prep.text.options import parse_options
+from data_prep.text.command import parse_options
 from data_prep.text.steps import Plan, Work
 from fairseq_alma.errors import AlmaError
 
