@@ -1,6 +1,6 @@
 """Implementation of ``alma-prep-text``: convert raw text to a stream of token files.
 
 Modules, in reading order: ``command`` (options, main program), ``documents`` (reader of input files), ``steps`` (steps
-of the conversion), ``assignment`` (hashes, splits), ``tokenizer`` (training, encoding), ``workers`` (processes
-on one machine), ``cluster`` (several machines).
+of the conversion), ``assignment`` (hashes, splits), ``workers`` (processes on one machine), ``cluster`` (several
+machines).
 """

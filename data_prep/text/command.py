@@ -12,7 +12,6 @@ from typing import Any, Iterator, Optional, Sequence
 from data_prep.text.assignment import DEFAULT_NGRAM, Size
 from data_prep.text.documents import FORMATS, FORMS_OF_TEXT, PERIODS, STANDARD_INPUT
 from data_prep.text.steps import Encoded, Plan, Work, write_stream
-from data_prep.text.tokenizer import AUTO
 from data_prep.text.workers import Function, default_workers, in_order
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import (
@@ -25,7 +24,7 @@ from fairseq_alma.data.stream import (
     refuse_other_command,
     stream_at,
 )
-from fairseq_alma.data.tokens import StreamTokenizer, find_tokenizer_file
+from fairseq_alma.data.tokens import AUTO, StreamTokenizer, find_tokenizer_file
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word

@@ -26,7 +26,6 @@ from data_prep.text.assignment import (
     keys_of,
 )
 from data_prep.text.documents import Piece, Source, cut_into_pieces, documents_and_groups_of, documents_of, find_sources
-from data_prep.text.tokenizer import AUTO, DocumentEncoder, train_tokenizer, vocab_size_for
 from fairseq_alma.data.stream import (
     DICTIONARY,
     TOKEN_SUFFIXES,
@@ -39,12 +38,16 @@ from fairseq_alma.data.stream import (
     split_names,
 )
 from fairseq_alma.data.tokens import (
+    AUTO,
     FILE_NAMES,
     NUM_FAIRSEQ_SYMBOLS,
     TOKENIZER_FOLDER,
+    DocumentEncoder,
     StreamTokenizer,
     TokenFileWriter,
     id_dtype,
+    train_tokenizer,
+    vocab_size_for,
 )
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, open_atomically

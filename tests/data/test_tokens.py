@@ -6,7 +6,7 @@ Token files: the same bytes as fairseq's own reader and writer.
 import numpy as np
 import pytest
 
-from data_prep.text.tokenizer import train_tokenizer
+from fairseq_alma.data import tokens
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile, TokenFileWriter, find_tokenizer_file, id_dtype
 from fairseq_alma.errors import AlmaError
 from tests.data.sentencepiece_models import train_sentencepiece
@@ -20,7 +20,7 @@ def folder(request, tmp_path_factory):
     """A folder with a tokenizer of each kind."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "tokenizers":
-        (folder / "tokenizer.json").write_bytes(train_tokenizer([TRAINING], 320))
+        (folder / "tokenizer.json").write_bytes(tokens.train_tokenizer([TRAINING], 320))
     else:
         train_sentencepiece(folder / "a.model", TRAINING)
     return folder

@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from data_prep.text.tokenizer import DocumentEncoder, train_tokenizer
-from fairseq_alma.data.tokens import StreamTokenizer
+from fairseq_alma.data.tokens import DocumentEncoder, StreamTokenizer, train_tokenizer
 
 UINT16 = np.dtype("uint16")
 PIECES = [
