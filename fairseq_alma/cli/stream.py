@@ -27,8 +27,8 @@ from fairseq_alma.runs.study import (
 )
 from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import print_line
-from fairseq_alma.text.defaults import Context, Preferences, Recipe, complete
 from fairseq_alma.text.text_job import TextJob
+from fairseq_alma.text.train_options import Context, Preferences, Recipe, complete
 from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
 
 Job = Union[TextJob, ImageJob]

@@ -30,8 +30,8 @@ from fairseq_alma.options import Options, group_words, operand, opt, real, utf8_
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
-from fairseq_alma.text.defaults import num_params, row_of
 from fairseq_alma.text.helper import call
+from fairseq_alma.text.train_options import num_params, row_of
 
 RECORD, VERSION = "update.json", 2
 STREAM, LOG = "stream", "update.log"

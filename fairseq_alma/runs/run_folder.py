@@ -79,7 +79,7 @@ RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wai
 
 
 class RecipeRecord(Struct, frozen=True):
-    """Defaults that `text.defaults` chose for a run on text, the user's preferences, and the printed description."""
+    """Defaults that `text.train_options` chose for a run on text, the user's preferences, and printed description."""
 
     preferences: dict[str, Union[str, int, None]]
     passes: Annotated[float, Meta(gt=0, le=1e6)]

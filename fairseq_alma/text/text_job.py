@@ -14,7 +14,6 @@ from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text import stage_checkpoints
-from fairseq_alma.text.defaults import Recipe
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.text_steps import (
     BEFORE_RECORD,
@@ -29,7 +28,7 @@ from fairseq_alma.text.text_steps import (
     TextStep,
     Train,
 )
-from fairseq_alma.text.train_options import TrainOptions
+from fairseq_alma.text.train_options import Recipe, TrainOptions
 from fairseq_alma.training.feature import Part
 from fairseq_alma.training.features import BestCheckpoint, CarriedOptimizer, LRBranch
 

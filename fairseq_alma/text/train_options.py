@@ -1,17 +1,359 @@
-"""Check the options of alma-stream after ``--``, and select the options for fairseq-eval-lm.
+"""Complete and check the options after ``--``, which are options of fairseq-train. No torch or fairseq imports.
 
-This module does not use the parser of fairseq, which takes seconds to import. fairseq-train checks all options again.
+`complete` chooses the default model, optimizer and training length of a run from one table. Options of the user take
+precedence. For an ``--arch`` other than ``alma_transformer_lm``, an option gets a default only if fairseq's default is
+missing or not useful, such as ``--lr`` 0.25. ``docs/reference/defaults.md`` has the measurements behind the table.
+`TrainOptions` checks the options, and selects options for fairseq-eval-lm. fairseq-train checks all options again.
 """
 
+import math
 from copy import copy
-from typing import Mapping, Optional, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from fairseq_alma.checkpoints.model_options import MODELS
+from fairseq_alma.checkpoints.model_options import MODELS, SWITCH_SIZES, TRANSFORMER_SIZES
+from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.options import GivenOption, group_words, options_of
-from fairseq_alma.training.feature import FEATURES
+from fairseq_alma.training.feature import ENDLESS, FEATURES
 
 BALANCING = "alma_switch_cross_entropy"
 """Name of the criterion that adds the load-balancing loss of Switch layers."""
+
+
+class Row(NamedTuple):
+    """Default model and optimizer for runs with up to ``tokens`` training tokens.
+
+    Attributes:
+        tokens: maximum number of training tokens of a run, summed over all passes.
+        width: model dimension; the head dimension is 32, or 64 if the width is 512 or more.
+        layers: number of layers.
+        length: tokens per sequence.
+        batch: sequences per update.
+        rate: learning rate of Muon for weight matrices. The learning rate of Adam is 1.5 times this rate for input
+            embeddings, and 0.15 times this rate for other parameters (defaults of ``muon``).
+    """
+
+    tokens: float
+    width: int
+    layers: int
+    length: int
+    batch: int
+    rate: float
+
+
+TABLE = (
+    Row(0.2e6, 48, 2, 128, 4, 0.03),
+    Row(0.8e6, 64, 2, 128, 8, 0.03),
+    Row(2.5e6, 96, 2, 128, 8, 0.03),
+    Row(8e6, 128, 2, 128, 8, 0.03),
+    Row(12e6, 144, 4, 128, 8, 0.02),
+    Row(25e6, 192, 4, 128, 16, 0.02),
+    Row(80e6, 256, 4, 128, 32, 0.02),
+    Row(250e6, 384, 6, 256, 32, 0.02),
+    Row(1e9, 512, 8, 512, 64, 0.02),
+    Row(5e9, 768, 12, 512, 128, 0.015),
+    Row(math.inf, 1024, 16, 512, 256, 0.01),
+)
+"""Defaults by number of training tokens, in ascending order. With ``--size``, only ``batch`` depends on this number."""
+HALF_LIFE = "1/16"
+MAX_BATCH_TOKENS = 8192
+"""Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
+MANY_PASSES = 4
+"""Maximum number of passes of a run that has no dropout and no weight decay by default."""
+START_FACTOR = 0.1
+"""Factor of the default learning rate in a run that starts from a trained model."""
+PAPER = {
+    "--arch": "alma_switch_lm_base",
+    "--num-experts": "4",
+    "--dropout": "0.1",
+    "--tokens-per-sample": "512",
+    "--criterion": BALANCING,
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9, 0.98)",
+    "--adam-eps": "1e-8",
+    "--lr": "0.001",
+    "--lr-scheduler": "polynomial_decay",
+    "--batch-size": "8",
+    "--update-freq": "24",
+}
+"""Options of ``--preset paper`` (paper v5, appendix A); ``recipes/lm`` cites the source of each value."""
+OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
+             "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
+             "--max-update": ()}  # fmt: skip
+"""Options with a default for an ``--arch`` other than ``alma_transformer_lm``. Option -> dependent options, which get a
+default only if this option gets its default."""
+LENGTH_OPTIONS = ("--max-update", "--max-epoch")
+ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
+"""Option with a default -> options that, if given, disable this default."""
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Options of alma-stream that change the defaults.
+
+    Attributes:
+        size: number of model parameters; None: the number of training tokens determines the size.
+        passes: number of passes through the text of each stage; None: 1, unless an option after ``--`` sets the length.
+        is_paper: whether ``--preset paper`` is given.
+    """
+
+    size: Optional[int] = None
+    passes: Optional[float] = None
+    is_paper: bool = False
+
+
+@dataclass(frozen=True)
+class Context:
+    """Properties of a run that change the defaults.
+
+    Attributes:
+        owned: option of fairseq-train that the learner sets -> explanation for the error if the user gives the option.
+        num_experts: number of experts in the first stage; None: the learner does not set this number.
+        continues: whether each later stage starts from the weights of the previous stage.
+        features: value of each option of a training feature, by field name; None: the option is not given.
+        selects_weights: whether the user selects the weights to test, for example with ``--best-checkpoint``.
+        has_start: whether the run starts from a checkpoint.
+        num_procs: number of processes that share the batches of an update.
+    """
+
+    owned: Mapping[str, str] = field(default_factory=dict)
+    num_experts: Optional[int] = None
+    continues: bool = True
+    features: Mapping[str, Any] = field(default_factory=dict)
+    selects_weights: bool = False
+    has_start: bool = False
+    num_procs: int = 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Options of a run, including the defaults.
+
+    Attributes:
+        words: arguments after ``--``: first the defaults, then the arguments of the user.
+        chosen: option after ``--`` that the user does not give -> default.
+        features: field name of a feature option that the user does not give before ``--`` -> default.
+        passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
+        lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
+        record: entry ``recipe`` of run.json; None: the run uses no defaults.
+        lines: printed description of the defaults.
+    """
+
+    words: list[str]
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, Any] = field(default_factory=dict)
+    passes: Optional[float] = None
+    lengths: Optional[Sequence[int]] = None
+    record: Optional[Mapping[str, Any]] = None
+    lines: Sequence[str] = ()
+
+
+def num_heads(width: int) -> int:
+    """Return the default number of attention heads for model dimension ``width``; this may not divide ``width``."""
+    return max(1, width // (32 if width < 512 else 64))
+
+
+def transformer_params(
+    model_dim: int, ffn_dim: int, num_layers: int, heads: tuple[int, int, int], vocab_size: int,
+    num_experts: Sequence[int] = (),
+) -> int:  # fmt: skip
+    """Return the number of parameters of an ``alma_transformer_lm`` with untied embeddings.
+
+    Args:
+        model_dim: embedding dimension.
+        ffn_dim: hidden dimension of the feed-forward layers.
+        num_layers: total number of dense layers and Switch layers.
+        heads: (number of query heads, number of key-value heads, dimension of a head).
+        vocab_size: vocabulary size, including the four special symbols of fairseq.
+        num_experts: number of experts of each Switch layer; all gates are flat (one linear layer).
+    """
+    query_heads, kv_heads, head_dim = heads
+    attention = model_dim * head_dim * 2 * (query_heads + kv_heads)
+    layers = num_layers * (attention + 2 * model_dim + 2 * head_dim)
+    num_ffns = num_layers - len(num_experts) + sum(num_experts)
+    gates = sum(num_experts) * model_dim
+    return 2 * vocab_size * model_dim + model_dim + layers + num_ffns * 3 * model_dim * ffn_dim + gates
+
+
+def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
+    """Return the number of parameters of an ``alma_transformer_lm``: dense, or with experts in every second layer."""
+    heads = num_heads(width)
+    experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
+    ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
+    return transformer_params(width, ffn, layers, sizes, vocab_size + NUM_FAIRSEQ_SYMBOLS, experts)
+
+
+def row_of(tokens: float) -> Row:
+    """Return the row of `TABLE` for a run with ``tokens`` training tokens."""
+    return next(row for row in TABLE if tokens <= row.tokens)
+
+
+def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
+    """Return a `Row` for the model closest in size to ``size``; raise ValueError if ``size`` is out of range."""
+    widths = [*range(32, 512, 16), *range(512, 4097, 64)]
+    widths = [width for width in widths if width % num_heads(width) == 0]
+    models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
+    sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
+    if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
+        raise ValueError(
+            f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters (vocabulary: {vocab_size:,} tokens); "
+            "give a number in this range"
+        )
+    return models[min(range(len(sizes)), key=lambda index: abs(math.log(sizes[index] / size)))]
+
+
+def complete(
+    words: Sequence[str],
+    preferences: Preferences,
+    context: Context,
+    tokens: Optional[Sequence[int]],
+    vocab_size: int = 0,
+    before: Optional[Mapping[str, Any]] = None,
+) -> Recipe:
+    """Return the options of a run, including defaults. A resumed run keeps its defaults; only ``passes`` can change.
+
+    Args:
+        words: arguments after ``--``.
+        preferences: options before ``--`` that change the defaults.
+        context: properties of the run that change the defaults.
+        tokens: number of tokens in the text of each stage; None: a dry run without a stream.
+        vocab_size: vocabulary size of the stream's tokenizer.
+        before: entry ``recipe`` of an existing run.json, with the previous defaults; None: a new run.
+
+    Raises:
+        ValueError: an option is missing, out of range, or contradicts another; the message begins with the option.
+    """
+    given = {name: " ".join(values) for name, values in group_words(words)}
+    arch = given.get("--arch")
+    is_other_arch = arch is not None and arch not in TRANSFORMER_SIZES
+    if arch is not None and preferences.size is not None:
+        raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
+    ends = " and ".join(end for end in LENGTH_OPTIONS if end in given)
+    if preferences.passes is not None and ends:
+        raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
+    requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
+    if before is not None:
+        # The command that resumes a run may omit --size and --preset.
+        omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
+        if requested in (before["preferences"], omitted):
+            return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context, tokens)
+    if is_other_arch and ends and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
+        return Recipe([*words])
+    if tokens is None and not (arch is not None and ends):
+        raise ValueError(
+            "--dry-run without a stream: the defaults depend on the text; give --stream, or --arch and --max-update "
+            "after --"
+        )
+    passes, stages = preferences.passes or 1.0, tokens or [10**6]
+    row = row_of(passes * sum(stages))
+    if preferences.size is not None:
+        model = model_of(preferences.size, vocab_size, context.num_experts or 1)
+        row = row._replace(width=model.width, layers=model.layers, length=model.length, rate=model.rate)
+    rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
+    chosen = _missing(rows, given, context.owned)
+    filled = {**chosen, **given}
+    updates = max(1, round(passes * stages[0] / tokens_per_update(filled)))
+    updates = int(given["--max-update"]) if given.get("--max-update", "").isdecimal() else updates
+    warmup = max(1, min(max(50, updates // 50), updates // 4))
+    rows |= {"--warmup-updates": str(warmup), "--max-update": str(updates)}
+    if filled.get("--lr-scheduler") == "polynomial_decay":
+        rows["--total-num-update"] = str(updates)
+    chosen = _missing(rows, given, context.owned)
+    filled = {**chosen, **given}
+    features: dict[str, Any] = {}
+    if not is_other_arch and not preferences.is_paper:
+        is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
+        features |= {} if context.selects_weights else {"ema_half_life": HALF_LIFE}
+        features |= {"carry_optimizer": True} if context.continues and is_endless else {}
+    model_line = f"{filled['--arch']}"
+    if "--decoder-embed-dim" in chosen:
+        experts = int(filled.get("--num-experts") or context.num_experts or 1)
+        width, layers = int(filled["--decoder-embed-dim"]), filled.get("--decoder-layers")
+        if layers is None:  # the learner sets the number of layers
+            model_line += f", width {width}, layers set by --grow-schedule, "
+        else:
+            model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters: "
+            model_line += f"width {width}, {layers} layers, "
+        model_line += "dense" if experts == 1 else f"{experts} experts in every second layer"
+    record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features}
+    return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context, tokens)
+
+
+def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
+    """Return the defaults of options after ``--`` according to ``row``: option -> value."""
+    arch = given.get("--arch", "alma_transformer_lm")
+    steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
+    many = passes > MANY_PASSES
+    rows: dict[str, Any] = {"--arch": arch}
+    if not context.has_start and "--arch" not in given:
+        rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
+        rows |= {"--num-experts": context.num_experts} if context.num_experts is not None else {}
+    rows |= {
+        "--dropout": 0.1 if many else 0,
+        "--tokens-per-sample": row.length,
+        "--num-workers": 0,
+        "--criterion": BALANCING if arch.startswith("alma_") else "cross_entropy",
+        "--lr-scheduler": "fixed",
+        "--batch-size": max(1, row.batch // steps),
+        "--clip-norm": 1,
+        "--weight-decay": 0.1 if many else 0,
+    }
+    rows |= {"--update-freq": steps} if steps > 1 else {}
+    if arch in TRANSFORMER_SIZES:
+        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half the rate with Adam
+        rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_start else 1)}
+    else:
+        width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
+        rate = 0.9 / (int(width) if width.isdecimal() else 512)
+        rows |= {"--optimizer": "adam", "--lr": f"{rate:.3g}", "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8"}
+    return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in rows.items()}
+
+
+def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str]) -> dict[str, str]:
+    """Return the defaults of options that neither the user nor the learner sets."""
+    missing = [name for name in rows if not any(each in given for each in ALTERNATIVES.get(name, (name,)))]
+    if given.get("--arch", "alma_transformer_lm") not in TRANSFORMER_SIZES:
+        groups = [(flag, *(f"--{name}" for name in others)) for flag, others in OTHER_ARCH.items() if flag in missing]
+        missing = [name for group in groups for name in group if name in missing]
+    return {name: rows[name] for name in missing if name not in owned}
+
+
+def tokens_per_update(filled: Mapping[str, str]) -> int:
+    """Return the tokens per update. Missing or invalid options count as 1, and ``--tokens-per-sample`` as 512."""
+    sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
+    if "--batch-size" not in filled and "--max-tokens" in filled:
+        sizes = {"--update-freq": 1, "--max-tokens": 1}
+    return math.prod(
+        max(1, int(filled[name])) if filled.get(name, "").isdecimal() else size for name, size in sizes.items()
+    )
+
+
+def _recipe(
+    words: Sequence[str],
+    given: Mapping[str, str],
+    record: Mapping[str, Any],
+    context: Context,
+    tokens: Optional[Sequence[int]],
+) -> Recipe:
+    """Return the `Recipe` for the defaults in ``record``; options that the user gives replace these defaults."""
+    chosen = {name: value for name, value in record["chosen"].items() if name not in given}
+    features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
+    passes = record["passes"] if "--max-update" in chosen else None
+    all_words = [*(word for option in chosen.items() for word in option), *words]
+    filled = {name: " ".join(values) for name, values in group_words(all_words)}
+    lines, lengths, per_update = [*record["lines"][:1]], None, tokens_per_update(filled)
+    if passes is not None:
+        lines.append(f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {per_update:,} tokens per update")
+        lengths = None if tokens is None else [max(1, round(passes * count / per_update)) for count in tokens]
+    lines.append(
+        f"optimizer: {filled.get('--optimizer')}, --lr {filled.get('--lr')}, {filled.get('--warmup-updates', 0)} "
+        f"warm-up updates, then --lr-scheduler {filled.get('--lr-scheduler', 'fixed')}"
+    )
+    if "ema_half_life" in features:
+        lines.append(f"tested weights: moving average, half-life {features['ema_half_life']} of the updates so far")
+    return Recipe(all_words, chosen, features, passes, lengths, {**record, "lines": lines}, lines)
+
+
 _OWNED = {
     "alma-stream sets this option": "user-dir task",
     "give this option before the --": "wait replay seed",
@@ -63,9 +405,7 @@ class TrainOptions:
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
         self.owned = dict(OWNED)
         for kind in FEATURES:
-            own = [
-                option.flag for option in options_of(kind).values() if option.side is None and "text" in option.kinds
-            ]
+            own = [each.flag for each in options_of(kind).values() if each.side is None and "text" in each.kinds]
             self.owned |= dict.fromkeys(own, "give this option before the --") | dict(kind.owned)
         self.owned |= owned
         self.options = group_words(words)
@@ -90,8 +430,7 @@ class TrainOptions:
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option; None if the option is not given."""
-        found = [values for option, values in self.options if option == name]
-        return found[-1] if found else None
+        return next((values for option, values in reversed(self.options) if option == name), None)
 
     def as_dict(self) -> dict[str, str]:
         """Return the last value of each option by name, for run.json; the value of a flag is an empty string."""

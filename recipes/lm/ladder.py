@@ -33,7 +33,7 @@ from pandas import DataFrame
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.read_run import RecordedRun, Spread, load_run
-from fairseq_alma.text.defaults import transformer_params
+from fairseq_alma.text.train_options import transformer_params
 
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES, EXPERTS = 9, 10, 4, 4
 BATCH, SAMPLE, HEAD = 16, 128, 16

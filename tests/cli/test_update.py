@@ -12,7 +12,7 @@ from fairseq_alma.cli import update
 from fairseq_alma.cli.update import BUDGET, RECORD, Month, describe, main, new_size, next_step
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.text import helper
-from fairseq_alma.text.defaults import num_params
+from fairseq_alma.text.train_options import num_params
 from tests.runs.results import weight_sums
 
 TINY = ["--", "--decoder-embed-dim", "8", "--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "1", "--cpu"]

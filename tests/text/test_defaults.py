@@ -7,17 +7,17 @@ import pytest
 from fairseq_alma.checkpoints.model_options import complete_sizes
 from fairseq_alma.options import group_words
 from fairseq_alma.runs.study import read_size
-from fairseq_alma.text.defaults import (
+from fairseq_alma.text.train_options import (
     TABLE,
     Context,
     Preferences,
+    TrainOptions,
     complete,
     model_of,
     num_heads,
     num_params,
     tokens_per_update,
 )
-from fairseq_alma.text.train_options import TrainOptions
 
 OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]
 COMPLETE = [*OWN, "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.002"]
