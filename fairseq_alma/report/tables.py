@@ -280,7 +280,7 @@ def evaluation_table(groups: Sequence[Experiment]) -> Table:
         for run in each.runs:
             metrics = run.done.evaluation.dropna()
             for metric in dict.fromkeys(name for values in metrics for name in values):
-                row: Row = {"learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]), "figure": metric}
+                row: Row = {"learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]), "metric": metric}
                 by_arrival = {arrival: values.get(metric, math.nan) for arrival, values in metrics.items()}
                 rows.append(row | {f"t{t}": Cell(f"{v:.5g}", v) for t, v in by_arrival.items() if not math.isnan(v)})
     return Table(

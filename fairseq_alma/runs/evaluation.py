@@ -11,7 +11,7 @@ from typing import Callable, Mapping, Sequence
 
 import msgspec
 
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.runs.loop import StageWork, end_processes, start_process
 from fairseq_alma.runs.run_folder import Evaluation, RunFolder
@@ -60,14 +60,15 @@ class StageEvaluation:
         if child.returncode:
             status = child.returncode
             raise AlmaError(f"{log}: --then-evaluate failed (exit status {status}); read the log and fix the command")
+        line = last_line(output.decode(errors="replace"))
         try:
-            figures = json.loads(last_line(output.decode(errors="replace")))
-            record = msgspec.convert({"command": self.template, "figures": figures}, Evaluation)
+            record = msgspec.convert({"command": self.template, "figures": json.loads(line)}, Evaluation)
             if not all(map(math.isfinite, record.figures.values())):
                 raise ValueError("expected finite numbers")
         except (ValueError, RecursionError) as error:
             raise AlmaError(
                 f"{log}: expected a JSON object of finite numbers as the last line of the output of --then-evaluate, "
-                'such as {"bits_per_byte": 2.01}; fix the command and run alma-stream again (trained models are kept)'
+                f'such as {{"bits_per_byte": 2.01}}, found {printable(line[:80])!r}; fix the command and run '
+                "alma-stream again (trained models are kept)"
             ) from error
         return {"evaluation": msgspec.to_builtins(record)}

@@ -66,7 +66,7 @@ def test_controls_stand_next_to_what_learns_sequentially_and_are_never_the_best(
 def test_figures_of_an_evaluation_have_a_row_each(tables):
     said = [{"evaluation": {"command": "x", "figures": {"accuracy": 0.5 + 0.1 * stage}}} for stage in range(2)]
     (row,) = tables({"stream": text_stream(2), "stage_extras": said})["evaluation"].rows
-    assert (row["figure"], row["t0"].text, row["t1"].text) == ("accuracy", "0.5", "0.6")
+    assert (row["metric"], row["t0"].text, row["t1"].text) == ("accuracy", "0.5", "0.6")
 
 
 def test_held_out_parts_have_a_row_for_each_arrival(tables):
