@@ -204,6 +204,7 @@ class Shares:
     test: Optional[Size] = None  # size of the test set; None for the default size
     holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None for no held-out part
     sample: int = 0  # maximum number of bytes of mega-batch 0 for training the tokenizer
+    first: int = 0  # number of the first new mega-batch in the stream
 
     @property
     def num_sets(self) -> int:
@@ -276,8 +277,9 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             num_held_out = _count(own_ends, size)
             if 2 * size > own_total or num_held_out == len(own):
                 raise AlmaError(
-                    f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch {number}, "
-                    "so that documents remain for training; give a smaller size, or more text"
+                    f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch "
+                    f"{shares.first + number} (without duplicates), so that documents remain for training; give a "
+                    "smaller size, or more text"
                 )
             sets[own[:num_held_out]] = shares.num_sets - num_megabatches + number
             own = own[num_held_out:]

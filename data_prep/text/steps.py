@@ -253,6 +253,7 @@ class Work:
         sizes, arguments = records["bytes"][order], records["argument"][order]
         del records
         history = plan.there.history if plan.there else ()
+        first = 0 if plan.there is None else plan.there.num_megabatches
         shares = Shares(
             options.num_megabatches or len(groups),
             options.one_per_input or options.by is not None,
@@ -262,9 +263,9 @@ class Work:
             options.test_bytes,
             history[0]["options"].get("--holdout-bytes") if history else options.holdout_bytes,
             options.tokenizer_bytes,
+            first,
         )
         own_sets = assign(sizes, arguments, shares)
-        first = 0 if plan.there is None else plan.there.num_megabatches
         arriving = range(first, first + shares.num_megabatches)
         names = [*map(split_name, arriving), *(["valid", "test"] if shares.held_out else [])]
         names += [] if shares.holdout is None else [split_name(t, "holdout") for t in arriving]

@@ -58,6 +58,8 @@ SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 LEAST_OF_USUAL = 0.7
 """Minimum bytes per token of a month, relative to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
+TOO_LITTLE = ("INPUT: the stream", "--megabatches", "--valid-bytes", "--test-bytes", "--holdout-bytes")
+"""First words of errors of alma-prep-text about a text that is too small, or that the stream already contains."""
 EPILOG = """\
 The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
 new text and then on samples of all text so far, tests the model, and updates report and export. The same command
@@ -259,9 +261,9 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         try:
             prep_text([*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split])
         except AlmaError as error:
-            if not str(error).startswith(("--megabatches", "--valid-bytes", "--test-bytes", "--holdout-bytes")):
+            if not str(error).startswith(TOO_LITTLE):
                 raise
-            raise AlmaError(f"{options.inputs[0]}: too little text for a month ({error})") from error
+            raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({error})") from error
     _finish(root, record, options.budget, options.size)
 
 

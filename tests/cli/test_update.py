@@ -197,8 +197,8 @@ def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
     ("content", "message"),
     [
         (None, "expected a file or folder, found nothing"),
-        (b"", "no document|empty|too little text"),
-        (b"a\n", "too little text"),
+        (b"", "no document|empty|too little new text"),
+        (b"a\n", "too little new text"),
         (bytes(range(256)) * 40, "UTF-8|binary|NUL|text"),
     ],
 )
@@ -213,8 +213,9 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no document|empty|too little text|nothing"),
-        (month_of(0), "already has this text|too little text|duplicates|no document"),
+        ("", "no document|empty|too little new text|nothing"),
+        (month_of(0), "month 1 already has this text"),
+        (month_of(0, 1), r"bad.txt: too little new text for a month \(INPUT: .* already contains all 1 documents"),
         ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, as in the .*, found \d"),
     ],
 )
