@@ -59,7 +59,9 @@ HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
-"""Maximum number of passes of a run that has no dropout and no weight decay by default."""
+"""Maximum number of passes of a run that has no dropout by default."""
+WEIGHT_DECAY = 0.01
+"""Default weight decay of runs with more than one and at most `MANY_PASSES` passes."""
 START_FACTOR = 0.1
 """Factor of the default learning rate in a run that starts from a trained model."""
 PAPER = {
@@ -283,7 +285,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     """Return the defaults of options after ``--`` according to ``row``: option -> value."""
     arch = given.get("--arch", "alma_transformer_lm")
     steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
-    many = passes > MANY_PASSES
+    many, decay = passes > MANY_PASSES, WEIGHT_DECAY if passes > 1 and arch in TRANSFORMER_SIZES else 0
     rows: dict[str, Any] = {"--arch": arch}
     if not context.has_start and "--arch" not in given:
         rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
@@ -296,7 +298,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
         "--lr-scheduler": "fixed",
         "--batch-size": max(1, row.batch // steps),
         "--clip-norm": 1,
-        "--weight-decay": 0.1 if many else 0,
+        "--weight-decay": 0.1 if many else decay,
     }
     rows |= {"--update-freq": steps} if steps > 1 else {}
     if arch in TRANSFORMER_SIZES:

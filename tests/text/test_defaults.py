@@ -44,9 +44,9 @@ def test_defaults_make_a_complete_command():
 
 
 def test_stages_are_as_long_as_their_text():
-    found = made()
-    long, short = found.lengths
+    long, short = (found := made()).lengths
     assert abs(long - 2 * short) <= 1 and options(found)["--max-update"] == str(long)
+    assert [options(made(passes=passes))["--weight-decay"] for passes in (1, 2, 5)] == ["0", "0.01", "0.1"]
     twice = made(passes=2)
     assert abs(sum(twice.lengths) * tokens_per_update(options(twice)) / 6e6 - 1) < 0.01
 
