@@ -35,7 +35,7 @@ POLICIES = {
     "all-2": ([*ALL, "2"], "new text once, then samples of all text so far, as much as one pass of the new text"),
     "all-3": ([*ALL, "3"], "new text once, then samples of all text so far, as much as two passes of the new text"),
     "update": ([], "alma-update"),
-    "retrain": ([], "a new model every month, in all as many training tokens as alma-update"),
+    "retrain": ([], "a new model every month, as many tokens in all"),
 }
 ORACLES = [(passes, times) for passes in (1, 2, 4) for times in (1, 2)]
 """(passes through all text so far, multiple of the policy's number of parameters) of each oracle model."""
@@ -163,6 +163,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         own = [row for row in rows if row["policy"] == policy and row["seed"] == rows[0]["seed"]]
         style, label = ("o-", POLICIES[policy][1]) if policy in POLICIES else ("kx", policy.replace("-", " "))
+        label += f" ({int(own[-1]['params']) / 1e6:.2g} M parameters)"
         axes.plot([1 + int(row["arrival"]) for row in own], [float(row["mean"]) for row in own], style, label=label)
     axes.set(xlabel="months", ylabel="bits per byte (mean of months)")
     axes.legend(frameon=False, fontsize="small")
