@@ -8,7 +8,7 @@ from typing import Iterator
 
 import pytest
 
-from fairseq_alma.runs.loop import die_with_parent, start_process
+from fairseq_alma.runs.workers import die_with_parent, start_process
 
 # Of the modules os, signal, select, resource, socket, fcntl and the C library, by the library reference's notes on
 # availability; and places in the file system.

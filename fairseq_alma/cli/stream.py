@@ -15,7 +15,7 @@ from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of
 from fairseq_alma.runs.display import ArrivalCurves, RunDisplay
 from fairseq_alma.runs.evaluation import StageEvaluation
-from fairseq_alma.runs.loop import MemberJobs, Run, devices_of_jobs, run_stages, train_members
+from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD
 from fairseq_alma.runs.study import (
     PartOptions,
@@ -25,6 +25,7 @@ from fairseq_alma.runs.study import (
     describe_run,
     require_same_run,
 )
+from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.text.train_options import Context, Preferences, Recipe, complete

@@ -1,33 +1,21 @@
-"""Run Algorithm 1 of the paper for every learner, on text and on images, in one process or in several.
+"""Run Algorithm 1 of the paper for every learner, on text and on images.
 
 The plan of a stage (package ``learners``) lists the models to train and to evaluate. A `Backend` returns the steps of
 the stage: commands in forked processes for text, a training loop in this process for images.
-
-With ``--jobs N``, `MemberJobs` starts N calls of ``alma-stream --member``. Each call trains some members in all stages.
-This process evaluates the ensemble and completes the stage as soon as all members of the stage are trained. The child
-processes exit when this process exits.
 """
 
 import contextlib
-import ctypes
 import operator
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Protocol, Sequence
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import synchronise
 from fairseq_alma.learners.learner import ModelId, StagePlan
-from fairseq_alma.options import without
 from fairseq_alma.runs.display import RunDisplay
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
-from fairseq_alma.terminal import last_line, print_line
+from fairseq_alma.terminal import print_line
 
 OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "num_updates": max,
@@ -36,9 +24,6 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_flops": operator.add,
 }
 """Key of ``stage.json`` -> function that combines the values of two training runs of a stage."""
-ALMA_STREAM = (sys.executable, "-c", "import sys; from fairseq_alma.cli.start import stream; sys.exit(stream())")
-PATIENCE_SECONDS = 10.0
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -309,103 +294,3 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
                 f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs the checkpoint; remove "
                 f"{run.folder.stage_folder(start.stage)} to train stage {start.stage} again"
             )
-
-
-class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
-    """Context manager that starts the processes of ``--jobs N`` and terminates them on exit.
-
-    Args:
-        words: (arguments before ``--``, arguments after ``--``) of ``alma-stream``.
-        folder: run folder.
-        plans: plans of the requested stages.
-        environments: for each process, additional environment variables.
-    """
-
-    def __init__(
-        self,
-        words: tuple[Sequence[str], Sequence[str]],
-        folder: RunFolder,
-        plans: Sequence[StagePlan],
-        environments: Sequence[Mapping[str, str]],
-    ) -> None:
-        self.words, self.folder, self.environments = words, folder, environments
-        self.members = sorted({training.model.member for plan in plans for training in plan.trainings})
-        self.jobs: list[tuple[subprocess.Popen[bytes], Any]] = []
-
-    def __exit__(self, *exception: object) -> None:
-        end_processes([process for process, _ in self.jobs])
-
-    def await_models(self, plan: StagePlan) -> None:
-        """Start the processes at the first call; wait until the models of a stage are trained or all processes exit."""
-        if not self.jobs:
-            own = without(self.words[0], {"--jobs": 1})
-            for number, environment in enumerate(self.environments[: len(self.members)]):
-                members = map(str, self.members[number :: len(self.environments)])
-                errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process exits
-                words = [*ALMA_STREAM, *own, "--member", *members, "--", *self.words[1]]
-                variables = {**os.environ, **environment}
-                process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
-                self.jobs.append((process, errors))
-        while not all(self.folder.is_member_trained(training.model) for training in plan.trainings):
-            ended = [(process, errors) for process, errors in self.jobs if process.poll() is not None]
-            for process, errors in ended:
-                if process.returncode:
-                    errors.seek(0)
-                    killed = ", SIGKILL, possibly out of memory" if process.returncode == -signal.SIGKILL else ""
-                    status = f"exit status {process.returncode}{killed}"
-                    message = f"--jobs: a process failed ({status}); run the same command to resume"
-                    line = last_line(errors.read().decode(errors="replace"))
-                    raise AlmaError(line if line and process.returncode > 0 else message)
-            if len(ended) == len(self.jobs):
-                return
-            time.sleep(0.1)
-
-
-def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
-    """Return the variables that select the GPUs of each job (none on CPU). Raises AlmaError for too few GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
-    devices = devices if visible is None else [each for each in visible.split(",") if each]
-    if is_on_cpu or not devices:
-        return [{}] * num_jobs
-    if num_jobs * num_procs > len(devices):
-        most = f"--jobs {len(devices) // num_procs}" if num_procs <= len(devices) else f"--num-procs {len(devices)}"
-        raise AlmaError(
-            f"--jobs {num_jobs}, --num-procs {num_procs}: expected {num_jobs * num_procs} visible GPUs, found "
-            f"{len(devices)}; give at most {most}"
-        )
-    shares = [devices[job * num_procs : (job + 1) * num_procs] for job in range(num_jobs)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
-
-
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
-    """Return a ``preexec_fn`` for a child process that must exit when its parent is killed; None if not on Linux."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, by)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
-
-
-def start_process(words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a child without stdin in a new session. The child exits if this process is killed, but not on Ctrl-C."""
-    own = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": die_with_parent(), **options}
-    return subprocess.Popen(words, **own)
-
-
-def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Send SIGTERM to the process groups of running children, then SIGKILL to all; wait up to 10 seconds each time."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        running = [child for child in children if number == signal.SIGKILL or child.poll() is None]
-        for child in running:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, number)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while any(child.poll() is None for child in running) and time.monotonic() < deadline:
-            time.sleep(0.05)

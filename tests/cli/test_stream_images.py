@@ -12,7 +12,7 @@ from fairseq_alma.cli.stream import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_trainer
-from fairseq_alma.runs import loop
+from fairseq_alma.runs import workers
 from tests.engine import Forked
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records as records
@@ -181,13 +181,13 @@ def fork_stream(command, **options):
     if child == 0:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        end_with(lambda: main(command[len(loop.ALMA_STREAM) :]))
+        end_with(lambda: main(command[len(workers.ALMA_STREAM) :]))
     return Forked(child)
 
 
 @pytest.mark.slow
 def test_members_trained_by_several_processes_or_calls_give_the_same_files(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop.subprocess, "Popen", fork_stream)
+    monkeypatch.setattr(workers.subprocess, "Popen", fork_stream)
     bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")
     run(stream, tmp_path / "one", *bagging, "--jobs", "1")
     assert main(["--stream", str(stream), "--run", str(tmp_path / "R"), *bagging, "--member", "1", *WORDS]) == 0
