@@ -285,7 +285,8 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     """Return the defaults of options after ``--`` according to ``row``: option -> value."""
     arch = given.get("--arch", "alma_transformer_lm")
     steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
-    many, decay = passes > MANY_PASSES, WEIGHT_DECAY if passes > 1 and arch in TRANSFORMER_SIZES else 0
+    many = passes > MANY_PASSES
+    repeats = passes > 1 and arch in TRANSFORMER_SIZES
     rows: dict[str, Any] = {"--arch": arch}
     if not context.has_start and "--arch" not in given:
         rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
@@ -298,7 +299,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
         "--lr-scheduler": "fixed",
         "--batch-size": max(1, row.batch // steps),
         "--clip-norm": 1,
-        "--weight-decay": 0.1 if many else decay,
+        "--weight-decay": 0.1 if many else WEIGHT_DECAY if repeats else 0,
     }
     rows |= {"--update-freq": steps} if steps > 1 else {}
     if arch in TRANSFORMER_SIZES:
