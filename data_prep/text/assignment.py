@@ -192,19 +192,27 @@ def keys_of(hashes: np.ndarray, seed: int, positions: Optional[np.ndarray] = Non
     return keys if positions is None else scrambled(keys + positions)
 
 
+class TooLittleTextError(AlmaError):
+    """The new text has too few documents for the mega-batches and held-out sets, or the stream already has them all."""
+
+
 @dataclass(frozen=True)
 class Shares:
     """Number of mega-batches, and requested sizes of the held-out sets."""
 
     num_megabatches: int
     by_argument: bool = False  # whether each INPUT or each group of ``--by`` is a mega-batch
-    held_out: bool = True  # whether the stream gets a validation set and a test set
     like_paper: bool = False  # whether the default sizes are the sizes of the paper
     valid: Optional[Size] = None  # size of the validation set; None for the default size
     test: Optional[Size] = None  # size of the test set; None for the default size
     holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None for no held-out part
     sample: int = 0  # maximum number of bytes of mega-batch 0 for training the tokenizer
     first: int = 0  # number of the first new mega-batch in the stream
+
+    @property
+    def held_out(self) -> bool:
+        """Return whether the stream is new, so that it gets a validation set and a test set."""
+        return self.first == 0
 
     @property
     def num_sets(self) -> int:
@@ -241,7 +249,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         shares: number of mega-batches, and sizes of the held-out sets.
 
     Raises:
-        AlmaError: the validation and test sets leave no text for training, or a mega-batch's held-out set is too large.
+        TooLittleTextError: the validation and test sets, or the held-out set of a mega-batch, leave no training text.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     total, num_megabatches, first = int(ends[-1]), shares.num_megabatches, 0
@@ -249,7 +257,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     if valid + test >= total:
         sizes_of = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}
         requested = {flag: f"{size:,}" for flag, (given, size) in sizes_of.items() if given is not None}
-        raise AlmaError(
+        raise TooLittleTextError(
             f"{', '.join(requested)}: expected a sum below the {total:,} bytes of the text, found "
             f"{' + '.join(requested.values())}; give smaller sizes, or more text"
         )
@@ -276,7 +284,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             size = bytes_of(shares.holdout, own_total) or 0
             num_held_out = _count(own_ends, size)
             if 2 * size > own_total or num_held_out == len(own):
-                raise AlmaError(
+                raise TooLittleTextError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch "
                     f"{shares.first + number} (without duplicates), so that documents remain for training; give a "
                     "smaller size, or more text"

@@ -18,7 +18,7 @@ from datatrove.pipeline.base import PipelineStep
 from data_prep.text.command import PrepOptions, completed_before, existing_stream, parse_options, record_of
 from data_prep.text.steps import Encoded, Work, write_stream
 from data_prep.text.workers import default_workers
-from fairseq_alma.data.stream import publish_additions, publish_stream
+from fairseq_alma.data.stream import publish_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, work_folder
 
@@ -90,7 +90,7 @@ class StreamStage(PipelineStep):
                     "work folder and another logging_dir"
                 )
             stream = write_stream(work, root / "stream", self._encoded(len(plan.pieces)), record)
-            (publish_stream if there is None else publish_additions)(root / "stream", stream)
+            publish_stream(root / "stream", stream)
 
     def _encoded(self, num_pieces: int) -> Iterator[Encoded]:
         for number in range(num_pieces):

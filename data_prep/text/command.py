@@ -18,7 +18,6 @@ from fairseq_alma.data.stream import (
     DECONTAMINATE,
     Stream,
     file_sha256,
-    publish_additions,
     publish_stream,
     recorded_name,
     refuse_other_command,
@@ -254,7 +253,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         work.prepare()
         stream = write_stream(work, root / "stream", _each_piece(plan, work.encode, "encoding"), record)
         plan.refuse_changes()
-        (publish_stream if there is None else publish_additions)(root / "stream", stream)
+        publish_stream(root / "stream", stream)
     return stream
 
 

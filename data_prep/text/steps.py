@@ -19,6 +19,7 @@ from data_prep.text.assignment import (
     NgramHasher,
     NgramSet,
     Shares,
+    TooLittleTextError,
     assign,
     distinct,
     document_hashes,
@@ -245,7 +246,7 @@ class Work:
         del keys
         order = order[is_kept]
         if not len(order):
-            raise AlmaError(
+            raise TooLittleTextError(
                 f"INPUT: the stream already contains all {len(records):,} documents; give other text, or "
                 "--keep-duplicates"
             )
@@ -257,7 +258,6 @@ class Work:
         shares = Shares(
             options.num_megabatches or len(groups),
             options.one_per_input or options.by is not None,
-            plan.there is None,
             options.preset == "paper",
             options.valid_bytes,
             options.test_bytes,
@@ -296,7 +296,7 @@ class Work:
         return sorted(names, key=lambda name: (int(name), name) if is_numeric else name)
 
     def refuse_empty_sets(self, counts: Sequence[int], num_dropped: int = 0) -> None:
-        """Raise AlmaError if a set has no document.
+        """Raise TooLittleTextError if a set has no document.
 
         Args:
             counts: number of documents of each set.
@@ -315,7 +315,7 @@ class Work:
         if num_dropped:
             found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share n-grams with held-out text"
             advice = "give other text, or --no-decontaminate"
-        raise AlmaError(f"{flag}: {name} has no document ({found}); {advice}")
+        raise TooLittleTextError(f"{flag}: {name} has no document ({found}); {advice}")
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
         """Yield (documents, slice of ``marks``, bytes read) per block. Raises AlmaError if a file has changed."""

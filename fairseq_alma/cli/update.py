@@ -17,6 +17,7 @@ from typing import Iterator, Optional, Sequence
 import msgspec
 from msgspec import Struct
 
+from data_prep.text.assignment import TooLittleTextError
 from data_prep.text.command import main as prep_text
 from data_prep.text.documents import FORMATS, FilePart, Source, documents_of, find_sources
 from fairseq_alma.cli.entry import Parser, command
@@ -58,8 +59,6 @@ SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 LEAST_OF_USUAL = 0.7
 """Minimum bytes per token of a month, relative to the bytes per token of the first month."""
 SAMPLED_DOCUMENTS = 200
-TOO_LITTLE = ("INPUT: the stream", "--megabatches", "--valid-bytes", "--test-bytes", "--holdout-bytes")
-"""First words of errors of alma-prep-text about a text that is too small, or that the stream already contains."""
 EPILOG = """\
 The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
 new text and then on samples of all text so far, tests the model, and updates report and export. The same command
@@ -260,9 +259,7 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
             prep_text([*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split])
-        except AlmaError as error:
-            if not str(error).startswith(TOO_LITTLE):
-                raise
+        except TooLittleTextError as error:
             raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({error})") from error
     _finish(root, record, options.budget, options.size)
 

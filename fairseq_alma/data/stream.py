@@ -305,19 +305,18 @@ def write_manifest(stream: Stream, path: Path) -> None:
 
 
 def publish_stream(built: Path, stream: Stream) -> None:
-    """Write the manifest into ``built``, and publish ``built`` as a new stream at ``stream.root``."""
-    write_manifest(stream, built / MANIFEST)
-    publish(built, stream.root)
+    """Publish the files in ``built`` as a new stream at ``stream.root``, or add them to the existing stream there.
 
-
-def publish_additions(built: Path, stream: Stream) -> None:
-    """Move the files in ``built`` into the existing stream at ``stream.root``, and write the manifest last.
-
-    A file that a killed command left in the stream may have the same path; replace this file.
+    The manifest of an existing stream is written last. A file that a killed command left in the stream may have the
+    same path as a new file; replace this file.
 
     Raises:
         AlmaError: a file or a folder of the existing stream is a symbolic link.
     """
+    if not (stream.root / MANIFEST).exists():
+        write_manifest(stream, built / MANIFEST)
+        publish(built, stream.root)
+        return
     synchronise_tree(built)
     files = sorted(path.relative_to(built) for path in built.rglob("*") if path.is_file())
     for path in (path for file in files for path in (file, *file.parents)):

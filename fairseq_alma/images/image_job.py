@@ -165,7 +165,7 @@ class ImageTrainOptions:
         return [word for name in (self.values if names is None else names) for word in (name, *self.values[name])]
 
     def fairseq_words(self) -> list[str]:
-        """Return the options that fairseq-train supports, as command-line arguments."""
+        """Return the options of this job that fairseq-train supports too, as command-line arguments."""
         others = {*CURVE_OPTIONS, *OWN_OPTIONS, *feature_options()}
         return self.words(name for name in self.values if name not in others)
 

@@ -98,7 +98,7 @@ class TextJob:
         return [name for name in names if self.stream.split(name).num_tokens]
 
     def part(self, training: Training, part: str) -> Part:
-        """Return the first update and the number of updates of the stage, and whether ``part`` is the branch."""
+        """Return (first update of the stage, number of updates, whether ``part`` is the learning-rate decay branch)."""
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":

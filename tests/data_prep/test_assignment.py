@@ -44,7 +44,7 @@ def test_mega_batches_are_equal_and_held_out_sets_have_their_sizes_to_within_a_d
         (10**9, Shares(2, test=1000), (500, 1000)),
         (10_000_000, Shares(2, valid=0.01), (100_000, 200_000)),
         (3100, Shares(2, like_paper=True), (100, 1000)),
-        (3100, Shares(2, held_out=False), (0, 0)),
+        (3100, Shares(2, first=1), (0, 0)),
     ],
 )
 def test_default_sizes_of_validation_and_test_set(total, shares, expected):
