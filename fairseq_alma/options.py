@@ -311,7 +311,7 @@ class Options:
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
-        """Return an instance with the parsed arguments, else defaults. ``further`` sets fields that are not options."""
+        """Return an instance with the parsed values or the defaults. ``further`` sets fields that are not options."""
         declaring: Any = cls
         names = [each.name for each in dataclasses.fields(declaring) if "operand" in each.metadata]
         names += [name for name, option in options_of(cls).items() if option.side != TRAINING]

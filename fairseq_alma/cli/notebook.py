@@ -1,6 +1,7 @@
 """Functions for notebooks. Each function imports its dependencies (torch, fairseq, pandas) on its first call.
 
-``tests/recipes/test_tour.py`` runs the examples in the folder that ``recipes/tour.py`` writes.
+``recipes/tour.py`` writes a folder with a stream and runs. ``tests/recipes/test_tour.py`` runs the examples of the
+docstrings in this folder.
 """
 
 from pathlib import Path

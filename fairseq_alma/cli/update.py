@@ -38,7 +38,7 @@ RECORD, VERSION = "update.json", 2
 STREAM, LOG = "stream", "update.log"
 BUDGET = 3.0
 LEAST_PASSES = 1.0
-"""Minimum number of passes through the new text, even if ``--size`` or ``--redo`` has used up the budget."""
+"""Minimum number of passes through the new text, also if the trained tokens of all months exceed the budget."""
 LEAST_RESTART = 1.5
 """Minimum number of passes through all text that a larger model needs to reach the loss of the current model."""
 TOKENS_PER_PARAMETER = 8

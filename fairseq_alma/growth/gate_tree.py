@@ -86,7 +86,7 @@ class GateTree:
 
     @property
     def is_flat(self) -> bool:
-        """Return whether the tree is flat: row i leads to expert i, as in a plain Switch layer."""
+        """Return whether the tree is flat: row i of the gate belongs to expert i, as in a plain Switch layer."""
         return self.row_expert == tuple(range(self.num_rows))
 
     def with_copy(self, expert: int, new_expert: int, method: str) -> "GateTree":

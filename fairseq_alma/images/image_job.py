@@ -283,7 +283,7 @@ class ImageJob:
         return [*(ImageStep(self, folder, plan, group) for group in groups), ImageStep(self, folder, plan, ())]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
-        """Return the checkpoint paths of the models that predict after the stage."""
+        """Return the paths of the checkpoints that are evaluated after the stage."""
         return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
 
     def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:

@@ -1,10 +1,11 @@
-"""Read and write the run folder RUN/: records, clock files (wall time) and locks of a run and its stages.
+"""Read and write the run folder RUN/: records (JSON files) and locks of a run and its stages.
 
 The first file of a run is ``run.json``, which describes the run. The last file of a stage is ``stage-NNN/stage.json``.
 A stage without this file is incomplete and runs again.
 
-Each record (``run.json``, ``stage.json``, ``before.json``, ``clock.json``) has a class that checks the file on reading.
-A file may have further keys: keys of one learner (``gate_trees``, ``expert_usage``) and keys of later versions.
+Each record (``run.json``; ``stage.json``; ``before.json``: results before a stage; ``clock.json``: wall time) has a
+class that checks the file on reading. A file may have further keys: keys of one learner (``gate_trees``,
+``expert_usage``) and keys of later versions.
 """
 
 import contextlib

@@ -135,7 +135,7 @@ class PartOptions(Options):
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
-        "minimum number of mega-batches in the stream; allows --dry-run before the stream exists",
+        "require B or more mega-batches; with --dry-run, the stream need not exist",
         range=integer(1, MAX_MEGABATCHES),
         metavar="B",
     )

@@ -1,7 +1,7 @@
 """``alma_switch_lm``: a decoder-only Transformer in which every second feed-forward layer is a Switch layer.
 
-This architecture is the paper's model for text (v5, section 5): pre-norm, with shared input and output embeddings. The
-*base* model has 6 layers and width 512; the *large* model has 12 layers and width 768.
+This architecture is the paper's model for text (v5, section 5): pre-norm, with shared input and output embeddings.
+`SWITCH_SIZES` contains the paper's model sizes.
 """
 
 import argparse
