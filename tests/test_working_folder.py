@@ -19,17 +19,14 @@ TRAIN = [
 @pytest.fixture
 def working_folder(tmp_path):
     for name in NAMES:
-        (tmp_path / f"{name}.py").write_text(
-            f"open('{name}-was-run', 'w').close()\nraise SystemExit('{name}.py ran')\n"
-        )
+        (tmp_path / f"{name}.py").write_text(f"open('{name}-was-run', 'w').close()\nraise SystemExit('{name} ran')\n")
     write_text(tmp_path / "text.txt", num_documents=3000)
     return tmp_path
 
 
 def call(folder, program, *words):
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *words], cwd=folder, capture_output=True, text=True
-    )
+    command = [str(Path(sys.executable).with_name(program)), *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert not [path.name for path in folder.glob("*-was-run")]
     assert done.returncode == 0, done.stderr[-2000:]
 

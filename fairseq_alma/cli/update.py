@@ -56,8 +56,10 @@ NEXT = "run.next"
 """Name of the folder of a new run, which replaces the current run after training."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """Held-out shares of text in the first month. For later months, only --holdout-bytes applies."""
-LEAST_OF_USUAL = 0.7
-"""Minimum bytes per token of a month, relative to the bytes per token of the first month."""
+LEAST_OF_USUAL = 0.75
+"""Minimum bytes per token of a month, relative to the test set, which the tokenizer was not trained on.
+
+For tokenizers of novels, Wikipedia and Python source, later months have 0.81 to 0.96, other languages 0.36 to 0.71."""
 SAMPLED_DOCUMENTS = 200
 EPILOG = """\
 The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
@@ -377,14 +379,15 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
 
 
 def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
-    """Raise AlmaError if the text of a month needs many more tokens per byte than the text of the first month."""
+    """Raise AlmaError if the text of a month needs many more tokens per byte than the test set of the first month."""
     blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 1)]
     texts = [text for block in blocks for text in documents_of(block)[:SAMPLED_DOCUMENTS]]
     num_tokens = sum(map(len, StreamTokenizer.open(stream.root).encode_batch(texts))) + len(texts)
     found = sum(len(text.encode()) for text in texts) / max(1, num_tokens)
-    usual = stream.megabatch(0).num_bytes / max(1, stream.megabatch(0).num_tokens)
+    test = stream.split("test")
+    usual = test.num_bytes / max(1, test.num_tokens)
     if texts and found < LEAST_OF_USUAL * usual:
         raise AlmaError(
-            f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in the first month, found {found:.2f} "
+            f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in the test set, found {found:.2f} "
             "(maybe another language or encoding); give other text, or --another-language to accept the text"
         )
