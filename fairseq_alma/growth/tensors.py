@@ -21,6 +21,8 @@ from fairseq_alma.growth.gate_tree import GateTree
 EXPERTS, GATE_TENSOR = "experts.", "gate.weight"
 """Names within a layer of E experts: prefix of the expert parameters of shape (E, …), and name of the gate weight."""
 
+_STATE_FIELDS = {"step", "exp_avg", "exp_avg_sq", "momentum"}  # of Adam and Muon
+
 
 @dataclass(frozen=True)
 class MixtureGrowth:
@@ -196,13 +198,18 @@ def grow_optimizer_state(
         grow: function that returns the grown state of a parameter, given the name and the old state of the parameter.
 
     Raises:
-        AlmaError: the numbers of parameters in the state and in the old model differ.
+        AlmaError: the state is not of Adam or Muon, or its number of parameters differs from the old model.
     """
     (group,) = state["param_groups"] if len(state["param_groups"]) == 1 else ({"params": ()},)
     if len(group["params"]) != len(old):
         raise AlmaError(
             f"--optimizer copy or share: expected optimizer state for the {len(old)} parameters of the model, found "
             f"{len(group['params'])} parameters; use --optimizer reset"
+        )
+    if unknown := {field for entry in state["state"].values() for field in entry} - _STATE_FIELDS:
+        raise AlmaError(
+            f"--optimizer copy or share: expected the state of Adam or Muon, found {', '.join(sorted(unknown))}; use "
+            "--optimizer reset"
         )
     entries = {name: state["state"][number] for number, name in enumerate(old) if number in state["state"]}
     grown = {number: grow(name, entries[name]) for number, name in enumerate(new) if name in entries}

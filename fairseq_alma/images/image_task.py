@@ -31,7 +31,7 @@ from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, require_batch_size
 
 
 class ImageDataset(FairseqDataset):
@@ -176,6 +176,10 @@ class AlmaImageClassificationTask(StageTask):
                 "--megabatch: missing; give the index of the last mega-batch of the stage (numbered from 0)"
             )
         self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")
+
+    def get_batch_iterator(self, dataset: Any, **given: Any) -> Any:
+        require_batch_size(given)
+        return super().get_batch_iterator(dataset, **given)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Build the image model of ``cfg``, and check that it matches the checkpoint that training starts from.

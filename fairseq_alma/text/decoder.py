@@ -224,7 +224,7 @@ class LanguageModel(FairseqLanguageModel):
         Raises:
             AlmaError: options contradict each other, or the checkpoint to start from cannot be read.
         """
-        cls.complete_options(cfg)
+        cls.complete_options(cfg, starting_checkpoint(cfg))
         check_options(cfg)
         max_positions = cfg.max_target_positions or cfg.tokens_per_sample
         if max_positions is None:
@@ -232,16 +232,15 @@ class LanguageModel(FairseqLanguageModel):
         return cls(cls.decoder_class(task.source_dictionary, cfg, max_positions), cfg)
 
     @classmethod
-    def complete_options(cls, cfg: Any, continue_once: Optional[str] = None) -> None:
+    def complete_options(cls, cfg: Any, start: Optional[str]) -> None:
         """Fill in missing options with values from the starting checkpoint, then with defaults of the architecture.
 
         Args:
             cfg: model options, changed in place.
-            continue_once: value of ``--continue-once``, which is not a model option.
+            start: checkpoint that training starts or resumes from, or None.
         """
         options = {name: getattr(cfg, name) for name in cls.inherited}
-        start = starting_checkpoint(cfg, continue_once) if None in options.values() else None
-        found = {} if start is None else read_checkpoint(start)["cfg"]["model"]
+        found = {} if start is None or None not in options.values() else read_checkpoint(start)["cfg"]["model"]
         if found.get("_name") in cls.sizes:
             for name, given in options.items():
                 options[name] = found.get(name) if given is None or given is False else given

@@ -126,7 +126,7 @@ def main() -> dict[str, float]:
 
     # The members of ensembles that alma-stream writes are files, and have equal weights.
     if members and all("path" in each and each["weight"] == members[0]["weight"] for each in members):
-        stream, cut = task.stream, (task.args.tokens_per_sample, str(task.args.sample_break_mode))
+        stream, cut = task.stream, (task.args.tokens_per_sample, "none")  # "none": --sample-break-mode
         held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]
         text = repr((stream.dictionary_sha256, (*cut, bool(task.args.add_bos_token)), held_out))
         losses = joint_losses(text, [each["sha256"] for each in members], splits, log_probs, given.known, given.out)

@@ -36,13 +36,14 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
+from fairseq_alma.options import flag
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
-from fairseq_alma.text.train_options import BALANCING
+from fairseq_alma.text.train_options import BALANCING, OWNED
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, register_feature
 from fairseq_alma.training.features import NewFirst, refuse_inexact_precision
 from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, TimedSaves, features_of
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, TimedSaves, features_of, require_batch_size
 
 
 @dataclass
@@ -121,6 +122,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 from the manifest; or ``--path`` is not a checkpoint.
         """
         check_options(cfg)
+        for option in ("sample_break_mode", "past_target", "self_target", "future_target"):
+            if str(getattr(cfg, option)) not in ("False", "none"):
+                raise AlmaError(f"{flag(option)}: not supported; omit this option, because {OWNED[flag(option)]}")
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
             raise AlmaError(
                 "--context-window: must be smaller than --tokens-per-sample; reduce --context-window by "
@@ -177,10 +181,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         Raises:
             AlmaError: no batch size is given, or an option would exclude sequences.
         """
+        require_batch_size(given)
         max_tokens, max_positions = given.get("max_tokens"), given.get("max_positions")
         max_sentences, length = given.get("max_sentences"), self.args.tokens_per_sample
-        if max_tokens is None and max_sentences is None:
-            raise AlmaError("--batch-size: not given; give the number of sequences per batch, or --max-tokens")
         if isinstance(dataset, NestedDictionaryDataset):  # skip prompts that are too long
             given["ignore_invalid_inputs"] = True
         elif max_tokens is not None and max_tokens < length:
@@ -219,21 +222,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
     ) -> np.ndarray:
-        """Return the indices of sequences with a supported length, and print a line for each excluded prompt.
-
-        Raises:
-            AlmaError: all sequences of a split are too long.
-        """
+        """Return the indices of sequences with a supported length, and print a line for each excluded prompt."""
         kept = super().filter_indices_by_size(indices, dataset, *args, **kwargs)
         if isinstance(dataset, NestedDictionaryDataset):
             for index in np.setdiff1d(indices, kept):
                 print(f"skipped a prompt of {dataset.size(index)} tokens, more than the maximum length of the model")
-        elif len(indices) and not len(kept):
-            raise AlmaError(
-                f"--tokens-per-sample {self.args.tokens_per_sample}: with --sample-break-mode "
-                f"{self.args.sample_break_mode}, all sequences exceed this length; give a larger --tokens-per-sample, "
-                "or --sample-break-mode none"
-            )
         return kept
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> torch.nn.Module:
@@ -249,11 +242,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 # Features wrap forward here, because fairseq-eval-lm does not call the criterion.
                 model.forward = self.features.around_forward(model)(model.forward)
                 return model
+            start, resumes = self.find_start(self.args)
             model_class: Any = ARCH_MODEL_REGISTRY.get(cfg._name)
             if hasattr(model_class, "complete_options"):
                 # If --arch is the name of a model, fairseq builds the model from a copy of cfg and saves only cfg.
-                model_class.complete_options(cfg, self.args.continue_once)
-            start, resumes = self.find_start(self.args)
+                model_class.complete_options(cfg, start)
             checkpoint = None if start is None else read_checkpoint(start)
             if start is not None and checkpoint is not None:
                 trained = (checkpoint["cfg"].get("task") or {}).get("megabatch")

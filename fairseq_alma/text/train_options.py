@@ -1,8 +1,8 @@
 """Complete and check the options after ``--``, which are options of fairseq-train. No torch or fairseq imports.
 
 `complete` chooses the default model, optimizer and training length of a run from one table. Options of the user take
-precedence. For an ``--arch`` other than ``alma_transformer_lm``, an option gets a default only if fairseq's default is
-missing or not useful, such as ``--lr`` 0.25. ``docs/reference/defaults.md`` has the measurements behind the table.
+precedence. For ``--arch alma_switch_lm``, an option gets a default only if fairseq's default is missing or not useful,
+such as ``--lr`` 0.25. ``docs/reference/defaults.md`` has the measurements behind the table.
 `TrainOptions` checks the options, and selects options for fairseq-eval-lm. fairseq-train checks all options again.
 """
 
@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from fairseq_alma.checkpoints.model_options import MODELS, SWITCH_SIZES, TRANSFORMER_SIZES
+from fairseq_alma.checkpoints.model_options import MODELS, SWITCH_SIZES, TRANSFORMER_SIZES, AlmaTransformerOptions
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.options import GivenOption, group_words, options_of
 from fairseq_alma.training.feature import ENDLESS, FEATURES
@@ -82,8 +82,10 @@ PAPER = {
 OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Options with a default for an ``--arch`` other than ``alma_transformer_lm``. Option -> dependent options, which get a
+"""Options with a default for ``--arch alma_switch_lm``. Option -> dependent options, which get a
 default only if this option gets its default."""
+SIZE_OPTIONS = {each.flag for each in options_of(AlmaTransformerOptions).values() if each.shape} - {"--decoder-layers"}
+"""Options that change the number of parameters in a way that `num_params` does not consider."""
 LENGTH_OPTIONS = ("--max-update", "--max-epoch")
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
@@ -228,6 +230,11 @@ def complete(
     given = {name: " ".join(values) for name, values in group_words(words)}
     arch = given.get("--arch")
     is_other_arch = arch is not None and arch not in TRANSFORMER_SIZES
+    if is_other_arch and arch not in SWITCH_SIZES:
+        raise ValueError(
+            f"--arch {arch} after --: expected an architecture of this package, such as alma_transformer_lm or "
+            "alma_switch_lm_base; give one of them, or train with fairseq-train"
+        )
     if arch is not None and preferences.size is not None:
         raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
     ends = " and ".join(end for end in LENGTH_OPTIONS if end in given)
@@ -271,12 +278,10 @@ def complete(
     if "--decoder-embed-dim" in chosen:
         experts = int(filled.get("--num-experts") or context.num_experts or 1)
         width, layers = int(filled["--decoder-embed-dim"]), filled.get("--decoder-layers")
-        if layers is None:  # the learner sets the number of layers
-            model_line += f", width {width}, layers set by --grow-schedule, "
-        else:
-            model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters: "
-            model_line += f"width {width}, {layers} layers, "
-        model_line += "dense" if experts == 1 else f"{experts} experts in every second layer"
+        if layers is not None and not SIZE_OPTIONS & given.keys():
+            model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters"
+        depth = "layers set by --grow-schedule" if layers is None else f"{layers} layers"  # by the learner
+        model_line += f": width {width}, {depth}, {'dense' if experts == 1 else f'{experts} experts'}"
     record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features}
     return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context, tokens)
 
@@ -295,7 +300,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
         "--dropout": 0.1 if many else 0,
         "--tokens-per-sample": row.length,
         "--num-workers": 0,
-        "--criterion": BALANCING if arch.startswith("alma_") else "cross_entropy",
+        "--criterion": BALANCING,
         "--lr-scheduler": "fixed",
         "--batch-size": max(1, row.batch // steps),
         "--clip-norm": 1,
@@ -323,12 +328,15 @@ def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[s
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
     """Return the tokens per update. Missing or invalid options count as 1, and ``--tokens-per-sample`` as 512."""
-    sizes = {"--update-freq": 1, "--batch-size": 1, "--tokens-per-sample": 512}
-    if "--batch-size" not in filled and "--max-tokens" in filled:
-        sizes = {"--update-freq": 1, "--max-tokens": 1}
-    return math.prod(
-        max(1, int(filled[name])) if filled.get(name, "").isdecimal() else size for name, size in sizes.items()
-    )
+
+    def number(name: str, default: int = 1) -> int:
+        word = filled.get(name, "").partition(",")[0]  # --update-freq 2,4: a value for each epoch
+        return max(1, int(word)) if word.isdecimal() else default
+
+    of_sequences = number("--batch-size") * number("--tokens-per-sample", 512)
+    limits = [number("--max-tokens")] if "--max-tokens" in filled else [of_sequences]
+    limits += [of_sequences] if "--batch-size" in filled else []
+    return number("--update-freq") * min(limits)
 
 
 def _recipe(
@@ -346,6 +354,8 @@ def _recipe(
     filled = {name: " ".join(values) for name, values in group_words(all_words)}
     lines, lengths, per_update = [*record["lines"][:1]], None, tokens_per_update(filled)
     if passes is not None:
+        if len({*filled.get("--update-freq", "1").split(",")}) > 1:
+            raise ValueError(f"--update-freq {filled['--update-freq']} after --: give one value, or give --max-update")
         lines.append(f"length: {passes:g} pass{'' if passes == 1 else 'es'}, {per_update:,} tokens per update")
         lengths = None if tokens is None else [max(1, round(passes * count / per_update)) for count in tokens]
     lines.append(
@@ -366,7 +376,8 @@ _OWNED = {
     "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
     "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
     "self-target",
-    "training uses all tokens of a document, and splits documents at --tokens-per-sample": "shorten-method",
+    "training uses all tokens of a document, and splits documents at --tokens-per-sample": "shorten-method "
+    "sample-break-mode",
     "a stage starts with a new optimizer unless --carry-optimizer is given before the --": "reset-optimizer "
     "reset-lr-scheduler reset-meters reset-dataloader",
     "alma-stream writes the logs to RUN/stage-NNN": "log-format log-file no-progress-bar",
@@ -384,7 +395,7 @@ OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in n
 """Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message."""
 # fairseq-eval-lm gets no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
 EVAL_OPTIONS = {
-    **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--sample-break-mode", "--num-workers")},
+    **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--num-workers")},
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }

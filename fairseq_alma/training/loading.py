@@ -81,8 +81,13 @@ def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any
     if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
         return _stock_load_training(trainer, filename, *arguments, **more)
     _ = trainer.optimizer  # build the optimizer first: errors in optimizer options are not errors in the file
+    options = trainer.cfg.checkpoint
     try:
-        return _stock_load_training(trainer, filename, *arguments, **more)
+        extra_state = _stock_load_training(trainer, filename, *arguments, **more)
+        state = (extra_state or {}).get(type(trainer.task).__name__)
+        if state and options.reset_dataloader and not options.reset_optimizer:  # fairseq omits the state of the task
+            trainer.task.set_checkpoint_dict(state)
+        return extra_state
     except Exception as error:
         for each in causes(error):
             if isinstance(each, AlmaError):

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Mapping, Optional
 
 import torch
 import torch.distributed as dist
@@ -256,6 +256,12 @@ class StageTask(FairseqTask):
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
         """Load the state of the features; fairseq does not call this method if only weights are loaded."""
         self.features.load_state_dict(state)
+
+
+def require_batch_size(limits: Mapping[str, Any]) -> None:
+    """Raise AlmaError if neither ``max_sentences`` nor ``max_tokens``, which limit a batch, is set."""
+    if limits.get("max_sentences") is None and limits.get("max_tokens") is None:
+        raise AlmaError("--batch-size: not given; give the number of samples per batch, or --max-tokens")
 
 
 def features_of(cfg: DictConfig) -> Features:

@@ -113,9 +113,13 @@ def test_moments_of_copies_are_copied_and_moments_of_new_gates_are_zero():
     assert grown["cfg"]["model"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]]]"}
 
 
-def test_an_optimizer_state_of_another_model_is_rejected():
-    state = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"params": [0, 1]}]}
-    with pytest.raises(AlmaError, match="the 3 parameters of the model, found 2"):
+@pytest.mark.parametrize(
+    ("field", "params", "message"),
+    [("exp_avg", 2, "the 3 parameters of the model, found 2"), ("exp_avg_sq_row", 3, "Muon, found exp_avg_sq_row;")],
+)
+def test_an_optimizer_state_of_another_model_or_kind_is_rejected(field, params, message):
+    state = {"state": {0: {field: torch.zeros(3)}}, "param_groups": [{"params": [*range(params)]}]}
+    with pytest.raises(AlmaError, match=message):
         grow_optimizer_state(state, "abc", "abc", lambda name, entry: dict(entry))
 
 

@@ -148,10 +148,12 @@ def test_stages_and_splits_that_do_not_exist_are_refused(stream, options, split,
         rows_of(stream, split, **options)
 
 
-def test_an_architecture_of_text_is_refused(stream):
+def test_an_architecture_of_text_and_a_missing_batch_size_are_refused(stream):
     config = model_config(_name="transformer_lm")
     with pytest.raises(AlmaError, match=r"--arch transformer_lm: not an image model; choose from .*alma_mlp"):
         task_of(stream).build_model(config)
+    with pytest.raises(AlmaError, match="--batch-size: not given"):
+        task_of(stream).get_batch_iterator(None)
 
 
 def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it(stream, trained):

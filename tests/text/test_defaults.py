@@ -52,6 +52,13 @@ def test_stages_are_as_long_as_their_text():
 
 
 @pytest.mark.parametrize(
+    "size", ["--batch-size 2 --max-tokens 512", "--max-tokens 256", "--batch-size 9 --max-tokens 256"]
+)
+def test_a_pass_reads_all_tokens_with_any_limits_of_a_batch(size):
+    assert sum(made([*size.split(), "--update-freq", "2,2"]).lengths) == pytest.approx(sum(TOKENS) / 512, rel=0.01)
+
+
+@pytest.mark.parametrize(
     "word", ["--lr 0.02", "--num-experts 8", "--decoder-layers 3", "--optimizer adam", "--batch-size 5"]
 )
 def test_given_options_take_precedence(word):
@@ -115,6 +122,8 @@ def test_every_size_gives_a_model_whose_heads_divide_its_width():
         ({"size": 10**6}, OWN, "--size: not allowed with --arch"),
         ({"passes": 2}, ["--max-update", "3"], "--passes: not allowed with --max-update .*; omit --passes or --max-"),
         ({"tokens": None}, [], "--dry-run without a stream"),
+        ({}, ["--arch", "transformer_lm"], "--arch transformer_lm after --: expected an architecture of this package"),
+        ({}, ["--update-freq", "2,4"], "--update-freq 2,4 after --: give one value, or give --max-update"),
     ],
 )
 def test_contradicting_options_are_refused(given, words, message):
@@ -167,6 +176,7 @@ def test_a_run_that_starts_from_a_model_has_its_sizes_and_a_lower_rate():
 def test_the_number_of_experts_of_the_learner_is_given_once():
     found = made(owned={"--num-experts": ""}, num_experts=2)
     assert "--num-experts" not in options(found) and "2 experts" in found.lines[0]
+    assert "parameters" in found.lines[0] and "parameters" not in made(["--moe-freq", "1"]).lines[0]
 
 
 @pytest.mark.parametrize(("word", "size"), [("auto", None), ("800k", 800_000), ("1.5M", 1_500_000), ("2G", 2 * 10**9)])
