@@ -318,7 +318,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
         raise AlmaError("image folders require Pillow; run pip install pillow") from error
     source = given.source
     folders = [source / "train", source / "test"] if (source / "train").is_dir() else [source]
-    subfolders = [sorted(path.name for path in folder.glob("*") if path.is_dir()) for folder in folders]
+    subfolders = [sorted(path.name for path in folder.glob("[!.]*") if path.is_dir()) for folder in folders]
     classes = subfolders[0]
     if not classes:
         raise AlmaError(f"--source {source}: no subfolders found; give a folder with a subfolder for each class")
@@ -336,6 +336,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
                 files.add(path, "--source")
                 try:
                     with Image.open(path) as opened:
+                        mode = opened.mode
                         pixels = np.asarray(opened if opened.mode in ("L", "RGB") else opened.convert("RGB"))
                 except Exception as error:  # Pillow raises errors of many types on damaged files
                     if isinstance(error, (MemoryError, PermissionError)):
@@ -343,6 +344,10 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
                     raise AlmaError(
                         f"{path}: Pillow cannot read this file ({error}); convert the file to PNG, or remove it"
                     ) from error
+                if mode.startswith(("I", "F")):  # conversion would clip the values
+                    raise AlmaError(
+                        f"{path}: expected 8 bits per channel, found mode {mode}; convert the file to 8 bits"
+                    )
                 image = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
                 first = first or (path, image.shape)
                 if image.shape != first[1]:

@@ -265,5 +265,6 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) 
         elif before != record:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
                 print_line(note, sys.stderr)
-            if record.get("recipe") != before.get("recipe"):  # The number of passes differs.
-                folder.write_run({**before, "recipe": record["recipe"]})
+            newest = before | {name: record[name] for name in ("stream", "recipe") if name in record}
+            if newest != before:  # The stream has new mega-batches, or the number of passes differs.
+                folder.write_run(newest)

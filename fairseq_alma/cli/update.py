@@ -166,7 +166,7 @@ def describe(months: Sequence[Month]) -> Iterator[str]:
     how = {"begin": "new model", "restart": "new, larger model", "continue": "current model"}
     text = "the new text" if action == "continue" else "all text so far"
     order = " (first the new text, then samples of all months)" if action == "continue" else ""
-    yield f"training: {how[action]}, {passes:.2g} passes through {text}{order}"
+    yield f"training: {how[action]}, {passes:.4g} passes through {text}{order}"
     yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} training tokens so far"
 
 
@@ -237,6 +237,9 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
         record.text, record.words = text, words
+    elif words and text in ([], record.text) and not any(month.params for month in record.months):
+        record.words = words  # The user can correct an option as long as no month is trained.
+        record.save(root)
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, "--", *record.words])
         raise AlmaError(
@@ -250,17 +253,24 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         stream = Stream.open(root / STREAM)
         hashes = sorted(file_sha256(Path(source.path)) for source in sources)
         known = [sorted(each.get("sha256", "") for each in entry["inputs"]) for entry in stream.history]
+        is_planned = len(record.months) == len(known)
         was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
         if hashes in known:
-            if not was_unfinished:
-                print_line(f"{root}: month {known.index(hashes) + 1} already has this text; nothing to do", sys.stdout)
+            note = "" if was_unfinished else f"month {known.index(hashes) + 1} already has this text; nothing to do"
+            if is_planned and (options.budget, options.size) != (BUDGET, None):
+                note += f"{'; ' if note else ''}to train the newest month with another --budget or --size, give --redo"
+            if note:
+                print_line(f"{root}: {note}", sys.stdout)
             return
         if not options.another_language:
             _refuse_another_language(stream, sources)
     split = ["--append"] if record.months else [*SPLITS, "--vocab-size", "auto"]
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
-            prep_text([*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split])
+            paths = dict.fromkeys(str(source.path) for source in sources)  # without MODEL, if it is in an input folder
+            words = ["--out", str(root / STREAM), "--megabatches", "1", *record.text, *split]
+            if status := prep_text([*paths, *words]):
+                raise SystemExit(status)
         except TooLittleTextError as error:
             raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({error})") from error
     _finish(root, record, options.budget, options.size)

@@ -374,6 +374,7 @@ def _named(groups: Sequence[Experiment]) -> list[Experiment]:
             values = {flag: {other.first.settings.get(flag) for other in same_name} for flag in flags}
             differing = [flag for flag in flags if len(values[flag]) > 1 and flag not in IMPLIED]
             shown = [f"{flag} {own[flag]}" if flag in own else f"no {flag}" for flag in differing]
-            unique = [", ".join([names[1], *(shown or [each.first.stream_key[:8]])])]
+            shown = shown or [f"{len(each.first.arrivals)} arrivals", each.first.stream_key[:8]]
+            unique = [", ".join([names[1], *shown])]
         named.append(Experiment(each.runs, each.times, unique[0]))
     return named

@@ -215,8 +215,8 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
         hours = each.spread(lambda run: run.done.wall_seconds.sum() / 3600)
         rows.append(row | {"hours": spread(hours, 2)})
     notes = (
-        "Mem: parameters summed over all arrivals. Comp: training FLOPs. hours: wall-clock time of all stages. Each "
-        "number is a mean over the seeds with complete runs."
+        "Mem: parameters summed over all arrivals. Comp: training FLOPs. hours: wall-clock time of all stages, summed "
+        "over processes that train members. Each number is a mean over the seeds with complete runs."
     )
     return Table("cost", "Cost over the stream", notes, filled(rows))
 

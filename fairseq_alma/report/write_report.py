@@ -21,7 +21,7 @@ from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import print_line
 
-PAGE, FIGURES = "index.html", "figures"
+PAGE, FIGURES, TITLE = "index.html", "figures", "<title>Anytime learning: "
 TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluation", "runs")
 TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
@@ -108,6 +108,9 @@ class Report:
         """Write tables, figures and an HTML page to a folder; return the path of the page.
 
         Remove the tables and figures of an earlier report. Write no figures if matplotlib is not installed.
+
+        Raises:
+            AlmaError: the folder has an index.html that is not a report.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
         drawings: list[Any] = []
@@ -121,7 +124,10 @@ class Report:
         known |= {f"{FIGURES}/{name}.{end}" for name in DRAWINGS for end in ("png", "pdf")}
         for name in (PAGE, *texts):  # Check all paths before writing the first file.
             refuse_irregular(out / name)
-        for name in known - set(texts):
+        page = (out / PAGE).read_text(encoding="utf-8", errors="replace") if (out / PAGE).is_file() else ""
+        if page and TITLE not in page[:1000]:
+            raise AlmaError(f"--out {out}: expected a report, found another {PAGE}; give a new folder")
+        for name in known - set(texts) if page else ():
             (out / name).unlink(missing_ok=True)
         pictures = [(drawing, figures.write(drawing, out / FIGURES)) for drawing in drawings]
         for name, text in (*texts.items(), (PAGE, self._page(pictures, out))):

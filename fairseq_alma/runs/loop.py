@@ -104,7 +104,7 @@ class NeededModels:
 
     def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
         self.tidied = -1
-        self.user_knows = False
+        self.user_knows = bool(kept)  # whoever gives --keep knows that weights are removed
         self.last_use: dict[ModelId, int] = {}
         for plan in plans:  # a later use replaces an earlier use
             index = plan.stage.index
@@ -247,7 +247,7 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
                 add = OF_ALL_TRAININGS.get(name)
                 record[name] = add(record[name], value) if add is not None and name in record else value
     for run, work, clock, record in zip(runs, works, clocks, records, strict=True):
-        seconds = clock.seconds() + work.folder.seconds_of_members(work.plan.stage.index)
+        seconds = clock.seconds() / len(works) + work.folder.seconds_of_members(work.plan.stage.index)
         record["wall_seconds"] = round(seconds, 1)
         record.update(run.evaluate(work))
     for work, record in zip(works, records, strict=True):

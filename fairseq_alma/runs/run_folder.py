@@ -11,7 +11,7 @@ class that checks the file on reading. A file may have further keys: keys of one
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated, Any, Generic, Iterator, Mapping, Optional, TypeVar, Union
+from typing import Annotated, Any, Callable, Generic, Iterator, Mapping, Optional, Sequence, TypeVar, Union
 
 from msgspec import Meta, Struct
 
@@ -317,7 +317,7 @@ class RunFolder:
         folder = self.stage_folder(stage)
         with (
             locked(folder / ".lock", f"{folder}") as descriptor,
-            _swept(folder, *map(self.model_folder, self.members(stage))),
+            _swept(lambda: (folder, *map(self.model_folder, self.members(stage)))),
         ):
             yield descriptor
 
@@ -328,7 +328,7 @@ class RunFolder:
         with (
             locked(folder / ".lock", f"{folder}", shared=True) as stage,
             locked(folder / f".lock-member-{model.member}", f"{self.model_folder(model)}") as member,
-            _swept(self.model_folder(model)),
+            _swept(lambda: (self.model_folder(model),)),
         ):
             yield [stage, member]
 
@@ -415,11 +415,11 @@ def _numbers(root: Path, prefix: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def _swept(*folders: Path) -> Iterator[None]:
-    """Remove temporary files in ``folders`` before the ``with`` block, and again if the block raises an exception."""
-    sweep(*folders)
+def _swept(folders: Callable[[], Sequence[Path]]) -> Iterator[None]:
+    """Remove temporary files in ``folders()`` before the ``with`` block, and again if the block raises an exception."""
+    sweep(*folders())
     try:
         yield
     except BaseException:
-        sweep(*folders)
+        sweep(*folders())  # including folders that the block has made
         raise
