@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 
 from fairseq_alma.cli.stream import main
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import write_manifest
@@ -131,6 +132,16 @@ def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(str
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert (record["learner"], record["seed"], record["options"]["init"]) == ("sm", 9, "scratch")
     assert record["train_options"]["--max-update"] == "10"
+
+
+def test_a_run_records_the_mega_batches_that_its_stream_received(stream, tmp_path, no_commands, monkeypatch):
+    begin(stream, tmp_path)
+    path, begun = tmp_path / "R" / "run.json", Stream.open(stream).fingerprint_of_first(1)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"stream": record["stream"] | {"num_megabatches": 1, "fingerprint": begun}}))
+    monkeypatch.setattr(RunFolder, "has_begun", lambda folder: True)
+    begin(stream, tmp_path)
+    assert json.loads(path.read_text()) == record
 
 
 def test_a_run_of_another_alma_stream_is_not_changed(stream, tmp_path, no_commands, no_patience):

@@ -98,12 +98,29 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
     new = Stream.open(model / "stream").megabatch(1).num_tokens
     assert stage["train_tokens"] == pytest.approx(3 * new, rel=0.1)
     assert (model / "export/config.json").is_file() and (model / "report/index.html").is_file()
-    assert "month 2 already has this text" in call(capsys, model, tmp_path / "month-1.txt")
+    again = call(capsys, model, tmp_path / "month-1.txt", "--budget", "6")
+    assert "month 2 already has this text; nothing to do; to train the newest month with another --budget" in again
 
 
 def kill(patch, name):
     """Let a step of alma-update fail as if the command was killed there."""
     patch.setattr(update, name, lambda *arguments: pytest.fail("killed"))
+
+
+def test_an_interrupted_preparation_of_text_is_no_success(tmp_path, monkeypatch):
+    monkeypatch.setattr(update, "prep_text", lambda words: 130)
+    with pytest.raises(SystemExit, match="130"):
+        main([str(tmp_path / "M"), str(write_month(tmp_path, 0))])
+
+
+def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp_path, monkeypatch):
+    kill(monkeypatch, "_train")
+    write_month(tmp_path, 0)
+    for words in (["--lr", "abc"], ["--cpu"]):
+        with pytest.raises(pytest.fail.Exception):
+            main([str(tmp_path / "M"), str(tmp_path), "--", *words])
+    assert json.loads((tmp_path / "M" / RECORD).read_text())["words"] == ["--cpu"]
+    assert [each["name"] for each in Stream.open(tmp_path / "M/stream").history[0]["inputs"]] == ["month-0.txt"]
 
 
 @pytest.mark.slow
@@ -190,6 +207,7 @@ def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
     assert any(line.startswith("warning: the loss on old text is 1.5 % worse") for line in describe(months))
     months[1].months[0] = 2.01
     assert not any(line.startswith("warning") for line in describe(months))
+    assert "12.5 passes" in "".join(describe([Month(("begin", 12.5), 0)]))
 
 
 @pytest.mark.parametrize(

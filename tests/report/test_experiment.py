@@ -41,6 +41,11 @@ def test_names_tell_experiments_by_as_little_as_needed(make):
     assert {each.name for each in groups} == {f"gMoE_w1, 4 experts, --grow-method {how}" for how in ("split", "copy")}
 
 
+def test_runs_of_several_lengths_are_named_by_their_arrivals(make):
+    groups = make({"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]})
+    assert [each.name.split(", ")[2] for each in groups] == ["2 arrivals", "4 arrivals"]
+
+
 def test_names_hold_sizes_and_counts_of_experts(make):
     sizes = [{"train_options": {"--arch": "alma_switch_lm", "--decoder-embed-dim": d}} for d in ("64", "96")]
     assert [each.name for each in make(*sizes, {"num_experts": (8,)}, {"wait": 2})] == [

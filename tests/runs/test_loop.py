@@ -5,7 +5,7 @@ import pytest
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId, stages
 from fairseq_alma.runs.loop import Run, run_stages, train_members
-from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.run_folder import RunFolder, StageClock
 from tests.runs.fakes import FakeBackend, FakeDisplay
 from tests.runs.runs import plan_learner
 
@@ -30,6 +30,13 @@ def test_stages_run_in_order_and_each_writes_a_record(tmp_path):
         "train_tokens", "train_flops", "test_flops_per_token", "wall_seconds", "valid", "test",
     }  # fmt: skip
     assert (record["stage"], record["megabatches"]) == (1, [1])
+
+
+def test_seeds_share_the_wall_time_of_a_stage(tmp_path, monkeypatch):
+    monkeypatch.setattr(StageClock, "seconds", lambda clock: 6.0)
+    runs = [Run(RunFolder(tmp_path / name), plan(), FakeDisplay()) for name in ("seed-1", "seed-2")]
+    run_stages(runs, FakeBackend())
+    assert [each.folder.read_stage(0)["wall_seconds"] for each in runs] == [3.0, 3.0]
 
 
 def test_a_complete_run_runs_nothing(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import write_json_atomically
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs import run_folder
 from fairseq_alma.runs.run_folder import RunFolder, StageClock
 from tests.runs.runs import RUN
@@ -79,6 +80,15 @@ def test_locking_a_stage_removes_temporary_files_of_killed_processes_only(tmp_pa
     with RunFolder(tmp_path).lock_stage(0):
         found = {str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file() and path.name != ".lock"}
     assert found == {*others}
+
+
+def test_a_stage_that_fails_leaves_no_partial_file_in_folders_that_it_made(tmp_path):
+    partial = RunFolder(tmp_path).checkpoint(ModelId(0, 0)).with_suffix(".pt.tmp")
+    with pytest.raises(OSError, match="full"), RunFolder(tmp_path).lock_stage(0):
+        partial.parent.mkdir(parents=True)
+        partial.touch()
+        raise OSError("the disk is full")
+    assert not partial.exists()
 
 
 def test_a_run_may_be_a_symbolic_link(tmp_path):

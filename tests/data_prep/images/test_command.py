@@ -128,12 +128,17 @@ def write_folder(folder: Path, counts: dict[str, int], shape: tuple[int, ...] = 
 
 def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
     images = write_folder(tmp_path / "f", {"cat": 12, "dog": 8})
+    (tmp_path / "f/.hidden").mkdir()  # not a class
     arguments = ["folder", "--source", tmp_path / "f", "--megabatches", 4, "--name", "pets"]
     assert run(*arguments, "--out", tmp_path / "s") == 0
     stream = ImageStream.open(tmp_path / "s")
     assert (stream.dataset, stream.shape, stream.num_classes, len(stream.indices("test"))) == ("pets", (3, 6, 7), 2, 4)
     found = {image.tobytes(): label for image, label in zip(stream.images, stream.labels.tolist(), strict=True)}
     assert found == {each.transpose(2, 0, 1).tobytes(): int(at >= 12) for at, each in enumerate(images)}
+    pytest.importorskip("PIL.Image").fromarray(np.zeros((6, 7), np.uint16)).save(tmp_path / "f/dog/y.png")
+    with pytest.raises(AlmaError, match=r"y\.png: expected 8 bits per channel, found mode I;16"):
+        run(*arguments, "--out", tmp_path / "t")
+    (tmp_path / "f/dog/y.png").unlink()
     (tmp_path / "f/dog/x.png").write_bytes(b"no image")
     with pytest.raises(AlmaError, match=r"x\.png: Pillow cannot read this file"):
         run(*arguments, "--out", tmp_path / "t")
