@@ -33,6 +33,7 @@ DEFAULT_FIELD = "text"
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 SHOWN_GROUPS = 12
+PAPER_VOCABULARY = 50_000
 LARGE_SHARE = 0.1  # share of the training text
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
@@ -108,8 +109,8 @@ class PrepOptions(Options):
     )
     no_decontaminate: bool = opt(False, "do not apply --decontaminate-ngram; keep all training documents")
     vocab_size: int = opt(
-        50_000,
-        "vocabulary size of the new tokenizer; auto: derived from the size of the first mega-batch",
+        AUTO,
+        "vocabulary size of the new tokenizer (default: auto, which depends on the first mega-batch; paper: 50000)",
         parse=read_vocab_size,
         metavar="V",
     )
@@ -213,6 +214,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; give their folder instead")
     if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give - once")
+    args.vocab_size = PAPER_VOCABULARY if args.vocab_size is None and args.preset == "paper" else args.vocab_size
     return PrepOptions.read(args, inputs=tuple(args.inputs))
 
 

@@ -346,7 +346,7 @@ def find_sources(
         inputs: files, folders, pipes (``<(zcat a.gz)``, ``/dev/stdin``), or ``-``.
         form: format of all files; ``auto`` to detect the format of each file by name and content.
         field: field or column with the text.
-        folder: folder for copies of pipes; None: pipes are not allowed, because several machines read the input.
+        folder: folder for copies of pipes; None: pipes are not allowed.
         out: folder of the stream; ignored if it is inside an input folder.
         by: field or column with the group of a document, see `Source`.
         period: period of the dates in field ``by``, see `Source`.
@@ -371,7 +371,7 @@ def find_sources(
         label = "standard input" if given == STANDARD_INPUT else given
         if is_pipe := files is None:
             if folder is None:
-                raise AlmaError(f"{label}: several machines cannot read a pipe; write the text to a file first")
+                raise AlmaError(f"{label}: this command cannot read a pipe; write the text to a file first")
             files = [folder / f"input-{argument}"]
             with naming(files[0]), open(files[0], "wb") as file, ExitStack() as opened:
                 is_standard = given == STANDARD_INPUT

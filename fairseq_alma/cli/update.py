@@ -11,7 +11,6 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Iterator, Optional, Sequence
 
 import msgspec
@@ -144,30 +143,43 @@ def new_size(tokens: float, vocab_size: int) -> int:
     return num_params(row.width, row.layers, vocab_size)
 
 
-def describe(months: Sequence[Month]) -> Iterator[str]:
-    """Yield lines about the newest month: bits per byte before and after training, and cost of training."""
+def describe(months: Sequence[Month], held_out: Sequence[int], test: int) -> Iterator[str]:
+    """Yield lines about the newest month: bits per byte before and after training, and cost of training.
+
+    Args:
+        months: records of all months so far.
+        held_out: bytes of the held-out text of each month, the weights in means over several months.
+        test: bytes of the test set of the first month.
+    """
     month, last = months[-1], months[-2] if len(months) > 1 else Month(("", 0), 0)
     rows = {
-        "all text so far": ([*last.months, month.before], month.months),
-        "old text": (last.months, month.months[:-1]),
-        "new month": ([month.before], month.months[-1:]),
-        "test set of the first month": ([last.test], [month.test]),
+        "all text so far": ([*last.months, month.before], month.months, held_out),
+        "old text": (last.months, month.months[:-1], held_out[:-1]),
+        "new month": ([month.before], month.months[-1:], held_out[-1:]),
+        "test set of the first month": ([last.test], [month.test], [test]),
     }
-    for what, values in rows.items():
-        before, after = (fmean(known) if (known := [x for x in each if x is not None]) else None for each in values)
+    for what, (*values, sizes) in rows.items():
+        before, after = (_mean(each, sizes) for each in values)
         if before is not None and after is not None:
             change = f"{abs(100 * (after / before - 1)):.1f} % {'worse' if after > before else 'better'}"
-            yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change})"
-            if what == "old text" and after > WORSE * before:
-                yield f"warning: the loss on old text is {change}; to train again with R passes, give --redo --budget R"
+            yield f"{what}: {before:.3f} bits per byte before, {after:.3f} after ({change}; {sum(sizes):,} bytes)"
+            if what not in ("all text so far", "new month") and after > WORSE * before:
+                yield f"warning: the loss on the {what} is {change}; --redo --budget R trains for R passes instead"
         elif after is not None:
-            yield f"{what}: {after:.3f} bits per byte"
+            yield f"{what}: {after:.3f} bits per byte ({sum(sizes):,} bytes)"
     action, passes = month.step
     how = {"begin": "new model", "restart": "new, larger model", "continue": "current model"}
     text = "the new text" if action == "continue" else "all text so far"
     order = " (first the new text, then samples of all months)" if action == "continue" else ""
     yield f"training: {how[action]}, {passes:.4g} passes through {text}{order}"
-    yield f"model: {month.params:,} parameters, {sum(each.train_tokens for each in months):,} training tokens so far"
+    spent = sum(each.train_tokens for each in months)
+    yield f"model: {month.params:,} parameters, {spent:,} training tokens so far, including months trained again"
+
+
+def _mean(values: Sequence[Optional[float]], sizes: Sequence[int]) -> Optional[float]:
+    """Return the mean of the known values, weighted by ``sizes``; None if no value is known."""
+    known = [(value, size) for value, size in zip(values, sizes, strict=False) if value is not None]
+    return sum(value * size for value, size in known) / sum(size for _, size in known) if known else None
 
 
 @dataclass(frozen=True)
@@ -241,7 +253,7 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         record.words = words  # The user can correct an option as long as no month is trained.
         record.save(root)
     elif (text or words) and (text, words) != (record.text, record.words):
-        first = " ".join([*record.text, "--", *record.words])
+        first = " ".join([*record.text, *(["--", *record.words] if record.words else [])]) or "none"
         raise AlmaError(
             f"{root / RECORD}: expected the options of the first call ({first}); give these options or none, or a "
             "new MODEL"
@@ -384,7 +396,8 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
     split = stream.megabatch(len(months) - 1)
     first = f"month {len(months)} of {root}: {split.num_documents:,} documents, {split.num_bytes:,} bytes"
     last = (f"report: {root / REPORT / 'index.html'}", f"model for transformers: {root / EXPORT}")
-    for line in (first, *describe(months), *last):
+    held_out = [stream.split(split_name(t, "holdout")).num_bytes for t in range(len(months))]
+    for line in (first, *describe(months, held_out, stream.split("test").num_bytes), *last):
         print_line(line, sys.stdout)
 
 
@@ -399,5 +412,6 @@ def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     if texts and found < LEAST_OF_USUAL * usual:
         raise AlmaError(
             f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in the test set, found {found:.2f} "
-            "(maybe another language or encoding); give other text, or --another-language to accept the text"
+            "(maybe another language, code, tables or another encoding); give other text, or --another-language to "
+            "accept the text"
         )

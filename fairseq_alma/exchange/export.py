@@ -97,7 +97,8 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         size = (folder / WEIGHTS).stat().st_size
         publish(folder, out)
     experts = f"{facts.num_experts} experts, " if facts.num_experts > 1 else ""
-    sizes = f"{facts.num_params:,} parameters, {experts}{settings['vocab_size']:,} tokens, {size / 1e6:,.1f} MB"
+    num_params = sum(tensor.numel() for tensor in tensors.values())  # without fairseq's symbols
+    sizes = f"{num_params:,} parameters, {experts}{settings['vocab_size']:,} tokens, {size / 1e6:,.1f} MB"
     return f"{out}: {architecture}, {sizes}"
 
 

@@ -8,6 +8,7 @@ from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
 from fairseq_alma.text.stage_checkpoints import ModelFacts
+from fairseq_alma.text.train_options import LENGTHS
 
 MOST_INPUTS = 12  # maximum number of input file names on a card
 _PAGE = """\
@@ -85,10 +86,12 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     stages = [each for each in map(folder.read_stage, range(number + 1)) if each is not None]
     updates, tokens = (sum(each[name] for each in stages) for name in ("num_updates", "train_tokens"))
     stage = stages[-1]
+    chosen = {name: value for name, value in run["train_options"].items() if name not in LENGTHS}  # of the first stage
+    options = [f"{name} {value}".strip() for name, value in chosen.items()]
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
         "training": f"{updates:,} updates on {tokens:,} tokens",
-        "options": f"`{' '.join(f'{name} {value}'.strip() for name, value in run['train_options'].items())}`",
+        "options": f"`{' '.join(options)}`",
         "mega-batches seen": f"{max(stage['megabatches']) + 1} of {stream.num_megabatches} (stage {number})",
     }
     with contextlib.suppress(AlmaError):  # The tested checkpoint may not exist anymore.

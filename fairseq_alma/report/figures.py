@@ -5,6 +5,7 @@ Metric by arrival corresponds to Figure 3 of the paper. Metric by cost correspon
 The colour of a line shows the learner. In the figure of metric by arrival, each panel shows one backbone size.
 """
 
+import logging
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fairseq_alma.files import open_atomically
 from fairseq_alma.report.read_run import LEARNER_COLOURS, Experiment
 from fairseq_alma.report.tables import show_count
 
+logging.getLogger("fontTools").setLevel(logging.WARNING)  # it logs a line for each table of a font
 MOST_PANELS = 4
 MOST_MARKERS = 20
 UNTRAINED_RATIO = 2.0
@@ -126,7 +128,8 @@ def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None
         axes.plot(updates.index, updates.curve, style["marker"], color=style["color"], markersize=7, label=each.name)
         return
     places, curve = [*course.index, course.index[-1] + 1], [*course.curve, course.curve.iloc[-1]]
-    axes.step(places, curve, where="post", label=each.name, markevery=max(1, len(course) // MOST_MARKERS), **style)
+    marked = list(range(0, len(course), max(1, len(course) // MOST_MARKERS)))  # not the end of the last step
+    axes.step(places, curve, where="post", label=each.name, markevery=marked, **style)
     if course.deviation.any():
         deviation = course.deviation.to_numpy()
         low, high = course.curve - deviation, course.curve + deviation

@@ -155,6 +155,11 @@ def metric_names(run: RecordedRun) -> tuple[str, str, str]:
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
 
+def have_several_vocabularies(groups: Sequence[Experiment]) -> bool:
+    """Return whether tokenizers differ in size, so that perplexities are not comparable."""
+    return len({run.stream.get("vocab_size") for each in groups for run in each.runs}) > 1
+
+
 def shown_arrivals(num_arrivals: int) -> list[int]:
     """Return the arrivals to show: all arrivals (if at most 20), else the last arrival of each tenth of the stream."""
     if num_arrivals <= MAX_COLUMNS:
@@ -195,6 +200,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
     rows = filled(rows)
     best = set(rows[0]) - {"learner", "size", "options", "experts", "params", "seeds"}
+    best = best & {"bits per byte"} if have_several_vocabularies(groups) else best
     return Table(value, title, notes, rows, best, hidden, controls)
 
 
@@ -236,7 +242,8 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"
-    notes = f"Validation {value}{unit} before and after each growth step, and after training the grown model."
+    notes = f"Validation {value}{unit} before and after each growth step (last weights), and after training the grown "
+    notes += "model (weights that are tested)."
     return Table("growth", "Growth steps", notes, rows)
 
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import jinja2
 
@@ -16,7 +16,7 @@ from fairseq_alma.errors import AlmaError, printable, refuse_irregular
 from fairseq_alma.files import open_atomically
 from fairseq_alma.options import flag
 from fairseq_alma.report.read_run import Experiment, RecordedRun, experiments
-from fairseq_alma.report.tables import all_tables, metric_names, show_count
+from fairseq_alma.report.tables import all_tables, have_several_vocabularies, metric_names, show_count
 from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import print_line
@@ -40,11 +40,14 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         return []
     value, _, over_stream = metric_names(complete[0].first)
     unit, digits = ("", 2) if complete[0].first.is_text else (" %", 1)
-    lines = []
-    for when, name, figure in (
+    figures: list[tuple[str, str, Callable[[RecordedRun], float]]] = [
         ("at the end", f"test {value}", lambda run: run.final),
         (f"over all {longest} arrivals", over_stream, lambda run: run.over_stream),
-    ):
+    ]
+    if have_several_vocabularies(complete):
+        digits, figures = 3, [("at the end", "bits per byte", lambda run: run.bits_per_byte)]
+    lines = []
+    for when, name, figure in figures:
         spreads = ((spread, each) for each in complete if (spread := each.spread(figure)))
         ranked = sorted((pair for pair in spreads if math.isfinite(pair[0].mean)), key=lambda pair: pair[0].mean)
         if len(ranked) < 2:  # the models of the other learners diverged
@@ -82,7 +85,8 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
         train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
-        yield "Training and test", f"train perplexity {train:.2f} in the last epoch, test perplexity {last.value:.2f}"
+        figures = f"mean train perplexity {train:.2f} in the last epoch, test perplexity {last.value:.2f}"
+        yield "Training and test", figures
 
 
 class Report:
@@ -164,13 +168,19 @@ class Report:
 
 
 def command_of(run: RecordedRun) -> str:
-    """Return the alma-stream command with the options in run.json."""
+    """Return the alma-stream command with the options in run.json, without options that alma-stream chose."""
     words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.record["learner"]]
     words += ["--run", str(run.path), "--seed", str(run.record["seed"])]
-    for name, value in run.options.items():
+    recipe = run.record.get("recipe") or {"preferences": {}, "chosen": {}, "features": {}}
+    requested = {name: recipe["preferences"].get(name) for name in ("size", "preset")}
+    if "--max-update" in recipe["chosen"]:
+        requested["passes"] = f"{recipe['passes']:g}"
+    own = {name: value for name, value in run.options.items() if name not in recipe["features"]}
+    for name, value in {**requested, **own}.items():
         if name not in FREE_OPTIONS and value is not None and value is not False:
             words += [OPTION_OF.get(name, flag(name)), *([] if value is True else [str(value)])]
-    training = [word for pair in run.record["train_options"].items() for word in map(str, pair) if word]
+    given = {name: value for name, value in run.record["train_options"].items() if name not in recipe["chosen"]}
+    training = [word for pair in given.items() for word in map(str, pair) if word]
     return shlex.join([*words, "--", *training])
 
 

@@ -132,10 +132,10 @@ class NeededModels:
         gone = sorted(model for model, last in self.last_use.items() if first <= last < done and model.stage <= done)
         if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):
             self.user_knows = True
-            kept = ", ".join(str(number) for number in sorted({model.stage for model in stay}))
+            kept = ", ".join(run.folder.stage_folder(number).name for number in sorted({model.stage for model in stay}))
             print_line(
-                f"{run.folder.root}: keeping only the weights of stage {kept}, for the report or a later stage; "
-                "to keep more, give --keep ARRIVAL or --keep-checkpoints",
+                f"{run.folder.root}: keeping only the weights in {kept}, for the report or a later stage; to keep "
+                "more, give --keep ARRIVAL (numbered from 0) or --keep-checkpoints",
                 sys.stderr,
             )
         backend.keep_only(run.folder, range(max(0, first), done + 1), stay, gone)

@@ -138,10 +138,16 @@ def test_a_run_records_the_mega_batches_that_its_stream_received(stream, tmp_pat
     begin(stream, tmp_path)
     path, begun = tmp_path / "R" / "run.json", Stream.open(stream).fingerprint_of_first(1)
     record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"stream": record["stream"] | {"num_megabatches": 1, "fingerprint": begun}}))
+    older = json.dumps(record | {"stream": record["stream"] | {"num_megabatches": 1, "fingerprint": begun}})
+    path.write_text(older)
     monkeypatch.setattr(RunFolder, "has_begun", lambda folder: True)
     begin(stream, tmp_path)
     assert json.loads(path.read_text()) == record
+    path.write_text(older)
+    monkeypatch.setattr(RunFolder, "read_stage", lambda folder, stage: {"megabatches": [stage]})
+    with pytest.raises(KeyError):  # these complete stages have no results to print
+        run(stream, tmp_path)
+    assert path.read_text() == older  # nothing was trained
 
 
 def test_a_run_of_another_alma_stream_is_not_changed(stream, tmp_path, no_commands, no_patience):

@@ -91,7 +91,9 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
     output = call(capsys, model, write_month(tmp_path, 1))
     for what in ("all text so far", "old text", "new month", "test set of the first month"):
         assert re.search(
-            rf"^{what}: \d\.\d+ bits per byte before, \d\.\d+ after \(\d+\.\d % (better|worse)\)$", output, re.M
+            rf"^{what}: \d\.\d+ bits per byte before, \d\.\d+ after \(\d+\.\d % (better|worse); \d+ bytes\)$",
+            output,
+            re.M,
         )
     stage = json.loads((model / "run/stage-001/stage.json").read_text())
     assert stage["megabatches"] == [0, 1] and len(stage["holdouts"]) == 2
@@ -204,10 +206,15 @@ def test_24_small_months_cost_at_most_three_passes_and_one_test_and_export_each(
 
 def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
     months = [Month(("begin", 3.0), 0, months=[2.0]), Month(("continue", 3.0), 0, before=2.5, months=[2.03, 2.1])]
-    assert any(line.startswith("warning: the loss on old text is 1.5 % worse") for line in describe(months))
+    assert any(
+        line.startswith("warning: the loss on the old text is 1.5 % worse") for line in describe(months, [9, 9], 9)
+    )
     months[1].months[0] = 2.01
-    assert not any(line.startswith("warning") for line in describe(months))
-    assert "12.5 passes" in "".join(describe([Month(("begin", 12.5), 0)]))
+    assert not any(line.startswith("warning") for line in describe(months, [9, 9], 9))
+    assert "all text so far: 2.050 bits per byte before, 2.019 after (1.5 % better; 100 bytes)" in describe(
+        months, [90, 10], 9
+    )
+    assert "12.5 passes" in "".join(describe([Month(("begin", 12.5), 0)], [9], 9))
 
 
 @pytest.mark.parametrize(
@@ -233,6 +240,7 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
         ("", "no document|empty|too little new text|nothing"),
         (month_of(0), "month 1 already has this text"),
         (month_of(0, 1), r"bad.txt: too little new text for a month \(INPUT: .* already contains all 1 documents"),
+        (f"{month_of(1, 2)} ".replace("\n\n", " "), r"has no document \(1 documents in total\); .* or --format lines"),
         ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, as in the .*, found \d"),
     ],
 )

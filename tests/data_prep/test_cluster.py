@@ -122,7 +122,7 @@ def test_a_run_that_failed_in_a_stage_resumes_and_ends_with_the_same_stream(text
     ("inputs", "more", "message"),
     [
         ("-", [], "several machines cannot share standard input"),
-        ("pipe", [], "several machines cannot read a pipe"),
+        ("pipe", [], "this command cannot read a pipe"),
         ("texts", ["--append"], "expected a stream for --append, found no stream"),
     ],
 )

@@ -43,7 +43,7 @@ def test_names_tell_experiments_by_as_little_as_needed(make):
 
 def test_runs_of_several_lengths_are_named_by_their_arrivals(make):
     groups = make({"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]})
-    assert [each.name.split(", ")[2] for each in groups] == ["2 arrivals", "4 arrivals"]
+    assert [each.name.split(", ")[2] for each in groups] == ["4 arrivals", "2 arrivals"]
 
 
 def test_names_hold_sizes_and_counts_of_experts(make):

@@ -3,7 +3,8 @@ import math
 import pytest
 
 from fairseq_alma.report.read_run import experiments, load_run
-from fairseq_alma.report.write_report import Report, describe_run, sentences
+from fairseq_alma.report.tables import result_table
+from fairseq_alma.report.write_report import Report, command_of, describe_run, sentences
 from tests.report.fakes import image_stream, text_stream, write_run
 
 
@@ -42,6 +43,21 @@ def test_a_single_experiment_or_one_that_is_not_complete_says_nothing(runs):
     assert sentences(experiments(runs({}, {"learner": "ens", "num_stages": 1}))) == []
 
 
+def test_models_of_several_vocabularies_are_compared_in_bits_per_byte(runs):
+    streams = [text_stream(vocab_size=size, fingerprint=str(size) * 32) for size in (50, 60)]
+    groups = experiments(runs(*({"values": [20.0 + n] * 4, "stream": each} for n, each in enumerate(streams))))
+    (sentence,) = sentences(groups)
+    assert ", bits per byte 1.080 over 1 seed" in sentence and result_table(groups).best == {"bits per byte"}
+
+
+def test_the_command_of_a_run_has_the_options_of_the_user(runs):
+    (run,) = runs({"train_options": {"--max-update": "7", "--cpu": ""}, "carry_optimizer": True})
+    preferences = {"size": 9, "preset": None}
+    chosen = {"chosen": {"--max-update": "7"}, "features": {"carry_optimizer": True}}
+    run.record["recipe"] = {"preferences": preferences, "passes": 2.0, **chosen}
+    assert command_of(run).endswith(" --seed 1 --size 9 --passes 2 --wait 1 --init previous -- --cpu")
+
+
 def test_a_single_run_is_described(runs):
     (run,) = runs({"values": [30.0, 24.0], "stream": text_stream(2)})
     (run.path / "sample.txt").write_text("In the beginning\n")
@@ -50,7 +66,7 @@ def test_a_single_run_is_described(runs):
     details = dict(Report([run]).details)
     assert details["Newest model"].startswith("after mega-batch 2 of 2: test perplexity 24.00, 1.146 bits per byte, 1k")
     assert details["Last arrival"] == "test perplexity 20.0 % lower than after the previous update (30.00)"
-    assert details["Training and test"] == "train perplexity 16.00 in the last epoch, test perplexity 24.00"
+    assert details["Training and test"] == "mean train perplexity 16.00 in the last epoch, test perplexity 24.00"
     assert details["Sample of text, SM_w1"] == "In the beginning"
 
 
