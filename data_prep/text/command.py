@@ -92,7 +92,7 @@ class PrepOptions(Options):
     )
     format: str = opt(
         "auto",
-        "input format; text: documents separated by an empty line; lines: one document per line",
+        "text: documents separated by an empty line; lines, file: a document per line or file",
         choices=FORMATS,
     )
     field: Optional[str] = opt(

@@ -23,8 +23,8 @@ from fairseq_alma.errors import AlmaError, naming
 from fairseq_alma.terminal import print_line
 
 STANDARD_INPUT = "-"
-FORMATS = ("auto", "text", "lines", "jsonl", "parquet")
-FORMS_OF_TEXT = ("text", "lines")  # formats without fields
+FORMATS = ("auto", "text", "lines", "file", "jsonl", "parquet")
+FORMS_OF_TEXT = ("text", "lines", "file")  # formats without fields
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _SPLIT_NAME = re.compile(r"(train|test|valid|validation|dev)(?=[-_.])")
 _ABOUT_DATA = re.compile(
@@ -37,8 +37,8 @@ PERIODS = {"year": 4, "month": 7, "day": 10}
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
-_EMPTY_LINE = re.compile(r"\n\s*\n")
-_BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)")}
+_EMPTY_LINE, _LF = re.compile(r"\n\s*\n"), re.compile("\n")
+_BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)"), "file": re.compile(rb"(?!)")}  # (?!) never matches
 _LINE_END = re.compile(rb"\n")
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 _MAX_GROUP_NAME = 100
@@ -52,7 +52,7 @@ class Source:
     path: Path
     label: str  # name of the file in messages
     argument: int  # index of the INPUT argument that names the file or its folder
-    form: str  # format: ``text`` (documents separated by an empty line), ``lines``, ``jsonl`` or ``parquet``
+    form: str  # format: one of `FORMATS` except ``auto``
     field: str  # field or column with the text
     is_copy: bool = False  # whether the file is a copy of standard input or of a pipe
     by: Optional[str] = None  # field or column with the group of a document (``--by``)
@@ -109,9 +109,10 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
         AlmaError: the block is not UTF-8 text, a record lacks a field, or a field has an invalid value.
     """
     source = block.source
-    if source.form in ("text", "lines"):
+    if source.form in FORMS_OF_TEXT:
         text = _text_of(block)
-        texts = _EMPTY_LINE.split(text) if source.form == "text" else text.split("\n")
+        separator = {"text": _EMPTY_LINE, "lines": _LF}.get(source.form)
+        texts = [text] if separator is None else separator.split(text)
         return [(stripped, "") for each in texts if (stripped := each.strip())]
     documents = []
     for number, value, group in _records(block):
@@ -239,7 +240,7 @@ class FilePart:
                     start, done = start + cut, raw.tell()
                     del pending[:cut]
                 elif len(pending) > MAX_DOCUMENT_SIZE:
-                    separator = "an empty line" if source.form == "text" else "a line feed"
+                    separator = "an empty line" if source.form in ("text", "file") else "a line feed"
                     raise AlmaError(
                         f"{Block(source, b'', start).where(0)}: expected documents of at most "
                         f"{MAX_DOCUMENT_SIZE >> 20} MiB, found a longer document; separate documents by {separator}, "

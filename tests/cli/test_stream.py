@@ -145,7 +145,7 @@ def test_a_run_records_the_mega_batches_that_its_stream_received(stream, tmp_pat
     assert json.loads(path.read_text()) == record
     path.write_text(older)
     monkeypatch.setattr(RunFolder, "read_stage", lambda folder, stage: {"megabatches": [stage]})
-    with pytest.raises(AlmaError, match="stage.json"):  # there are no results to print
+    with pytest.raises(AlmaError, match=r"stage\.json"):  # there are no results to print
         run(stream, tmp_path)
     assert path.read_text() == older  # nothing was trained
 
