@@ -10,9 +10,9 @@ import os
 import runpy
 import subprocess
 import sys
-import tempfile
 import traceback
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Callable, Mapping, Optional, Sequence
 
 import pytest
@@ -94,11 +94,7 @@ def run_script(
         typed: standard input.
         log: options of an earlier `logging.basicConfig`; None: fairseq's command configures logging.
     """
-    with (
-        tempfile.TemporaryFile("w+") as stdin,
-        tempfile.TemporaryFile("w+") as out,
-        tempfile.TemporaryFile("w+") as err,
-    ):
+    with TemporaryFile("w+") as stdin, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         stdin.write(typed)
         stdin.seek(0)
         child = os.fork()

@@ -18,13 +18,8 @@ from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import write_manifest
 from tests.runs.runs import COUNTS, RUN, stage_record
 
-ALL = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+ACCEPTED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+ALL = settings(derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=ACCEPTED)
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text()
     | st.sampled_from([-1, 0, 10**30, 2**63, 1e308, math.inf, "NaN", "../x", "/etc/passwd", "\ud800", "\x1b[31m", ""])
@@ -37,10 +32,8 @@ IMAGE_STAGE = {
     "train_images": 1000, "test_flops_per_image": 3, "valid": {"loss": math.inf, "error": 0.9},
     "test": {"loss": math.nan, "error": 0.9}, "after_growth": {"valid": {"loss": -1e-8, "error": 0.0}},
 }  # fmt: skip
-IMAGES_RUN = {
-    **RUN,
-    "stream": {**RUN["stream"], "kind": "images", "dataset": "mnist", "num_classes": 10, "test": COUNTS},
-}
+IMAGES = {**RUN["stream"], "kind": "images", "dataset": "mnist", "num_classes": 10, "test": COUNTS}
+IMAGES_RUN = {**RUN, "stream": IMAGES}
 
 
 def read_run(folder: Path) -> Any:

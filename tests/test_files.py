@@ -82,10 +82,8 @@ def test_a_full_disk_is_an_os_error_that_names_the_file(body: str, tmp_path: Pat
 def test_only_a_regular_file_is_replaced(make, tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"mine")
     make(tmp_path / "file")
-    with pytest.raises(
-        AlmaError,
-        match=r"file: expected a regular file or a new path, found (a symbolic link|a special file|a folder);",
-    ):
+    message = r"file: expected a regular file or a new path, found (a symbolic link|a special file|a folder);"
+    with pytest.raises(AlmaError, match=message):
         write(tmp_path / "file")
     assert (tmp_path / "precious").read_bytes() == b"mine"
 

@@ -49,9 +49,8 @@ def assert_same_updates(ours, our_optimizer, theirs, their_optimizer, **toleranc
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}])
 def test_fused_adam_equals_adam_of_fairseq(options):
     ours, theirs = parameters_of(marks={}), parameters_of(marks={})
-    assert_same_updates(
-        ours, optimizer_of("fused_adam", ours, **options), theirs, optimizer_of("adam", theirs, **options)
-    )
+    fused, reference = optimizer_of("fused_adam", ours, **options), optimizer_of("adam", theirs, **options)
+    assert_same_updates(ours, fused, theirs, reference)
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])

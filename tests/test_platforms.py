@@ -39,9 +39,7 @@ def _unguarded(path: Path) -> list[str]:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
     def is_guarded(line: int) -> bool:
-        around = [
-            lines[each.lineno - 1 : each.end_lineno] for each in functions if each.lineno <= line <= each.end_lineno
-        ]
+        around = [lines[one.lineno - 1 : one.end_lineno] for one in functions if one.lineno <= line <= one.end_lineno]
         return any(guard in part for found in around for part in found for guard in GUARDS)
 
     return [f"{path.name}:{node.lineno} {name!r}" for name, node in _uses(tree) if not is_guarded(node.lineno)]
@@ -53,9 +51,7 @@ def test_a_name_that_macos_lacks_is_asked_for_before_it_is_used(checkout: Path) 
     assert [use for path in files if path.name != ONLY_FORKED for use in _unguarded(path)] == []
 
 
-def test_elsewhere_than_on_linux_a_process_begins_without_being_told_of_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_except_on_linux_a_process_begins_without_being_told_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert die_with_parent() is None
     assert start_process([sys.executable, "-c", ""]).wait() == 0

@@ -70,10 +70,8 @@ def test_member_zero_has_the_seed_of_the_run_and_no_two_updates_share_one():
 
 def test_each_member_of_an_ensemble_starts_from_its_own_weights():
     plans = plan_learner("ens", stages(3, 1), seed=5, num_members=2)
-    assert plans[2].trainings == (
-        Training(ModelId(2, 0), 5, ModelId(1, 0)),
-        Training(ModelId(2, 1), member_seed(5, 1), ModelId(1, 1)),
-    )
+    second = Training(ModelId(2, 1), member_seed(5, 1), ModelId(1, 1))
+    assert plans[2].trainings == (Training(ModelId(2, 0), 5, ModelId(1, 0)), second)
     assert plans[2].predictors == (ModelId(2, 0), ModelId(2, 1))
     assert {plan.combine for plan in plans} == {"probabilities"}
 
@@ -97,9 +95,8 @@ def test_a_growing_mixture_follows_its_schedule():
     options = {"grow_schedule": "4,6,6,12", "grow_method": "split", "grow_select": "usage"}
     trainings = [plan.trainings[0] for plan in plan_learner("gmoe", stages(4, 1), seed=5, **options)]
     assert [training.num_experts for training in trainings] == [4, None, None, None]
-    assert [training.growth for training in trainings] == [
-        None, Growth(2, "split", "usage", 6), None, Growth(6, "split", "usage", 8)
-    ]  # fmt: skip
+    growths = [None, Growth(2, "split", "usage", 6), None, Growth(6, "split", "usage", 8)]
+    assert [training.growth for training in trainings] == growths
     assert [training.start for training in trainings] == [None, ModelId(0, 0), ModelId(1, 0), ModelId(2, 0)]
 
 

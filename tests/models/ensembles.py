@@ -16,10 +16,8 @@ NUM_TOKENS = 46  # without fairseq's four symbols
 
 
 def task_of(path=None, num_tokens=NUM_TOKENS):
-    dictionary = dictionary_of(num_tokens)
-    return SimpleNamespace(
-        source_dictionary=dictionary, target_dictionary=dictionary, checkpoint_path=None if path is None else str(path)
-    )
+    dictionary, path = dictionary_of(num_tokens), path and str(path)
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, checkpoint_path=path)
 
 
 def switch_config(**options):

@@ -55,9 +55,8 @@ def tokens_of(*shape):
 @torch.no_grad()
 def mean_probabilities(paths, tokens, weights):
     """Return what a plain script computes: softmax of each member in double precision, then the weighted mean."""
-    return sum(
-        weight * load(path)(tokens)[0].double().softmax(dim=-1) for path, weight in zip(paths, weights, strict=True)
-    )
+    members = zip(paths, weights, strict=True)
+    return sum(weight * load(path)(tokens)[0].double().softmax(dim=-1) for path, weight in members)
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,8 @@ TASK = SimpleNamespace(image_shape=(1, 6, 6), num_classes=3)
 
 def umix_of(**options):
     torch.manual_seed(0)
-    config = {
-        "_name": "alma_umix",
-        "num_members": 3,
-        "member_arch": "alma_mlp",
-        "member_options": "--width 4",
-        **options,
-    }
-    return models.build_model(OmegaConf.create(config), TASK)
+    config = {"_name": "alma_umix", "num_members": 3, "member_arch": "alma_mlp", "member_options": "--width 4"}
+    return models.build_model(OmegaConf.create({**config, **options}), TASK)
 
 
 def test_members_have_the_given_options_and_different_weights():

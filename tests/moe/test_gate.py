@@ -10,13 +10,9 @@ from fairseq_alma.moe.gate import DescendingGate, ParallelGate, init_as_linear
 
 FEATURES, BATCH = 6, 40
 TREES = [
-    [0],
-    [0, 1, 2],
-    [0, 1, [2, 4], 3],
-    [[0, [3, 5]], [1, [2, [4, 6]]]],
-    [[[[[[0, 6], 5], 4], 3], 2], 1],
+    [0], [0, 1, 2], [0, 1, [2, 4], 3], [[0, [3, 5]], [1, [2, [4, 6]]]], [[[[[[0, 6], 5], 4], 3], 2], 1],
     [[0], [1, 2, 3, 4]],
-]
+]  # fmt: skip
 
 
 def gate_of(nested, seed=1):

@@ -32,10 +32,8 @@ def layer_of(kind, gate, nested=TREE):
     return layer
 
 
-def inputs_of(kind, seed=2):
-    return (
-        noise(BATCH, INPUTS, SIDE, SIDE, seed=seed) + 1 if kind is MixtureConv else 2 * noise(BATCH, INPUTS, seed=seed)
-    )
+def inputs_of(kind):
+    return noise(BATCH, INPUTS, SIDE, SIDE, seed=2) + 1 if kind is MixtureConv else 2 * noise(BATCH, INPUTS, seed=2)
 
 
 def experts_of(layer):
@@ -58,9 +56,8 @@ def experts_of(layer):
 def looped(layer, x, weights):
     """Sum over the experts, one after the other, with (B, E) weights."""
     shape = (-1, *[1] * (x.dim() - 1))
-    return sum(
-        expert(x) * weight.view(shape) for expert, weight in zip(experts_of(layer), weights.unbind(1), strict=True)
-    )
+    weighted = zip(experts_of(layer), weights.unbind(1), strict=True)
+    return sum(expert(x) * weight.view(shape) for expert, weight in weighted)
 
 
 def probs_of(layer, x):

@@ -20,11 +20,8 @@ def test_a_waiting_arrival_has_the_results_of_the_last_update_at_no_cost(run):
     for plan, ppl in zip(plans, (20.0, 10.0), strict=True):
         complete(run, plan, ppl)
     points = arrival_points(run, plans)
-    assert [(each["arrival"], each["test/ppl"], each["stage/num_updates"]) for each in points] == [
-        (1, 20.0, 10.0),
-        (2, 20.0, 0.0),
-        (3, 10.0, 10.0),
-    ]
+    figures = [(each["arrival"], each["test/ppl"], each["stage/num_updates"]) for each in points]
+    assert figures == [(1, 20.0, 10.0), (2, 20.0, 0.0), (3, 10.0, 10.0)]
 
 
 def test_tensorboard_has_each_arrival_once_after_a_second_launch(run, tmp_path):

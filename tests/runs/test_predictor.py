@@ -53,7 +53,6 @@ def test_an_arrival_has_the_model_of_the_last_update_before_it(tmp_path):
 
 
 def test_missing_weights_are_named(tmp_path):
-    with pytest.raises(
-        AlmaError, match=r"checkpoint_last.pt: missing, because the run does not keep weights of stage 3"
-    ):
+    message = r"checkpoint_last.pt: missing, because the run does not keep weights of stage 3"
+    with pytest.raises(AlmaError, match=message):
         stage_predictor(RunFolder(tmp_path), {"stage": 3})

@@ -58,9 +58,8 @@ def test_a_run_resumes_on_a_moved_or_longer_stream_only(tmp_path):
 def test_a_growth_schedule_may_be_extended(tmp_path):
     stream = write_manifest(tmp_path, 3)
     schedules = ("layers=1,6 experts=2,3", "layers=1,6,6 experts=2,3,3", "layers=1,2,2 experts=2,3,3", "layers=1,6,6")
-    before, longer, *others = (
-        describe(stream, "grow", options={**OPTIONS, "grow_schedule": schedule}) for schedule in schedules
-    )
+    options = ({**OPTIONS, "grow_schedule": schedule} for schedule in schedules)
+    before, longer, *others = (describe(stream, "grow", options=each) for each in options)
     assert require_same_run("run.json", before, longer, stream) == []
     for now in others:
         with pytest.raises(AlmaError, match="--grow-schedule changed from layers=1,6 experts=2,3 to layers="):

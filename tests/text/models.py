@@ -22,9 +22,8 @@ def dictionary_of(num_tokens):
 
 
 def config_of(**options):
-    config = AlmaSwitchLMConfig(
-        decoder_layers=4, decoder_embed_dim=16, decoder_ffn_embed_dim=32, decoder_attention_heads=2, dropout=0.0
-    )
+    sizes = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 32, "decoder_attention_heads": 2}
+    config = AlmaSwitchLMConfig(decoder_layers=4, dropout=0.0, **sizes)
     config.tokens_per_sample = 24
     config.max_target_positions = None
     config.finetune_from_model, config.restore_file = None, "checkpoint_last.pt"

@@ -20,10 +20,8 @@ TOKENS_PER_SAMPLE = 32
 
 def write_text(path, seed=0, num_documents=200):
     generator = random.Random(seed)
-    documents = [
-        "\n".join(" ".join(generator.choices(WORDS, k=12)) for _ in range(generator.randint(1, 6)))
-        for _ in range(num_documents)
-    ]
+    lengths = (generator.randint(1, 6) for _ in range(num_documents))
+    documents = ["\n".join(" ".join(generator.choices(WORDS, k=12)) for _ in range(length)) for length in lengths]
     path.write_text("\n\n".join(documents) + "\n")
 
 

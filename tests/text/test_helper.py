@@ -86,7 +86,6 @@ def test_a_failed_import_is_one_line_with_its_reason(tmp_path, monkeypatch):
     helper.close()
     (tmp_path / "fairseq.py").write_text("raise ImportError('no compiled extension')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(
-        AlmaError, match=r"fairseq cannot be imported \(ImportError: no compiled extension\); reinstall"
-    ):
+    message = r"fairseq cannot be imported \(ImportError: no compiled extension\); reinstall"
+    with pytest.raises(AlmaError, match=message):
         call("math:hypot", 3, 4)

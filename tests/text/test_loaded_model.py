@@ -33,20 +33,14 @@ def test_losses_are_those_of_fairseq_eval_lm(kind, checkpoints, stream):  # noqa
 
 def test_documents_are_scored_separately_without_special_tokens(checkpoints):  # noqa: F811
     model = load_model(checkpoints["dense"])
-    texts = [
-        "the cat sat on a mat while naïve dogs <barked> at 42 moons",
-        "dogs",
-        "the </s> was never known 北京 🙂",
-        "",
-    ]
+    texts = ["the cat sat on a mat while naïve dogs <barked> at 42", "dogs", "the </s> was never known 北京 🙂", ""]
     scores = model.score(texts)
     assert [score.num_bytes for score in scores] == [len(text.encode()) for text in texts]
     assert scores[2].num_tokens > 6 and math.isnan(scores[3].bits_per_byte)
     for text, score in zip(texts, scores, strict=True):
         (alone,) = model.score(text)
-        assert alone.bits == pytest.approx(score.bits, rel=1e-5) and alone.end_bits == pytest.approx(
-            score.end_bits, rel=1e-5
-        )
+        assert alone.bits == pytest.approx(score.bits, rel=1e-5)
+        assert alone.end_bits == pytest.approx(score.end_bits, rel=1e-5)
     table = fairseq_alma.score(model, "dogs")
     assert len(table) == 1 and table.bits_per_byte[0] == pytest.approx(scores[1].bits / 4, rel=1e-5)
 

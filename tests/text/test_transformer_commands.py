@@ -30,9 +30,7 @@ def test_a_killed_training_resumes_bit_for_bit(trained, through, tmp_path):
     train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0", "--max-update", "9")
     resumed = torch.load(train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0"))
     one = torch.load(through)
-    parts = [
-        (each["model"], each["last_optimizer_state"], each["extra_state"]["AlmaLMTask"]) for each in (one, resumed)
-    ]
+    parts = [(end["model"], end["last_optimizer_state"], end["extra_state"]["AlmaLMTask"]) for end in (one, resumed)]
     pairs = [*zip(*(leaves(dict(enumerate(each))) for each in parts), strict=True)]
     assert len(pairs) > 100
     assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in pairs)

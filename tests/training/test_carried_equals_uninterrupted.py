@@ -39,9 +39,7 @@ TRAINING = (
 FIXED = ["--learner", "sm"]
 GROWING = ["--learner", "gmoe", "--grow-method", "split", "--grow-schedule", "4,6,8,12"]
 AVERAGED = ["--ema-half-life", "1/16"]
-needs_bf16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bf16 arithmetic"
-)
+needs_bf16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
 
 
 def commands_of(stream, run, before, after, capsys):
@@ -52,9 +50,7 @@ def commands_of(stream, run, before, after, capsys):
     lines = capsys.readouterr().out.replace("\\\n", " ").splitlines()
     lines = [re.sub(r"^for RANK in .*(fairseq-train .*) & done; wait$", r"\1", line) for line in lines]
     words = [shlex.split(line) for line in lines]
-    trainings, growths = (
-        [each for each in words if each and each[0] == name] for name in ("fairseq-train", "alma-grow")
-    )
+    trainings, growths = ([each for each in words if each[:1] == [name]] for name in ("fairseq-train", "alma-grow"))
     return trainings[:STAGES], growths[: STAGES - 1]
 
 
@@ -114,9 +110,7 @@ class UninterruptedTraining:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Trainer, "begin_epoch", begin_epoch)
-            patch.setattr(
-                AlmaLMTask, "get_batch_iterator", lambda *given, **more: chain_stages(*given, **hooks, **more)
-            )
+            patch.setattr(AlmaLMTask, "get_batch_iterator", lambda *args, **more: chain_stages(*args, **hooks, **more))
             launch([*self.words], *length, *more)
 
     def grow(self, stage):

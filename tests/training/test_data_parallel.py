@@ -53,8 +53,7 @@ def test_two_processes_learn_and_log_the_same_as_one(trainings):
     (alone, one), (shared, several) = trainings(1), trainings(2)
     assert len(alone) == len(shared) == 30
     assert {"balance_loss", "switch0_dropped", "switch0_expert00", "switch0_entropy", "gnorm"} <= set(alone[0])
-    for here, there in zip(alone, shared, strict=True):
-        # Printed counts are equal; losses have 3 decimals.
+    for here, there in zip(alone, shared, strict=True):  # printed counts are equal; losses have 3 decimals
         assert there == pytest.approx(here, rel=2e-3, abs=2e-3)
     assert max(figures["switch0_dropped"] for figures in shared) > 0.1  # capacity applies to a batch on any process
     assert torch.allclose(weights(one), weights(several), atol=1e-3)
@@ -79,9 +78,8 @@ def test_a_training_resumes_with_another_number_of_processes_and_reads_the_same_
 
 def gradient_rank(rank, num_processes, folder, stream):
     """Return the gradient of four batches distributed over processes by torch's data-parallel wrapper."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/ddp-{num_processes}", rank=rank, world_size=num_processes
-    )
+    meeting = f"file://{folder}/ddp-{num_processes}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=num_processes)
     cfg = training_config(stream, *TRAINING)
     task = tasks.setup_task(cfg.task)
     task.load_dataset("train")
@@ -89,9 +87,8 @@ def gradient_rank(rank, num_processes, folder, stream):
     model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
     wrapped = DistributedDataParallel(model)
     wrapped.__class__ = type("Proxy", (DistributedDataParallel,), {"__getattr__": _of_module})  # like fairseq's proxy
-    batches = task.get_batch_iterator(
-        task.dataset("train"), max_sentences=3, num_shards=num_processes, shard_id=rank
-    ).next_epoch_itr(shuffle=False)
+    shard = {"num_shards": num_processes, "shard_id": rank}
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=3, **shard).next_epoch_itr(shuffle=False)
     mine = [next(batches) for _ in range(4 // num_processes)]
     size = 0
     for number, batch in enumerate(mine, 1):
@@ -113,9 +110,8 @@ def _of_module(self, name):
 
 @pytest.mark.slow
 def test_the_gradient_of_torch_data_parallel_does_not_depend_on_the_number_of_processes(trained, tmp_path):
-    gradients = [
-        torch.tensor(together(number, gradient_rank, number, tmp_path, trained.stream)[0][0]) for number in PROCESSES
-    ]
+    ranks = (together(number, gradient_rank, number, tmp_path, trained.stream) for number in PROCESSES)
+    gradients = [torch.tensor(each[0][0]) for each in ranks]
     assert gradients[0].norm() > 0.1
     for several in gradients[1:]:
         assert torch.allclose(gradients[0], several, rtol=1e-4, atol=1e-6)

@@ -8,9 +8,7 @@ from fairseq_cli import train
 from fairseq_alma.errors import AlmaError
 from tests.text.stock_commands import evaluate, train_model, training_config
 
-needs_bf16 = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bf16 arithmetic"
-)
+needs_bf16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
 STAGE = ("--megabatch", "1", "--wait", "2")
 
 
@@ -39,9 +37,8 @@ def test_weights_and_moments_are_fp32(trained, tmp_path):
 
 @needs_bf16
 def test_evaluation_in_bf16_differs_by_rounding(trained):
-    exact, half = (
-        float(evaluate(trained.stream, trained.checkpoint, "--autocast", to)["loss"]) for to in ("none", "bf16")
-    )
+    figures = (evaluate(trained.stream, trained.checkpoint, "--autocast", to) for to in ("none", "bf16"))
+    exact, half = (float(each["loss"]) for each in figures)
     assert exact != half
     assert exact == pytest.approx(half, rel=0.01)
 
@@ -64,8 +61,6 @@ def test_training_on_a_gpu_resumes_bit_for_bit_and_reaches_the_loss_of_a_cpu(tra
     resumed = train_on_gpu(tmp_path / "cut")
     assert all(torch.equal(through[name], resumed[name]) for name in through)
     assert {tensor.dtype for tensor in through.values()} == {torch.float32}
-    losses = [
-        float(evaluate(trained.stream, path)["loss"])
-        for path in (tmp_path / "through/checkpoint_last.pt", trained.checkpoint)
-    ]
+    paths = (tmp_path / "through/checkpoint_last.pt", trained.checkpoint)
+    losses = [float(evaluate(trained.stream, path)["loss"]) for path in paths]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
