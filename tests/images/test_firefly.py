@@ -94,9 +94,7 @@ def exact_network():
 @pytest.mark.parametrize("training", [False, True])
 def test_splits_whose_halves_are_equal_change_no_output(exact_network, training):
     candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, seeded(0), Steps(split=0.0))
-    splits = [
-        KeptCandidates([0, 3], []) if layer % 3 else KeptCandidates([1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)
-    ]
+    splits = [KeptCandidates([0, 3] if layer % 3 else [1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)]
     wide = keep_candidates(exact_network, candidates, splits)
     assert channels_of(wide) == [7 - (layer % 3 > 0) for layer in range(NUM_CONVOLUTIONS)]
     (images, _), *_ = batches_of(1, seed=5, dtype=torch.float64)

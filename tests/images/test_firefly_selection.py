@@ -17,21 +17,22 @@ def test_the_number_of_parameters_of_a_vgg_network():
 
 
 @pytest.mark.parametrize(
-    ("num_added", "first", "second"),
+    ("size", "num_added", "first", "second"),
     [
-        (0, ([], []), ([], [])),
-        (38, ([0], []), ([], [])),  # first layer, per channel: 9 weights in, 27 out, 2 of batch norm
-        (38 + 31, ([0], []), ([0], [])),  # second layer, per channel: 27 in, 2 of batch norm, 2 out
-        (38 + 31 + 31, ([0], []), ([0], [0])),
-        (38 + 31 + 31 + 56, ([0], [0]), ([0], [0])),  # the second layer now has 5 channels
-        (10**6, ([0, 1], [0]), ([0, 1, 2], [0, 1])),
+        (PARAMETERS, 0, ([], []), ([], [])),
+        (PARAMETERS, 38, ([0], []), ([], [])),  # first layer, per channel: 9 weights in, 27 out, 2 of batch norm
+        (PARAMETERS, 38 + 31, ([0], []), ([0], [])),  # second layer, per channel: 27 in, 2 of batch norm, 2 out
+        (PARAMETERS, 38 + 31 + 31, ([0], []), ([0], [0])),
+        (PARAMETERS, 38 + 31 + 31 + 56, ([0], [0]), ([0], [0])),  # the second layer now has 5 channels
+        (PARAMETERS, 10**6, ([0, 1], [0]), ([0, 1, 2], [0, 1])),
+        (NEURONS, 0, ([], []), ([], [])),
+        (NEURONS, 3, ([0], []), ([0], [0])),
+        (NEURONS, 5, ([0], [0]), ([0, 1], [0])),
     ],
 )
-def test_candidates_are_selected_by_score_over_all_layers(num_added, first, second):
-    assert select_candidates([FIRST, SECOND], CHANNELS, PARAMETERS, num_added) == [
-        KeptCandidates(*first),
-        KeptCandidates(*second),
-    ]
+def test_candidates_are_selected_by_score_over_all_layers(size, num_added, first, second):
+    kept = [KeptCandidates(*first), KeptCandidates(*second)]
+    assert select_candidates([FIRST, SECOND], CHANNELS, size, num_added) == kept
 
 
 @pytest.mark.parametrize(("num_added", "taken"), [(18, 0), (19, 1), (38, 1), (53, 1), (54, 2), (69, 2)])
@@ -40,25 +41,11 @@ def test_selection_stops_at_the_number_of_channels_closest_to_the_requested_size
     assert sum(len(layer.split) + len(layer.new) for layer in growth) == taken
 
 
-@pytest.mark.parametrize(
-    ("num_added", "first", "second"),
-    [(0, ([], []), ([], [])), (3, ([0], []), ([0], [0])), (5, ([0], [0]), ([0, 1], [0]))],
-)
-def test_neurons_are_selected_by_score_over_all_layers(num_added, first, second):
-    assert select_candidates([FIRST, SECOND], CHANNELS, NEURONS, num_added) == [
-        KeptCandidates(*first),
-        KeptCandidates(*second),
-    ]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_each_selected_candidate_has_a_better_score_than_the_others(seed):
     draw = random.Random(seed)
-    scores = [
-        LayerScores(split=[draw.random() for _ in range(draw.randint(1, 6))], new=[draw.random() for _ in range(3)])
-        for _ in range(8)
-    ]
-    channels = [len(layer.split) for layer in scores]
+    channels = [draw.randint(1, 6) for _ in range(8)]
+    scores = [LayerScores([draw.random() for _ in range(size)], [draw.random() for _ in range(3)]) for size in channels]
     growth = select_candidates(scores, channels, partial(vgg_size, 3, num_classes=10), 900)
     kept, left = [], []
     for of_layer, of_growth in zip(scores, growth, strict=True):

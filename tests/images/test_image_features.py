@@ -84,9 +84,8 @@ def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, test
     for run in runs:
         first, second = tmp_path / "complete" / run, tmp_path / "cut" / run
         assert len(records(first)) == 2 and records(second) == records(first)
-        assert are_equal(weights(first), weights(second)) and are_equal(
-            weights(first, name=tested), weights(second, name=tested)
-        )
+        assert are_equal(weights(first), weights(second))
+        assert are_equal(weights(first, name=tested), weights(second, name=tested))
 
 
 def test_a_copy_has_a_decaying_rate_and_does_not_change_the_model(stream, tmp_path):

@@ -44,22 +44,16 @@ def test_a_written_model_is_read_back(path):
     assert facts["grown"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]],[0,1,2]]"}
 
 
-def with_facts(checkpoint, facts):
-    return {**checkpoint, "extra_state": {TRAINING_KEY: facts}}
+def with_fact(checkpoint, **fact):
+    return {**checkpoint, "extra_state": {TRAINING_KEY: {**checkpoint["extra_state"][TRAINING_KEY], **fact}}}
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda content: {**content, "extra_state": {}}, "not written by alma-stream"),
-        (
-            lambda content: with_facts(content, {**content["extra_state"][TRAINING_KEY], "num_updates": "many"}),
-            "damaged",
-        ),
-        (
-            lambda content: with_facts(content, {**content["extra_state"][TRAINING_KEY], "grown": OTHER}),
-            "not the weights of",
-        ),
+        (lambda content: with_fact(content, num_updates="many"), "damaged"),
+        (lambda content: with_fact(content, grown=OTHER), "not the weights of"),
         (lambda content: {**content, "model": {"layers.0.weight": "x"}}, "damaged"),
         (lambda content: {"model": content["model"]}, "lacks 'model' or 'cfg.model'"),
         (None, "truncated"),

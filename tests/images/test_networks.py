@@ -51,9 +51,8 @@ def test_a_linear_layer_equals_torchs_layer_of_each_member_forward_and_backward(
         alone.load_state_dict({name: tensor[member] for name, tensor in layer.state_dict().items()})
         expected = alone(x if is_shared else x[member])
         torch.testing.assert_close(found[member], expected)
-        for ours, theirs in zip(
-            found_gradients, gradients_of(expected, alone.parameters(), weights[member]), strict=True
-        ):
+        expected_gradients = gradients_of(expected, alone.parameters(), weights[member])
+        for ours, theirs in zip(found_gradients, expected_gradients, strict=True):
             torch.testing.assert_close(ours[member], theirs)
 
 

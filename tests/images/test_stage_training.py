@@ -14,10 +14,8 @@ from tests.images.image_streams import NUM_CLASSES, make_images
 MLP_SHAPE, VGG_SHAPE = (1, 8, 8), (3, 16, 16)
 build_mlp = partial(MLP, MLP_SHAPE, NUM_CLASSES, 6, 2)
 build_vgg = partial(VGG, VGG_SHAPE, NUM_CLASSES, [2] * NUM_CONVOLUTIONS)
-OPTIMIZERS = {
-    "adadelta": partial(torch.optim.Adadelta, lr=1.0),
-    "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4),
-}
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
+OPTIMIZERS = {"adadelta": partial(torch.optim.Adadelta, lr=1.0), "sgd": SGD}
 
 
 def images_of(shape, num_images, seed):

@@ -3,7 +3,6 @@
 A stand-in replaces Python: it logs the requested installations and needs no network. All other commands are real.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -48,19 +47,10 @@ class Newcomer:
 
     def start(self, **environment: str) -> subprocess.Popen:
         """Source the script in a new shell; variables set its options and the behaviour of the stand-in."""
-        variables = {
-            "PATH": f"{self.tools}:/usr/bin:/bin",
-            "HOME": os.environ.get("HOME", "/"),
-            "STAND_IN_LOG": str(self.log),
-        }
-        return subprocess.Popen(
-            ["bash", "-c", USE],
-            cwd=self.checkout,
-            env=variables | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        variables = {"PATH": f"{self.tools}:/usr/bin:/bin", "HOME": str(Path.home()), "STAND_IN_LOG": str(self.log)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = ["bash", "-c", USE]
+        return subprocess.Popen(command, cwd=self.checkout, env=variables | environment, text=True, **pipes)
 
     def source(self, **environment: str) -> tuple[int, str, str]:
         """Return exit status, standard output and standard error."""

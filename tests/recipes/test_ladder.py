@@ -38,9 +38,7 @@ def test_text_that_is_too_short_is_one_line_with_the_bytes_it_has_and_needs(ladd
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "text.txt"]
 
 
-def test_tables_have_ratios_the_papers_next_to_them_regret_and_the_share_of_the_way(
-    ladder, tmp_path, monkeypatch, capsys
-):
+def test_tables_have_ratios_those_of_the_paper_regret_and_the_share_of_the_way(ladder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder.Rung, "rates", ("0.01", "0.02"))
     finals = {"sm-4": 50.0, "sm-12": 40.0, "gmoe": 44.72, "linear-iid4": 45.0}
     for row, ppl in finals.items():

@@ -13,11 +13,8 @@ SCRIPT = MONTHLY / "streams.py"
 def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path, monkeypatch):
     topics, longest = (runpy.run_path(str(SCRIPT))[name] for name in ("TOPICS", "LONGEST"))
     paragraph = "A paragraph of no topic. " * 8
-    articles = [
-        f"Title {number}\nIt has {' '.join(words.split()[:2])}. More.\n" + f"{paragraph}\n" * 40
-        for number in range(2)
-        for words in topics.values()
-    ]
+    sentences = [f"It has {' '.join(words.split()[:2])}." for words in topics.values()]
+    articles = [f"Title {number}\n{each} More.\n" + f"{paragraph}\n" * 40 for number in range(2) for each in sentences]
     articles.insert(3, f"Nothing\n{paragraph}\n" * 4)  # no topic
     rows, offset = ["shard\tbyte_offset\tnbytes\tcurid\ttitle"], 0
     for article in articles:
@@ -28,11 +25,11 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
     words = ["wikipedia", *(str(tmp_path / name) for name in ("t.tsv.xz", "0.txt.xz")), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["streams.py", *words, "--size", "5k"])
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    for number, known in enumerate(topics.values(), start=1):
+    for number, sentence in enumerate(sentences, start=1):
         documents = (tmp_path / f"{number}.txt").read_text().strip().split("\n\n")
         assert len(documents) == (2 if number in (2, 4) else 1)  # months differ in length
         for document in documents:
-            assert f"It has {' '.join(known.split()[:2])}." in document and "Nothing" not in document
+            assert sentence in document and "Nothing" not in document
             assert document.endswith(paragraph.strip()[-9:]) or document.endswith(paragraph)
             assert longest["wikipedia"] - len(paragraph) <= len(document) <= longest["wikipedia"]
 

@@ -51,17 +51,13 @@ def test_the_single_model_is_trained_with_the_papers_settings(tmp_path):
         assert all(option in line for line in lines), option
 
 
-@pytest.mark.parametrize(
-    ("learner", "counts"), [("ens", (8, 0, 4)), ("gens", (4, 0, 3)), ("gmoe", (4, 3, 0))]
-)  # fmt: skip
+@pytest.mark.parametrize(("learner", "counts"), [("ens", (8, 0, 4)), ("gens", (4, 0, 3)), ("gmoe", (4, 3, 0))])
 def test_each_learner_of_table_2_trains_grows_and_combines(learner, counts, tmp_path):
     assert tuple(programs(dry_run(tmp_path, TABLE2, learner, "large")).values()) == counts
 
 
 def test_waiting_takes_more_steps_a_control_all_at_once_and_a_queue_one_stage(tmp_path):
-    (line,) = [
-        each for each in dry_run(tmp_path, TABLE2, "sm", "base", WAIT="3", STEPS="3") if "fairseq-train " in each
-    ]
+    (line,) = [one for one in dry_run(tmp_path, TABLE2, "sm", "base", WAIT="3", STEPS="3") if "fairseq-train " in one]
     assert "--megabatch 2 --wait 3" in line and "--max-update 360000" in line and "w3-x3/stage-000" in line
     lines = [each for each in dry_run(tmp_path, TABLE2, "ens", "base", IID="3") if "fairseq-train " in each]
     assert len(lines) == 2 and all("--megabatch 2 --wait 3" in each and "--max-update 360000" in each for each in lines)
@@ -107,13 +103,9 @@ def test_a_dry_run_of_images_fetches_and_writes_nothing(recipe, tmp_path):
 
 def test_an_image_study_ends_with_files_that_are_no_images(tmp_path):
     (tmp_path / "corpus").mkdir()
-    for name in (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ):
-        (tmp_path / "corpus" / name).write_text("no images")
+    for part in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            (tmp_path / "corpus" / f"{part}-{kind}-ubyte").write_text("no images")
     knobs = {"SOURCE": str(tmp_path / "corpus"), "RUNS": str(tmp_path / "runs")}
     done = run("bash", RECIPES / "vision" / "mnist.sh", **knobs)
     assert done.returncode == 1 and "train-images-idx3-ubyte" in done.stderr and done.stderr.count("\n") == 1
