@@ -102,9 +102,8 @@ def content(stream):
     task = {"_name": "alma_lm", "data": str(stream), "tokens_per_sample": TOKENS_PER_SAMPLE}
     cfg = {"model": config, "task": task, "criterion": {"_name": "alma_switch_cross_entropy", "sentence_avg": False}}
     state = {DICTIONARY_KEY: Stream.open(stream).dictionary_sha256}
-    return lambda: small_checkpoint(
-        cfg=dict(cfg), model=dict(model.state_dict()), last_optimizer_state=None, task_state=state
-    )
+    build = partial(small_checkpoint, last_optimizer_state=None, task_state=state)
+    return lambda: build(cfg=dict(cfg), model=dict(model.state_dict()))
 
 
 def refused(read, path):

@@ -66,9 +66,7 @@ def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):
     (run / UNFINISHED).parent.mkdir(parents=True)
     torch.save({"seeds": [1], "epoch": 1, "network": {}}, run / UNFINISHED)
     said = refused(stream, run)
-    assert (
-        f"{run / UNFINISHED}: the training state does not match the options of this run" in said
-        and "remove the file to restart the stage" in said
-    )
+    assert f"{run / UNFINISHED}: the training state does not match the options of this run" in said
+    assert "remove the file to restart the stage" in said
     (run / UNFINISHED).unlink()
     resume(stream, run)

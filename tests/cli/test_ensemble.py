@@ -41,10 +41,9 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
 
 
 def test_average_needs_one_checkpoint_with_averaged_weights(members, tmp_path, capsys):
-    assert "--average requires one CKPT (found 2)" in usage_error(
-        capsys, main, [*members, "--average", "--out", f"{tmp_path}/E.pt"]
-    )
-    assert "found no averaged weights" in refused(tmp_path, members[0], "--average", "--out", f"{tmp_path}/E.pt")
+    options = ["--average", "--out", f"{tmp_path}/E.pt"]
+    assert "--average requires one CKPT (found 2)" in usage_error(capsys, main, [*members, *options])
+    assert "found no averaged weights" in refused(tmp_path, members[0], *options)
 
 
 def test_an_embedded_ensemble_needs_no_other_file(members, tmp_path):
@@ -131,9 +130,8 @@ def test_fairseq_interactive_writes_text(joined, checkout):
 
 
 def test_the_hub_interface_samples_from_an_ensemble(joined):
-    hub = FairseqLanguageModel.from_pretrained(
-        str(joined.folder), "E.pt", data_name_or_path=str(joined.stream), bpe="alma", path=str(joined.path)
-    )
+    options = {"data_name_or_path": str(joined.stream), "bpe": "alma", "path": str(joined.path)}
+    hub = FairseqLanguageModel.from_pretrained(str(joined.folder), "E.pt", **options)
     assert hub.sample("the wind", beam=2, max_len_b=8).startswith("the wind")
     assert hub.score("the old river")["positional_scores"].isfinite().all()
 

@@ -29,20 +29,15 @@ def test_the_complete_report_is_written_and_replaces_an_earlier_one(tmp_path, ca
     assert f"report: {out}/index.html" in capsys.readouterr().out
     tables = {f"{name}.{end}" for name in ("perplexity", "cost", "runs") for end in ("md", "csv", "tex")}
     assert {path.name for path in out.iterdir()} == {"index.html", "figures", "mine.csv", *tables}
-    assert {path.name for path in (out / "figures").iterdir()} == {
-        f"{name}.{end}" for name in ("curve", "trade-off") for end in ("png", "pdf")
-    }
+    figures = {f"{name}.{end}" for name in ("curve", "trade-off") for end in ("png", "pdf")}
+    assert {path.name for path in (out / "figures").iterdir()} == figures
     page = (out / "index.html").read_text()
-    assert (
-        page.index("data:image/png")
-        < page.index("Test perplexity after each mega-batch</h3>")
-        < page.index("alma-stream")
-    )
+    parts = ("data:image/png", "Test perplexity after each mega-batch</h3>", "alma-stream")
+    assert sorted(parts, key=page.index) == [*parts]
     assert "http" not in re.sub(r"base64,[^\"]+", "", page)
     with open(out / "runs.csv") as file:
-        assert [(row["run"], row["t3"]) for row in csv.DictReader(file)] == [
-            (str(run), f"{n}.0") for run, n in zip(runs, (30, 31), strict=True)
-        ]
+        found = [(row["run"], row["t3"]) for row in csv.DictReader(file)]
+    assert found == [(str(runs[0]), "30.0"), (str(runs[1]), "31.0")]
 
 
 def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):

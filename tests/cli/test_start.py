@@ -41,9 +41,5 @@ def test_setup_declares_each_entry_point(checkout):
 def test_the_entry_points_import_nothing_slow(checkout):
     code = "import sys; before = {*sys.modules}; import fairseq_alma.cli.start; print(*sorted({*sys.modules} - before))"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=checkout, stdout=subprocess.PIPE, text=True)
-    assert {name.partition(".")[0] for name in done.stdout.split()} <= {
-        "__future__",
-        "fairseq_alma",
-        "importlib",
-        "warnings",
-    }
+    packages = {name.partition(".")[0] for name in done.stdout.split()}
+    assert packages <= {"__future__", "fairseq_alma", "importlib", "warnings"}

@@ -139,9 +139,8 @@ def test_an_ensemble_is_one_checkpoint_that_works_after_the_run(folder):
     assert (record["num_members"], record["num_experts"], record["megabatches"]) == (2, 4, [0, 1])
     assert record["num_updates"] == 10  # 5 for each of two mega-batches
     left = sorted(str(path.relative_to(folder / "ens")) for path in folder.glob("ens/**/*.pt"))
-    assert left == [
-        "stage-000/ensemble.pt", "stage-000/member-0/checkpoint_last.pt", "stage-000/member-1/checkpoint_last.pt"
-    ]  # fmt: skip
+    members = [f"stage-000/member-{member}/checkpoint_last.pt" for member in (0, 1)]
+    assert left == ["stage-000/ensemble.pt", *members]
     evaluate = ["fairseq-eval-lm", f"{folder}/S", "--user-dir", "fairseq_alma", "--task", "alma_lm", "--cpu"]
     evaluate += ["--path", f"{folder}/ens/stage-000/ensemble.pt", "--gen-subset", "test", "--tokens-per-sample", "16"]
     done = run_script(evaluate)

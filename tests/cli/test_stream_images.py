@@ -101,10 +101,8 @@ def test_an_option_takes_precedence_over_the_preset_and_run_json_records_it(stre
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert record["preset"] == {"name": "released-code", "overridden": ["--joint-logits", "--patience"]}
     assert (record["options"]["joint_logits"], record["train_options"]["--patience"]) == (None, "2")
-    assert (
-        "note: the command line overrides --joint-logits, --patience of --preset released-code"
-        in capsys.readouterr().err
-    )
+    note = "note: the command line overrides --joint-logits, --patience of --preset released-code"
+    assert note in capsys.readouterr().err
     # The same settings without the preset are the same run.
     run(stream, tmp_path / "R", "--learner", "umix", "--wait", "6", words=(*words, "--select", "accuracy"))
     assert "nothing to do" in capsys.readouterr().out
@@ -130,10 +128,8 @@ def test_keep_checkpoints_keeps_the_experts_of_every_stage(stream, tmp_path):
 def test_the_members_of_an_ensemble_are_the_single_models_of_their_seeds(stream, tmp_path):
     run(stream, tmp_path / "sm", "--learner", "sm", "--wait", "3")
     run(stream, tmp_path / "ens", "--learner", "ens", "--num-members", "2", "--wait", "3")
-    single, member = (
-        torch.load(tmp_path / name / "stage-001/member-0/checkpoint_last.pt", weights_only=True)["model"]
-        for name in ("sm", "ens")
-    )
+    paths = (tmp_path / name / "stage-001/member-0/checkpoint_last.pt" for name in ("sm", "ens"))
+    single, member = (torch.load(path, weights_only=True)["model"] for path in paths)
     assert single.keys() == member.keys()
     for name, tensor in single.items():
         torch.testing.assert_close(member[name], tensor, rtol=1e-3, atol=1e-4)
@@ -217,9 +213,7 @@ def test_the_commands_of_a_dry_run_give_the_results_of_the_run(stream, tmp_path,
         said = capsys.readouterr().out
         commands = [line for line in said.splitlines() if not line.startswith("#")]
         assert "after growth (split)" in said and len(commands) == number
-        assert all(
-            "--arch alma_moe_mlp" in command and "--optimizer adadelta --lr 1.0" in command for command in commands
-        )
+        assert all("--arch alma_moe_mlp" in each and "--optimizer adadelta --lr 1.0" in each for each in commands)
     assert not (tmp_path / "R").exists()
     for command in commands:
         program, *words = shlex.split(command)

@@ -21,9 +21,8 @@ from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from tests.forked import wait_until
 
-WORDS = [
-    f"{start}{end}" for start in ("ba", "co", "di", "fu", "gra", "é") for end in ("n", "rt", "sk", "l", "ming", "北")
-]
+WORDS = [start + end for start in ("ba", "co", "di", "fu", "gra", "é") for end in ("n", "rt", "sk", "l", "ming", "北")]
+ONE = ["a", "--out", "s", "--megabatches", "1"]
 
 
 def make_documents(count: int, seed: int = 0) -> list[str]:
@@ -231,17 +230,11 @@ def copied(tmp_path):
 
 def test_near_copies_of_held_out_text_are_dropped_counted_and_listed(copied, tmp_path, capsys):
     stream = create(copied, tmp_path / "stream", "--holdout-bytes", 2000)
-    names = [split.name for split in stream.splits if not split.name.endswith("/train")]
-    trains = [stream.megabatch(number).name for number in range(3)]
-    held_out, trained = (
-        {
-            re.sub(" copied.*|,", "", text.lower()).replace("  ", " ")
-            for name in which
-            for text in texts_of(stream, name)
-        }
-        for which in (names, trains)
-    )
-    assert not held_out & trained
+    held_out, trained = set(), set()
+    for split in stream.splits:
+        texts = {re.sub(" copied.*|,", "", text.lower()).replace("  ", " ") for text in texts_of(stream, split.name)}
+        (trained if split.name.endswith("/train") else held_out).update(texts)
+    assert trained and not held_out & trained
     record = stream.history[0]
     assert sum(split.num_documents for split in stream.splits) + record["num_contaminated"] == 800
     assert 0 < record["num_contaminated"] == len(record["contaminated"]) <= len(held_out)
@@ -356,22 +349,16 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
     ("arguments", "message"),
     [
         (["a", "--out", "s"], "give --megabatches B, --one-per-input"),
-        (["a", "--out", "s", "--megabatches", "1", "--vocab-size", "5"], "at least 256"),
-        (
-            ["a", "--out", "s", "--megabatches", "1", "--tokenizer", "t", "--vocab-size", "500"],
-            "remove --vocab-size or --tokenizer",
-        ),
-        (["a", "--out", "s", "--megabatches", "1", "--by", "date"], "--by date: the values of this field determine"),
-        (["a", "--out", "s", "--megabatches", "1", "--period", "month"], "give --by NAME"),
+        ([*ONE, "--vocab-size", "5"], "at least 256"),
+        ([*ONE, "--tokenizer", "t", "--vocab-size", "500"], "remove --vocab-size or --tokenizer"),
+        ([*ONE, "--by", "date"], "--by date: the values of this field determine"),
+        ([*ONE, "--period", "month"], "give --by NAME"),
         (["a", "--out", "s", "--by", "date", "--format", "lines"], "--by date: --format lines has no fields"),
-        (
-            ["a", "--out", "s", "--megabatches", "1", "--append", "--holdout-bytes", "30"],
-            "--holdout-bytes: --append uses the setting",
-        ),
+        ([*ONE, "--append", "--holdout-bytes", "30"], "--holdout-bytes: --append uses the setting"),
         (["a", "b", "--out", "s", "--megabatches", "3", "--one-per-input"], "--one-per-input makes 2"),
         (["-", "-", "--out", "s", "--megabatches", "3"], "give - once"),
         (["a"] * 65_536 + ["--out", "s", "--megabatches", "1"], "expected at most 65535 inputs, found 65536"),
-        (["a", "--out", "s", "--megabatches", "1", "--field", "body", "--format", "lines"], "lines has no fields;"),
+        ([*ONE, "--field", "body", "--format", "lines"], "lines has no fields;"),
     ],
 )
 def test_usage_errors_end_with_status_2(arguments, message, capsys):

@@ -122,8 +122,7 @@ def test_files_of_an_archive_are_fetched_once_checked_and_unpacked(folder, publi
 
 
 def test_an_unreachable_address_is_named(folder):
-    with pytest.raises(
-        AlmaError, match=r"cifar-10-binary\.tar\.gz: download failed \(no network in tests.*download the file to"
-    ):
+    message = r"cifar-10-binary\.tar\.gz: download failed \(no network in tests.*download the file to"
+    with pytest.raises(AlmaError, match=message):
         main(["cifar10", *IMAGES])
     assert not any(path.is_file() for path in folder.rglob("*"))

@@ -92,12 +92,8 @@ def test_an_error_names_the_line_of_the_decompressed_file(form, content, message
 
 
 def test_empty_documents_have_no_group():
-    records = [
-        {"text": "a", "date": "2024-05-17T10:00"},
-        {"text": " ", "date": "x"},
-        {"text": "b", "date": "2023-12-31"},
-    ]
-    content = "\n".join(map(json.dumps, records)).encode()
+    dates = {"a": "2024-05-17T10:00", " ": "x", "b": "2023-12-31"}
+    content = "\n".join(json.dumps({"text": text, "date": date}) for text, date in dates.items()).encode()
     for period, expected in (("year", ["2024", "2023"]), ("month", ["2024-05", "2023-12"])):
         found = documents_and_groups_of(block("jsonl", content, by="date", period=period))
         assert found == [*zip("ab", expected, strict=True)]

@@ -46,7 +46,6 @@ CONFIG = {
 
 
 def transformer_config(**options):
-    """Return such a configuration with other options."""
     return {**CONFIG, **options}
 
 
@@ -83,16 +82,13 @@ def checkpoints(tmp_path_factory, stream) -> dict[str, Path]:
         "dropping": transformer_config(num_experts=2, eval_capacity_factor=1.0),
         "switch": switch_config(),
     }
-    paths = {
-        kind: save(folder / f"{kind}.pt", config, seed, stream) for seed, (kind, config) in enumerate(kinds.items())
-    }
+    paths = {kind: save(folder / f"{kind}.pt", cfg, seed, stream) for seed, (kind, cfg) in enumerate(kinds.items())}
     paths["ensemble"] = save_ensemble(folder / "E.pt", [paths["dense"], paths["switch"]])
     return paths
 
 
 @pytest.fixture(scope="session")
 def sentencepiece_stream(tmp_path_factory) -> Path:
-    """A stream with sentencepiece."""
     folder = tmp_path_factory.mktemp("stream")
     return write_stream(folder, "--tokenizer", str(train_sentencepiece(folder / "a.model", [TEXT] * 50)))
 
@@ -107,7 +103,6 @@ def folders(checkpoints, tmp_path_factory) -> dict[str, Path]:
 
 
 def exported(folder):
-    """Load an exported folder."""
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 

@@ -54,21 +54,15 @@ for folder in folders:
 
 
 def perplexity(logits, rows):
-    losses = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).double(), rows[:, 1:].flatten(), ignore_index=PAD
-    )
-    return losses.exp().item()
+    logits = logits[:, :-1].flatten(0, 1).double()
+    return torch.nn.functional.cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=PAD).exp().item()
 
 
-def test_a_folder_works_where_neither_fairseq_nor_this_package_can_be_imported(
-    folders, checkpoints, stream, test_ids, tmp_path
-):
+def test_a_folder_works_without_fairseq_and_without_this_package(folders, checkpoints, stream, test_ids, tmp_path):
     """Logits, perplexity, pipeline, generation with and without a cache and left padding, save_pretrained."""
     torch.save(test_ids, tmp_path / "rows.pt")
-    words = [str(tmp_path / "rows.pt"), str(tmp_path / "saved"), *(str(folders[kind]) for kind in KINDS)]
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, *words], capture_output=True, text=True, cwd=tmp_path, timeout=600
-    )
+    words = ["-c", ELSEWHERE, "rows.pt", "saved", *(str(folders[kind]) for kind in KINDS)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert all(line.startswith("the cat sat") for line in done.stdout.splitlines())
     is_real = test_ids != PAD

@@ -7,17 +7,9 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.cli.export import main as export
@@ -36,6 +28,7 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "mlp_only_layers": [0]}
+TIED = {"tie_word_embeddings": True}
 
 
 def write_folder(folder, kind="qwen3", **options):
@@ -46,13 +39,13 @@ def write_folder(folder, kind="qwen3", **options):
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator([TEXT] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
     special = {"eos_token": "<|end|>", "pad_token": "<|end|>", "additional_special_tokens": ["<|user|>"]}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     fast.save_pretrained(folder)
     torch.manual_seed(0)
     ids = {"eos_token_id": fast.eos_token_id, "pad_token_id": fast.pad_token_id, "bos_token_id": None}
     sizes = {**SIZES, **ids, **(EXPERTS if kind == "qwen3_moe" else {}), **options}
-    config = Qwen3MoeConfig(**sizes) if kind == "qwen3_moe" else Qwen3Config(**sizes)
-    model = (Qwen3MoeForCausalLM if kind == "qwen3_moe" else Qwen3ForCausalLM)(config).eval()
+    config = transformers.Qwen3MoeConfig(**sizes) if kind == "qwen3_moe" else transformers.Qwen3Config(**sizes)
+    model = (transformers.Qwen3MoeForCausalLM if kind == "qwen3_moe" else transformers.Qwen3ForCausalLM)(config).eval()
     model.save_pretrained(folder)
     assert len(fast) < config.vocab_size
     return model
@@ -60,7 +53,7 @@ def write_folder(folder, kind="qwen3", **options):
 
 def perplexity_there(folder, stream, length):
     """Return the perplexity of a folder's model in transformers, on the windows of fairseq-eval-lm."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(folder), exported(folder)
     opened = Stream.open(stream)
     file = TokenFile(opened.root / "test")
     end, tokens = tokenizer.eos_token_id, file.ids.astype("int64") - 4
@@ -75,9 +68,7 @@ def perplexity_there(folder, stream, length):
     return math.exp(nats / (len(ids) - 1))
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"), [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("qwen3_moe", {})]
-)
+@pytest.mark.parametrize(("kind", "sizes"), [("qwen3", {}), ("qwen3", TIED), ("qwen3_moe", {})])
 def test_an_imported_and_exported_model_keeps_its_perplexity_and_vocabulary(kind, sizes, tmp_path):
     model = write_folder(tmp_path / "model", kind, **sizes)
     stream = write_stream(tmp_path, "--tokenizer", str(tmp_path / "model"))
@@ -103,25 +94,14 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     stream = write_stream(tmp_path, "--tokenizer", str(tmp_path / "model"))
     length = ("--tokens-per-sample", "20")
     assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt"), "--stream", str(stream)]) == 0
-    grown = [
-        "--out",
-        str(tmp_path / "grown.pt"),
-        "--method",
-        "copy",
-        "--experts",
-        "3",
-        "--stream",
-        str(stream),
-        "--cpu",
-    ]
+    grown = ["--out", f"{tmp_path}/grown.pt", "--method", "copy", "--experts", "3", "--stream", str(stream), "--cpu"]
     assert grow(["--path", str(tmp_path / "a.pt"), *grown]) in (0, None)
     # no option of its shape is given: they are those of the checkpoint
     words = ["--arch", "alma_transformer_lm", *length, "--lr", "0.003", "--megabatch", "0"]
     train_model(stream, tmp_path, *words, "--finetune-from-model", str(tmp_path / "grown.pt"), shape=())
     assert export([str(tmp_path / "checkpoint_last.pt"), "--out", str(tmp_path / "back")]) == 0
-    before, here = (
-        float(evaluate(stream, tmp_path / name, *length)["perplexity"]) for name in ("a.pt", "checkpoint_last.pt")
-    )
+    figures = (evaluate(stream, tmp_path / name, *length) for name in ("a.pt", "checkpoint_last.pt"))
+    before, here = (float(each["perplexity"]) for each in figures)
     assert here < 0.95 * before
     assert perplexity_there(tmp_path / "back", stream, 20) == pytest.approx(here, rel=5e-6)
     config = exported(tmp_path / "back").config

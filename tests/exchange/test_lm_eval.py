@@ -11,11 +11,8 @@ from fairseq_alma.text.loaded_model import load_model
 pytestmark = pytest.mark.slow
 lm_eval = pytest.importorskip("lm_eval", reason="the evaluation harness has thirty dependencies: extra [evaluate]")
 TEXTS = [
-    "the cat sat on a mat",
-    "dogs <barked> at 42 moons",
-    "naïve dogs was never known 北京",
-    "the cat " * 20 + "sat",
-]
+    "the cat sat on a mat", "dogs <barked> at 42 moons", "naïve dogs was never known 北京", "the cat " * 20 + "sat",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -64,9 +61,7 @@ def test_the_adapter_counts_what_score_counts_of_an_ensemble_too(adapter, evalua
 
 
 @pytest.mark.parametrize("task", ["alma_text", "alma_cloze"])
-def test_the_harness_gives_an_exported_folder_the_figures_of_its_checkpoint(
-    task, adapter, evaluate, checkpoints, folders, monkeypatch, tmp_path
-):
+def test_an_exported_folder_has_the_figures_of_its_checkpoint(task, adapter, evaluate, checkpoints, folders, tmp_path):
     (tmp_path / "alma_text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:3]))
     options = ",add_bos_token=False" if task == "alma_text" else ""
     how = f"pretrained={folders['mixture']},device=cpu,dtype=float32{options}"

@@ -63,13 +63,10 @@ def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(mode
 
 
 def test_a_path_without_a_model_is_one_line(model, tmp_path):
+    checkpoint = model / "run/stage-001/member-0/checkpoint_last.pt"
     for path, options, message in (
         (model, ["--arrival", "7"], "no model at arrival 7; give an arrival from 0 to 1"),
-        (
-            model / "run/stage-001/member-0/checkpoint_last.pt",
-            ["--arrival", "0"],
-            "expected a run, found .*checkpoint_last.pt",
-        ),
+        (checkpoint, ["--arrival", "0"], "expected a run, found .*checkpoint_last.pt"),
         (model / "stream", [], "expected a file, found a folder; give a run, or a checkpoint"),
     ):
         with pytest.raises(AlmaError, match=message):
