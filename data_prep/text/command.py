@@ -332,7 +332,8 @@ def _describe(stream: Stream, seconds: float) -> None:
         shown = groups if len(groups) <= SHOWN_GROUPS else [*groups[: SHOWN_GROUPS - 2], "…", groups[-1]]
         first = stream.num_megabatches - len(groups)
         print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(shown)}")
-    print(f"{last['num_duplicates']:,} duplicates dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
+    duplicates = f"{last['num_duplicates']:,} duplicates ({last.get('duplicate_bytes', 0):,} bytes)"
+    print(f"{duplicates} dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
     if last.get("num_contaminated"):
         size, num_bytes = last["options"][DECONTAMINATE], last["contaminated_bytes"]
         trained = [split for split in stream.splits if split.name in last["splits"] and split.name.endswith("/train")]

@@ -97,6 +97,7 @@ class Assignment:
     num_megabatches: int  # number of new mega-batches, which are the first sets
     groups: list[str]  # group of each mega-batch; empty without ``--by``
     num_duplicates: int  # number of documents dropped as duplicates of earlier documents
+    duplicate_bytes: int  # number of bytes of these documents
     first_bytes: int  # number of bytes of the first mega-batch
 
 
@@ -252,6 +253,7 @@ class Work:
             )
         self.save("document-hashes", records["hash"][order].tobytes())
         sizes, arguments = records["bytes"][order], records["argument"][order]
+        duplicate_bytes = int(records["bytes"].sum(dtype=np.int64) - sizes.sum(dtype=np.int64))
         del records
         history = plan.there.history if plan.there else ()
         first = 0 if plan.there is None else plan.there.num_megabatches
@@ -270,8 +272,8 @@ class Work:
         names = [*map(split_name, arriving), *(["valid", "test"] if shares.held_out else [])]
         names += [] if shares.holdout is None else [split_name(t, "holdout") for t in arriving]
         first_bytes = int(sizes[(own_sets == 0) | (own_sets == shares.num_sets)].sum(dtype=np.int64))
-        num_duplicates = len(is_kept) - len(order)
-        self.save("assignment", Assignment(names, shares.num_megabatches, groups, num_duplicates, first_bytes))
+        duplicates = len(is_kept) - len(order), duplicate_bytes
+        self.save("assignment", Assignment(names, shares.num_megabatches, groups, *duplicates, first_bytes))
         counts = np.bincount(own_sets, minlength=shares.num_sets + 1)
         counts[0] += counts[-1]
         self.refuse_empty_sets(counts[:-1].tolist())
@@ -451,7 +453,8 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)
         files = tuple(StreamFile(f"{name}{suffix}", *each) for suffix, each in own_files)
         splits.append(Split(name, files, documents, words, tokens, num_bytes))
-    history: dict[str, Any] = {**record, "num_duplicates": assignment.num_duplicates, "splits": assignment.names}
+    history: dict[str, Any] = {**record, "num_duplicates": assignment.num_duplicates}
+    history |= {"duplicate_bytes": assignment.duplicate_bytes, "splits": assignment.names}
     if assignment.groups:
         history["groups"] = assignment.groups
     if plan.options.ngram is not None:

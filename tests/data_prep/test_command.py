@@ -87,6 +87,7 @@ def test_a_stream_has_every_document_once_and_its_manifest_counts_them(stream):
         assert split.num_bytes == sum(len(one.encode()) for one in ours)
         assert split.num_tokens == len(TokenFile(stream.root / split.name).ids)
     assert stream.history[0]["num_duplicates"] == 20
+    assert stream.history[0]["duplicate_bytes"] == sum(len(one.encode()) for one in make_documents(400)[:20])
     assert stream.history[0]["inputs"][0]["name"] == "text.txt"  # without a folder of this machine
     longest = max(len(one.encode()) for one in make_documents(400))
     words = [stream.megabatch(number).num_bytes for number in range(3)]
