@@ -40,6 +40,8 @@ submit() {
   fi
 }
 
+jobs=() # the job of a stage uses the members that other jobs trained
+((MEMBERS == 0)) || jobs=(--jobs 1)
 before=
 for ((stage = FIRST; stage < STAGES; stage++)); do
   after=$before
@@ -47,6 +49,6 @@ for ((stage = FIRST; stage < STAGES; stage++)); do
     job=$(submit "stage-$stage-member-$member" "$before" "${own[@]}" --stage "$stage" --member "$member" "$@")
     after=${after:+$after:}$job
   done
-  before=$(submit "stage-$stage" "$after" "${own[@]}" --stage "$stage" "$@")
+  before=$(submit "stage-$stage" "$after" "${own[@]}" --stage "$stage" ${jobs[@]+"${jobs[@]}"} "$@")
 done
 [ "$DRY_RUN" = 1 ] || echo "queued up to stage $((STAGES - 1)); logs in $LOGS"

@@ -342,8 +342,8 @@ class Predictions:
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
         """Return (mean loss and error on the test set, share of test images for each expert of the newest network)."""
-        can_extend = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
-        if not can_extend or plan.combine == "single":
+        is_begun = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
+        if not is_begun or self._tally.combine != plan.combine or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []
         for models in _groups(plan, plan.predictors[len(self._counted) :]):

@@ -166,7 +166,8 @@ class PeriodicGrowth(GrowingModel):
         grows before each stage.
         """
         first = stage.arrivals[0]
-        return first // self.grow_every > (first - self.wait) // self.grow_every
+        before = 0 if stage.index == 1 else first - self.wait  # --first-wait can make the first stage longer
+        return first // self.grow_every > before // self.grow_every
 
 
 @register_learner("gmoe", "images")

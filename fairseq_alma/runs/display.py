@@ -211,7 +211,8 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
 
     def trained(self, plan: StagePlan, training: Training) -> None:
         """Print that a member is trained, and how to complete the stage."""
-        print_line(f"{self._title(plan, training)}: trained; run without --member to complete the stage", sys.stdout)
+        advice = "run with --jobs 1 instead of --member to complete the stage"
+        print_line(f"{self._title(plan, training)}: trained; {advice}", sys.stdout)
 
     def completed(self, plan: StagePlan, record: Mapping[str, Any], is_new: bool = True) -> None:
         """Print the results of a complete stage; if ``is_new``, also print the stage's cost and write the curves."""

@@ -159,7 +159,7 @@ class ProcessOptions(Options):
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
-        "{learners}: train only these members (numbered from 0); then run without --member to complete the stage",
+        "{learners}: train only these members (numbered from 0); then run with --jobs 1 to complete the stage",
         trait=MEMBERS_ALONE,
         metavar="I",
     )

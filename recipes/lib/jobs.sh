@@ -2,7 +2,7 @@
 #
 #   table NAME            assign the following rows to this table
 #   start NAME COMMAND... start a row when fewer than JOBS rows are running; the log is $RUNS/NAME.log, the run $RUNS/NAME
-#                         (or the runs in ROW_RUNS). With DRY_RUN=1, run the command, which has --dry-run, at once
+#                         (or the runs in ROW_RUNS, one in each line). With DRY_RUN=1, run the command (with --dry-run)
 #   settle                wait for all rows
 #   all_done              print the rows that failed; status 1 if there are any
 #   finish                wait for all rows, print the rows that failed, and show every table
@@ -18,9 +18,9 @@ trap 'kill $(jobs -pr) 2>/dev/null || true' EXIT
 table() { TABLE=$1; }
 
 start() {
-  local name=$1
+  local name=$1 before=${TABLE_RUNS[$TABLE]:-}
   shift
-  TABLE_RUNS[$TABLE]="${TABLE_RUNS[$TABLE]:-} ${ROW_RUNS:-$RUNS/$name}"
+  TABLE_RUNS[$TABLE]=${before:+$before$'\n'}${ROW_RUNS:-$RUNS/$name}
   [ -z "${PIDS[$name]:-}" ] || return 0 # the row has started for another table
   if [ "$DRY_RUN" = 1 ]; then
     PIDS[$name]=none
@@ -59,14 +59,14 @@ all_done() {
 }
 
 finish() {
-  local table status=0
+  local table runs status=0
   [ "$DRY_RUN" = 0 ] || return 0
   settle
   all_done || status=1
   for table in "${!TABLE_RUNS[@]}"; do
     echo "## $table"
-    # shellcheck disable=SC2086  # several runs
-    alma-report ${TABLE_RUNS[$table]} --out "$RUNS/report/$table" || status=1
+    mapfile -t runs <<<"${TABLE_RUNS[$table]}"
+    alma-report "${runs[@]}" --out "$RUNS/report/$table" || status=1
   done
   return "$status"
 }

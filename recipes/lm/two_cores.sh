@@ -9,6 +9,7 @@
 #   SEEDS=1 UPDATES=50 recipes/lm/two_cores.sh         # faster
 #   recipes/lm/two_cores.sh --dry-run                  # print the commands
 set -euo pipefail
+[ -z "${TEXT:-}" ] || TEXT=$(realpath -e -- "$TEXT") # fails if the file does not exist
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
 

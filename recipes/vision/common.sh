@@ -93,7 +93,7 @@ row() {
 run_of() {
   local name=$1 run=$RUNS/${1%%/*}
   shift
-  ROW_RUNS=$(printf " $run/seed-%s" "$@")
+  ROW_RUNS=$(printf '%s\n' "${@/#/$run/seed-}")
   [ $# -gt 1 ] || run=$run/seed-$1
   [ "$DRY_RUN" = 1 ] || mkdir -p "$(dirname "$run")"
   local -a words=("${command[@]}" --seed "$@" --run "$run" "${OPTIONS[@]}" -- "${training[@]}")

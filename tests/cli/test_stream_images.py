@@ -71,6 +71,10 @@ def test_a_growing_ensemble_keeps_its_models_and_the_papers_preset_changes_no_re
         for preset in ("", "paper", "released-code")
     )
     assert paper == plain != code
+    for stage in ("0", "1"):
+        words = ("--learner", "gens", "--wait", "3", "--preset", "released-code", "--stage", stage)
+        by_stage = run(stream, tmp_path / "by stage", *words)
+    assert [record["test"] for record in by_stage] == [record["test"] for record in code]
     assert [record["num_members"] for record in plain] == [1, 2]
     assert [record["num_params"] for record in plain] == [plain[0]["num_params"] * n for n in (1, 2)]
     kept = sorted(path.relative_to(tmp_path / "plain").as_posix() for path in tmp_path.glob("plain/*/member-*/*.pt"))

@@ -7,6 +7,7 @@ from fairseq_alma.learners.learner import (
     LEARNERS,
     Growth,
     ModelId,
+    Stage,
     Training,
     build_learner,
     member_seed,
@@ -162,3 +163,8 @@ def test_a_uniform_mixture_is_one_model_of_several():
     plan = plan_learner("umix", stages(2, 1), "images", seed=5, num_members=3)[1]
     assert plan.trainings == (Training(ModelId(1, 0), 5, ModelId(0, 0), num_joint=3),)
     assert plan.predictors == (ModelId(1, 0),)
+
+
+def test_a_model_grows_after_a_longer_first_stage():
+    due = [LEARNERS["images"]["gmoe"](seed=1, grow_every=n).is_due(Stage(1, (3,), (3,))) for n in (2, 4)]
+    assert due == [True, False]

@@ -33,6 +33,15 @@ def programs(lines):
     return {name: names.count(name) for name in ("fairseq-train", "alma-grow", "alma-ensemble")}
 
 
+def test_runs_in_a_folder_with_a_space_are_reported(tmp_path):
+    report = 'alma-report() { printf "<%s>" "$@"; }'
+    rows = "DRY_RUN=0; source recipes/lib/jobs.sh; table t; start one true; start two true; finish"
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    done = run("bash", "-c", f'cd "{RECIPES.parent}"; {report}; {rows}', RUNS=str(folder))
+    assert f"<{folder}/one><{folder}/two><--out><{folder}/report/t>" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("recipe", sorted(RECIPES.rglob("*.sh")), ids=lambda path: str(path.relative_to(RECIPES)))
 def test_every_recipe_is_valid_bash_and_executable_if_it_names_its_interpreter(recipe):
     assert run("bash", "-n", recipe).returncode == 0
