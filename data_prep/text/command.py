@@ -130,6 +130,7 @@ class PrepOptions(Options):
         default_workers(), "number of worker processes; does not change the stream", range=integer(1, 1024)
     )
     inputs: tuple[str, ...] = ()
+    ignored: Optional[Path] = None  # folder in an input folder whose files are not read; None for ``out``
 
     @property
     def num_megabatches(self) -> Optional[int]:
@@ -221,7 +222,12 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Make or extend a stream of text, and print a summary."""
-    options = parse_options(argv)
+    run(parse_options(argv))
+    return 0
+
+
+def run(options: PrepOptions) -> None:
+    """Make or extend the stream of ``options``, and print a summary. Raises AlmaError as `prepare` does."""
     start = time.monotonic()
     stream = prepare(options)
     if stream is None:
@@ -229,7 +235,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     else:
         _describe(stream, time.monotonic() - start)
         print_line(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
-    return 0
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:

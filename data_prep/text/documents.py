@@ -37,7 +37,7 @@ PERIODS = {"year": 4, "month": 7, "day": 10}
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
-_EMPTY_LINE, _LF = re.compile(r"\n\s*\n"), re.compile("\n")
+_EMPTY_LINE = re.compile(r"\n\s*\n")
 _BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)"), "file": re.compile(rb"(?!)")}  # (?!) never matches
 _LINE_END = re.compile(rb"\n")
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
@@ -111,8 +111,8 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     source = block.source
     if source.form in FORMS_OF_TEXT:
         text = _text_of(block)
-        separator = {"text": _EMPTY_LINE, "lines": _LF}.get(source.form)
-        texts = [text] if separator is None else separator.split(text)
+        texts = [text] if source.form == "file" else text.split("\n")
+        texts = _EMPTY_LINE.split(text) if source.form == "text" else texts
         return [(stripped, "") for each in texts if (stripped := each.strip())]
     documents = []
     for number, value, group in _records(block):

@@ -176,7 +176,8 @@ class Work:
             AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given, but the input has no fields.
         """
         field, by = options.field_or_default, options.by
-        sources = tuple(find_sources(options.inputs, options.format, field, copies, options.out, by, options.period))
+        ignored = options.ignored or options.out
+        sources = tuple(find_sources(options.inputs, options.format, field, copies, ignored, by, options.period))
         text = [f"{each.label} is plain text, which has no fields" for each in sources if not each.has_fields]
         if by is not None and text:
             raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")

@@ -266,6 +266,6 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) 
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
                 print_line(note, sys.stderr)
             newest = before | {name: record[name] for name in ("stream", "recipe") if name in record}
-            is_complete = all(folder.read_stage(each.index) for each in request.stages(stream.num_megabatches))
-            if newest != before and not is_complete:  # new mega-batches of the stream, or another number of passes
-                folder.write_run(newest)
+            planned = request.stages(stream.num_megabatches)
+            if newest != before and not all(folder.read_stage(stage.index) for stage in planned):
+                folder.write_run(newest)  # new mega-batches of the stream, or another number of passes

@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from data_prep.text.assignment import TooLittleTextError
-from data_prep.text.command import main as prep_text
+from data_prep.text.command import parse_options
+from data_prep.text.command import run as prepare_text
 from data_prep.text.documents import FORMATS, FilePart, Source, documents_of, find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
@@ -276,13 +277,11 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             return
         if not options.another_language:
             _refuse_another_language(stream, sources)
-    split = ["--append"] if record.months else [*SPLITS, "--vocab-size", "auto"]
+    split = ["--append"] if record.months else SPLITS
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
-            paths = dict.fromkeys(str(source.path) for source in sources)  # without MODEL, if it is in an input folder
-            words = ["--out", str(root / STREAM), "--megabatches", "1", *record.text, *split]
-            if status := prep_text([*paths, *words]):
-                raise SystemExit(status)
+            given = [*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split]
+            prepare_text(replace(parse_options(given), ignored=root))
         except TooLittleTextError as error:
             raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({error})") from error
     _finish(root, record, options.budget, options.size)

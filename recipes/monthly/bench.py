@@ -188,7 +188,7 @@ def main() -> None:
     manifest = stream / "stream.json"
     num_known = len(json.loads(manifest.read_text(encoding="utf-8"))["history"]) if manifest.is_file() else 0
     for number, text in enumerate(options.texts[num_known:], start=num_known):
-        how = ["--append"] if number else [*SPLITS, "--vocab-size", "auto"]
+        how = ["--append"] if number else SPLITS
         run_command("alma-prep-text", text, "--out", stream, "--megabatches", 1, *how)
     for seed in options.seeds:
         for policy in options.policies:

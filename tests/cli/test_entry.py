@@ -84,7 +84,9 @@ def test_a_broken_pipe_to_a_worker_is_an_error() -> None:
     assert process.returncode == 1 and complaints.count("\n") == 1 and "Broken pipe" in complaints
 
 
-@pytest.mark.parametrize(("number", "line"), [(signal.SIGINT, "interrupted;"), (signal.SIGTERM, "ended by SIGTERM;")])
+@pytest.mark.parametrize(
+    ("number", "line"), [(signal.SIGINT, "interrupted; no partial file"), (signal.SIGTERM, "ended by SIGTERM; no")]
+)
 def test_a_signal_cleans_up_and_exits_with_one_line_and_128_plus_its_number(number: signal.Signals, line: str) -> None:
     body = f"try:\n        print('ready', flush=True)\n        {HANG}\n    finally:\n        print('tidy', flush=True)"
     process = start(body, stdout=subprocess.PIPE)

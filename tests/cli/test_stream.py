@@ -57,7 +57,10 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: the stream has only 4 mega-batches"),
         (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
-        (["--save-every", "1m", "--best-checkpoint"], "--save-every 1m: expected a number of updates with --best"),
+        (
+            ["--save-every", "1m", "--best-checkpoint"],
+            "--save-every 1m: expected a number of updates with --best-checkpoint",
+        ),
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected integers from 1 to"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),

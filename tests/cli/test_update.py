@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -107,19 +108,22 @@ def kill(patch, name):
 
 
 def test_an_interrupted_preparation_of_text_is_no_success(tmp_path, monkeypatch):
-    monkeypatch.setattr(update, "prep_text", lambda words: 130)
-    with pytest.raises(SystemExit, match="130"):
-        main([str(tmp_path / "M"), str(write_month(tmp_path, 0))])
+    monkeypatch.setattr(update, "prepare_text", lambda options: signal.raise_signal(signal.SIGINT))
+    assert main([str(tmp_path / "M"), str(write_month(tmp_path, 0))]) == 130
 
 
 def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp_path, monkeypatch):
     kill(monkeypatch, "_train")
     write_month(tmp_path, 0)
+    (tmp_path / "empty.txt").touch()
     for words in (["--lr", "abc"], ["--cpu"]):
         with pytest.raises(pytest.fail.Exception):
             main([str(tmp_path / "M"), str(tmp_path), "--", *words])
     assert json.loads((tmp_path / "M" / RECORD).read_text())["words"] == ["--cpu"]
-    assert [each["name"] for each in Stream.open(tmp_path / "M/stream").history[0]["inputs"]] == ["month-0.txt"]
+    assert [each["name"] for each in Stream.open(tmp_path / "M/stream").history[0]["inputs"]] == [
+        "empty.txt",
+        "month-0.txt",
+    ]
 
 
 @pytest.mark.slow
@@ -263,7 +267,8 @@ def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_c
     assert [each.name for each in (tmp_path / "letters").iterdir()] == ["to-mother.txt"]
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / RECORD).write_text('{"kind": "alma-update", "text": [], "words": [], "months": []}')
-    assert "expected format version 2, found None of fairseq_alma 0.2.0 or older; " in refusal(tmp_path / "old", month)
+    message = refusal(tmp_path / "old", month)
+    assert "update.json: expected format version 2, found None of fairseq_alma 0.2.0 or older; " in message
 
 
 def test_other_options_than_those_of_the_first_call_are_refused(model, tmp_path):
@@ -288,10 +293,7 @@ def test_the_field_that_the_first_call_was_given_is_read_in_later_months(model, 
 
 def test_text_whose_words_the_tokenizer_does_not_know_is_not_another_language(tmp_path):
     draw = random.Random(1)
-    for name in (
-        "first",
-        "second",
-    ):  # Documents have different words. The tokenizer learns those of month 1.
+    for name in ("first", "second"):  # Each document has its own words.
         words = [["".join(draw.choices("abcdefghij", k=6)) for _ in range(20)] for _ in range(8)]
         (tmp_path / name).write_text("\n\n".join(" ".join(draw.choices(own, k=400)) for own in words))
     out = tmp_path / "stream"
