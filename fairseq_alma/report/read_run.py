@@ -18,7 +18,7 @@ from pandas import DataFrame, Index, concat
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS, canonical
 from fairseq_alma.options import flag
-from fairseq_alma.runs.lookup import RUN_OF_MODEL
+from fairseq_alma.runs.lookup import find_run
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
 
@@ -163,7 +163,7 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     Raises:
         AlmaError: the folder is not a run folder, or a record is damaged.
     """
-    path = path / RUN_OF_MODEL if (path / RUN_OF_MODEL / RUN_RECORD).is_file() else path
+    path = find_run(path) or path
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None
     if record is None:

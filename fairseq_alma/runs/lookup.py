@@ -26,6 +26,11 @@ class ArrivalOptions(Options):
     )
 
 
+def find_run(path: Path) -> Optional[Path]:
+    """Return the run folder of ``path``, a run folder or a folder of ``alma-update``; None if there is no run."""
+    return next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
+
+
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     """Return the path of a run's checkpoint after an arrival, or ``path`` if ``path`` does not contain a run.
 
@@ -37,7 +42,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
         AlmaError: the run has no model for the arrival, ``path`` contains several runs, or
             ``arrival`` is given without a run.
     """
-    root = next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
+    root = find_run(path)
     if root is None:
         if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
             raise AlmaError(f"{path}: expected a run, found a folder of runs; give one run, such as {seeds[0].parent}")

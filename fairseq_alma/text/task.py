@@ -201,16 +201,12 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             return super().get_batch_iterator(dataset, **{**given, "required_batch_size_multiple": 1})
         if given.get("skip_remainder_batch"):
             raise AlmaError("--skip-remainder-batch: not supported, as each epoch uses all sequences; omit this option")
-        indices = dataset.ordered_indices()
-        if max_positions is not None:
-            ignores = given.get("ignore_invalid_inputs", False)
-            indices = self.filter_indices_by_size(indices, dataset, max_positions, ignores)
         return SequenceBatches(
             dataset,
-            indices,
+            dataset.ordered_indices(),
             limits={"max_tokens": max_tokens, "max_sentences": max_sentences},
             seed=(given.get("seed", 1), self.args.megabatch or 0),
-            first=dataset.first[np.isin(dataset.first, indices)],
+            first=dataset.first,
             shard=(given.get("shard_id", 0), given.get("num_shards", 1)),
             pad=self.source_dictionary.pad(),
             epoch=given.get("epoch", 1),

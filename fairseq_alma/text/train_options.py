@@ -311,7 +311,7 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
         rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half the rate with Adam
         rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_start else 1)}
     else:
-        width = given.get("--decoder-embed-dim", str(SWITCH_SIZES.get(arch, {}).get("embed_dim", 512)))
+        width = given.get("--decoder-embed-dim", str(SWITCH_SIZES[arch]["embed_dim"]))
         rate = 0.9 / (int(width) if width.isdecimal() else 512)
         rows |= {"--optimizer": "adam", "--lr": f"{rate:.3g}", "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8"}
     return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in rows.items()}
