@@ -317,7 +317,7 @@ _ENTRY_SIZE = 4 + 8  # bytes in the index for each sequence: number of ids, and 
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """Return the NumPy type of ids in fairseq's token files for ``vocab_size`` tokens and four special symbols."""
+    """Return the dtype of token ids in fairseq's token files for ``vocab_size`` tokens and four special symbols."""
     return np.dtype("uint16") if vocab_size + NUM_FAIRSEQ_SYMBOLS < 65500 else np.dtype("uint32")
 
 

@@ -214,7 +214,7 @@ class StageTrainer:
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
-        """Return the `Part` with the maximum number of updates of a stage with ``num_images`` training images."""
+        """Return a `Part` that ends a stage with ``num_images`` training images after its last epoch."""
         how = self.settings.training
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 

@@ -27,7 +27,7 @@ class ArrivalOptions(Options):
 
 
 def find_run(path: Path) -> Optional[Path]:
-    """Return the run folder of ``path``, a run folder or a folder of ``alma-update``; None if there is no run."""
+    """Return the run folder for ``path``, a run folder or an output folder of ``alma-update``; None without a run."""
     return next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
 
 

@@ -26,7 +26,7 @@ from fairseq_alma.files import open_atomically
 from fairseq_alma.training.fairseq_options import configuration_of
 
 LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
-"""Function of (index of a member, splits) that yields (split, (N,) log-probabilities of the tokens)."""
+"""Function that takes (index of a member, splits) and yields (split, (N,) log-probabilities of its N tokens)."""
 
 
 def joint_losses(

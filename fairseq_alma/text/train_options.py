@@ -46,15 +46,15 @@ TABLE = (
     Row(0.8e6, 64, 2, 128, 8, 0.03),
     Row(2.5e6, 96, 2, 128, 8, 0.03),
     Row(8e6, 128, 2, 128, 8, 0.03),
-    Row(12e6, 144, 4, 128, 8, 0.02),
-    Row(25e6, 192, 4, 128, 16, 0.02),
-    Row(80e6, 256, 4, 128, 32, 0.02),
+    Row(12e6, 144, 4, 256, 4, 0.02),
+    Row(25e6, 192, 4, 256, 8, 0.02),
+    Row(80e6, 256, 4, 256, 16, 0.02),
     Row(250e6, 384, 6, 256, 32, 0.02),
     Row(1e9, 512, 8, 512, 64, 0.02),
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""Defaults by number of training tokens, in ascending order. With ``--size``, only ``batch`` depends on this number."""
+"""Defaults by number of training tokens, in ascending order. With ``--size``, it sets only the tokens per update."""
 HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
@@ -257,7 +257,7 @@ def complete(
     row = row_of(passes * sum(stages))
     if preferences.size is not None:
         model = model_of(preferences.size, vocab_size, context.num_experts or 1)
-        row = row._replace(width=model.width, layers=model.layers, length=model.length, rate=model.rate)
+        row = model._replace(batch=max(1, row.batch * row.length // model.length))
     rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
     chosen = _missing(rows, given, context.owned)
     filled = {**chosen, **given}

@@ -180,7 +180,12 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["new-1", "all-2", "update"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument(
-        "--oracle", nargs="*", type=int, default=[], metavar="MONTH", help="months with an oracle, from 1"
+        "--oracle",
+        nargs="*",
+        type=int,
+        default=[],
+        metavar="MONTH",
+        help="train oracle models for these months (from 1)",
     )
     options, words = parser.parse_args(argv[:cut]), argv[cut + 1 :]
     options.out.mkdir(parents=True, exist_ok=True)

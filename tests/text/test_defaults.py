@@ -102,8 +102,10 @@ def test_with_a_schedule_of_layers_the_learner_sets_their_number():
 
 @pytest.mark.parametrize("size", [200_000, 1_000_000, 30_000_000])
 def test_a_size_is_met_within_a_third(size):
-    width, layers = (int(options(made(size=size))[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
+    given = options(made(size=size))
+    width, layers = (int(given[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
     assert 0.67 < num_params(width, layers, 996) / size < 1.5
+    assert tokens_per_update(given) == tokens_per_update(options(made()))
 
 
 def test_every_size_gives_a_model_whose_heads_divide_its_width():
