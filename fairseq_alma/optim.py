@@ -29,6 +29,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import opt, real
 from fairseq_alma.training.fairseq_options import bound_options, declared
 
@@ -65,6 +66,17 @@ class FactorAdamW(torch.optim.Optimizer):
             adam.step()
 
 
+def _read_betas(given: Any) -> tuple[float, float]:
+    """Return the value of ``--adam-betas``, a pair of numbers or its text. Raises AlmaError for other values."""
+    try:
+        first, second = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
+    except (SyntaxError, TypeError, ValueError):
+        first = second = -1.0
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise AlmaError(f"--adam-betas {given}: expected two numbers from 0 to below 1, such as '(0.9, 0.99)'")
+    return first, second
+
+
 @declared
 @dataclass
 class FusedAdamConfig(FairseqDataclass):
@@ -92,8 +104,12 @@ class FusedAdam(FairseqOptimizer):
 
     def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
         super().__init__(cfg)
-        betas = tuple(ast.literal_eval(cfg.adam_betas) if isinstance(cfg.adam_betas, str) else cfg.adam_betas)
-        adam = {"betas": betas, "eps": cfg.adam_eps, "weight_decay": cfg.weight_decay, **self.optimizer_config}
+        adam = {
+            "betas": _read_betas(cfg.adam_betas),
+            "eps": cfg.adam_eps,
+            "weight_decay": cfg.weight_decay,
+            **self.optimizer_config,
+        }
         self._optimizer = self.build(params, factor=self.factor, **adam)
 
     @classmethod

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 import fairseq_alma
 import fairseq_alma.optim
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.optim import FusedAdamConfig, MuonConfig, orthogonalize
 
 fairseq_alma.register()
@@ -128,3 +129,9 @@ def test_clipping_uses_the_norm_of_all_parameters():
     before = torch.cat([each.grad.flatten() for each in parameters])
     torch.testing.assert_close(optimizer.clip_grad_norm(1.0), before.norm())
     torch.testing.assert_close(torch.cat([each.grad.flatten() for each in parameters]), before / before.norm())
+
+
+@pytest.mark.parametrize("betas", ["0.9", "(0.9)", "(0.9, 1)", "(0.9, 0.99, 0.9)", "'(0.9, 0.99)'", "beta"])
+def test_invalid_betas_get_one_line(betas):
+    with pytest.raises(AlmaError, match=r"--adam-betas .*: expected two numbers from 0 to below 1"):
+        optimizer_of("muon", parameters_of(), adam_betas=betas)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Se
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.terminal import format_duration, is_terminal, print_line
+from fairseq_alma.terminal import LOG_EVERY_SECONDS, TERMINAL_EVERY_SECONDS, format_duration, is_terminal, print_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -34,7 +34,6 @@ TENSORBOARD, WANDB = "--tensorboard-logdir", "--wandb-project"
 CURVE_OPTIONS = (TENSORBOARD, WANDB)
 PACKAGES = {TENSORBOARD: "tensorboard", WANDB: "wandb"}
 COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_seconds")
-TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 0.1, 15.0
 LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
