@@ -111,10 +111,10 @@ def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
         rest = member.unused_data
 
 
-def read_file(path: Path, limit: int = _LARGEST_CONTENT) -> bytes:
-    """Return the decompressed content of a file. Raises AlmaError if the data is damaged or exceeds ``limit`` bytes."""
+def read_file(path: Path) -> bytes:
+    """Return the decompressed content of a file. Raises AlmaError if the data is damaged or too large."""
     with open(path, "rb") as raw:
-        content = DecompressedFile(raw, str(path)).read(limit + 1)
-    if len(content) > limit:
-        raise AlmaError(f"{path}: expected at most {limit >> 20} MiB of content, found more; download the file again")
+        content = DecompressedFile(raw, str(path)).read(_LARGEST_CONTENT + 1)
+    if len(content) > _LARGEST_CONTENT:
+        raise AlmaError(f"{path}: expected at most {_LARGEST_CONTENT >> 20} MiB of content; download the file again")
     return content

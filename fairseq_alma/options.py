@@ -110,7 +110,6 @@ class Option:
         recorded: whether run.json contains the option.
         shape: whether the option affects the shape of the network; an initial checkpoint must then have the same value.
         side: the only command that accepts the option, `PLAN` or `TRAINING`; None if both commands accept it.
-        quiet: whether run.json contains null instead of the default value.
         trait: name of a boolean attribute of learners; only learners with a true attribute support the option. In the
             help, the names of these learners replace ``{learners}``.
         metavar: name of the value in ``--help``.
@@ -130,7 +129,6 @@ class Option:
     recorded: bool = True
     shape: bool = False
     side: Optional[str] = None
-    quiet: bool = False
     trait: Optional[str] = None
     metavar: Optional[str] = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -186,7 +184,7 @@ class Option:
             group.add_argument(self.flag, action="store_true", **words)
             return
         words |= {"choices": [*self.choices]} if self.choices else {"metavar": self.metavar or "N"}
-        words |= {"nargs": "*"} if get_origin(self.type) is tuple and self.parse is None else {}
+        words |= {"nargs": "+"} if get_origin(self.type) is tuple and self.parse is None else {}
         group.add_argument(self.flag, action=_Read, option=self, **words)
 
 
@@ -318,20 +316,16 @@ class Options:
         found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
 
-    def recorded(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the values for run.json by option name, with None values. If ``kind`` is None, include all options."""
+    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
+        """Return the values for run.json by option name, without None. If ``kind`` is None, include all options."""
         found = {}
         for name, option in options_of(type(self)).items():
-            if option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds):
-                value = getattr(self, name)
-                if isinstance(value, (tuple, Path)):
-                    value = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                found[name] = None if option.quiet and value == option.default else value
+            value = getattr(self, name)
+            is_used = option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds)
+            if is_used and value is not None:
+                found[name] = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                found[name] = str(value) if isinstance(value, Path) else found[name]
         return found
-
-    def record(self, kind: Optional[str] = None) -> dict[str, Any]:
-        """Return the result of `recorded` (option name -> value) without None values."""
-        return {name: value for name, value in self.recorded(kind).items() if value is not None}
 
     def words(self) -> list[str]:
         """Return the options that differ from their defaults, as command-line arguments for fairseq-train."""
@@ -362,21 +356,14 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
     return options
 
 
-def without(words: Sequence[str], left_out: Mapping[str, Optional[int]]) -> list[str]:
-    """Return command-line arguments without the options in ``left_out``.
-
-    Args:
-        words: command-line arguments.
-        left_out: flag to remove -> number of values to remove; None for all values up to the next flag.
-    """
+def without(words: Sequence[str], left_out: Mapping[str, int]) -> list[str]:
+    """Return command-line arguments without the options in ``left_out`` (flag -> number of values to remove)."""
     kept: list[str] = []
-    skip: Optional[int] = 0
+    skip = 0
     for word in words:
         name, is_given, _ = word.partition("=")
-        if skip is None and _is_option(word):
-            skip = 0
-        if skip != 0:
-            skip = None if skip is None else skip - 1
+        if skip:
+            skip -= 1
         elif name not in left_out:
             kept.append(word)
         elif not is_given:

@@ -16,20 +16,15 @@ T = TypeVar("T")
 
 
 class LiveLine:
-    """Progress line of a command on standard error.
+    """Progress line of a command on standard error."""
 
-    Args:
-        every: seconds between two updates; None for 0.1 on a terminal and 15 otherwise.
-    """
-
-    def __init__(self, every: Optional[float] = None) -> None:
+    def __init__(self) -> None:
         self.is_terminal = is_terminal(sys.stderr)
-        usual = TERMINAL_EVERY_SECONDS if self.is_terminal else LOG_EVERY_SECONDS
-        self.every = usual if every is None else every
+        self.every = TERMINAL_EVERY_SECONDS if self.is_terminal else LOG_EVERY_SECONDS
         self.next = time.monotonic() + self.every
 
     def show(self, text: str) -> None:
-        """Print a text if ``every`` seconds have passed since the last text. On a terminal, replace the last text."""
+        """Print a text if enough seconds have passed since the last text. On a terminal, replace the last text."""
         if (now := time.monotonic()) < self.next:
             return
         self.next = now + self.every

@@ -35,7 +35,7 @@ def test_a_text_that_is_no_number_of_the_range_is_refused_with_what_is_needed(bo
 class Growth(Options):
     share: float = opt(0.25, "what grows", range=real(0, 1, above=True), metavar="X", shape=True)
     every: Optional[int] = opt(None, "when", range=integer(1), kinds=("images",), free=True)
-    way: str = opt("copy", "how", choices=("copy", "split"), quiet=True)
+    way: str = opt("copy", "how", choices=("copy", "split"))
     seeds: Optional[tuple[int, ...]] = opt(None, "of what", range=integer(0), flag="--seed", recorded=False)
     keeps: bool = opt(False, "whether 100 % stay")
     kept: bool = opt(False, "the same", recorded=False)
@@ -79,8 +79,8 @@ def test_help_has_the_default_and_the_options_of_a_kind_of_data():
 
 def test_the_record_has_what_binds_a_run_and_the_words_all_that_was_given():
     given = Growth(0.5, 2, "copy", (3,), True)
-    assert given.record() == {"share": 0.5, "every": 2, "keeps": True}
-    assert given.record("text") == {"share": 0.5, "keeps": True}
+    assert given.record() == {"share": 0.5, "every": 2, "way": "copy", "keeps": True}
+    assert given.record("text") == {"share": 0.5, "way": "copy", "keeps": True}
     assert Growth(way="split").record() == {"share": 0.25, "way": "split", "keeps": False}
     assert given.words()[:4] == ["--share", "0.5", "--every", "2"] and "--way" not in given.words()
 

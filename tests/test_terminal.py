@@ -12,7 +12,8 @@ from fairseq_alma.terminal import format_duration
 SHOW = """
 import sys
 from fairseq_alma.terminal import LiveLine, print_line
-line = LiveLine(every=0.0)
+line = LiveLine()
+line.every = line.next = 0.0
 for done in range(3):
     line.show(f"stage 1/3: {done}/2 updates of a long training" + "." * 200)
     print_line(f"result {done}", sys.stdout)

@@ -6,9 +6,7 @@ architectures, and the options of ``transformer_lm`` for which fairseq calls ``e
 checksums of the archive and rejects truncated or damaged files.
 """
 
-import errno
 import re
-import zipfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, Collection, Mapping, Optional, Union
@@ -16,11 +14,18 @@ from typing import Any, Collection, Mapping, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import AVERAGE, IMAGE_TASK_STATE, JOINT_MODEL, TASK_STATE, UnfitCheckpoint
+from fairseq_alma.checkpoints import (
+    AVERAGE,
+    IMAGE_TASK_STATE,
+    JOINT_MODEL,
+    TASK_STATE,
+    UnfitCheckpoint,
+    check_archive,
+)
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import once_per_file, open_atomically
+from fairseq_alma.files import open_atomically
 
 ENSEMBLE_ARCH = "alma_ensemble"
 IMAGE_ARCHITECTURES = ("alma_mlp", "alma_vgg", "alma_moe_mlp", "alma_moe_vgg", "alma_firefly_vgg")
@@ -135,7 +140,7 @@ def load_archive(path: Path, mmap: bool) -> Any:
     Raises:
         UnfitCheckpoint: the file is damaged, or contains objects other than tensors and plain data.
     """
-    _check_archive(path)
+    check_archive(path)
     with open(path, "rb") as file:
         try:
             # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the
@@ -147,22 +152,6 @@ def load_archive(path: Path, mmap: bool) -> Any:
             raise
         except Exception as error:  # do not show torch's message: it advises unsafe loading
             raise UnfitCheckpoint("damaged, or contains objects other than weights and plain data") from error
-
-
-@once_per_file
-def _check_archive(path: Path) -> None:
-    """Raise UnfitCheckpoint if a checksum in the zip archive is wrong; ``torch.load`` does not verify checksums."""
-    if not zipfile.is_zipfile(path):
-        raise UnfitCheckpoint(f"not a checkpoint, or truncated ({path.stat().st_size:,} bytes, not a zip archive)")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except Exception as error:  # BadZipFile, NotImplementedError, RuntimeError, struct.error and others
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: negative offset in the file
-            raise
-        raise UnfitCheckpoint(f"damaged or truncated: cannot read the zip directory ({error})") from error
-    if damaged is not None:
-        raise UnfitCheckpoint(f"damaged: the checksum of {damaged!r} in the archive is wrong")
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:
@@ -199,6 +188,26 @@ def with_shared_names(model: Mapping[str, Tensor], average: Mapping[str, Tensor]
     shared = {(model[name].data_ptr(), model[name].numel()): each for name, each in average.items() if name in model}
     weights = {name: shared.get((each.data_ptr(), each.numel()), each) for name, each in model.items()}
     return weights | {name: each for name, each in average.items() if name in model}
+
+
+def write_average(path: Path, out: Path) -> None:
+    """Write checkpoint ``path`` to ``out``, with the averaged weights as model weights, without optimizer state.
+
+    Raises:
+        AlmaError: the averaged weights are missing, or differ in names or shapes from the weights of the model.
+    """
+    checkpoint = read_checkpoint(path)
+    if (entry := find_average(checkpoint)) is None:
+        raise AlmaError(f"{path}: found no averaged weights in this checkpoint; train with --ema-half-life")
+    weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
+    wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
+    if wrong or entry[AVERAGE].keys() - weights.keys():
+        raise AlmaError(
+            f"{path}: names or shapes of the averaged weights do not match the model; remove this file, and train again"
+        )
+    states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
+    kept = {name: entry for name, entry in checkpoint.items() if name != "last_optimizer_state"}
+    write_checkpoint({**kept, "model": weights, "extra_state": states}, out)
 
 
 def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import EXPERT_METHODS, SELECTIONS
-from fairseq_alma.options import Options, flags_of, integer, opt, real
+from fairseq_alma.options import Options, integer, opt, real
 
 MAX_EXPERTS = 10_000
 MAX_SIZE = 1_000_000
@@ -158,9 +158,13 @@ class MLPOptions(Options):
 
 
 @dataclass(frozen=True)
-class VGGVariantOptions(Options):
-    """Options for VGG details that the paper does not specify."""
+class VGGOptions(Options):
+    """Options of VGG networks."""
 
+    channels: int = shape_of_images(
+        32, "number of feature maps in each layer or expert before growth (paper: 4 to 64)", range=SIZE
+    )
+    # The paper does not specify the other options.
     last_pool: str = shape_of_images(
         "mean", "final pooling over the image: mean, or max as in the paper's released code", choices=("mean", "max")
     )
@@ -168,15 +172,6 @@ class VGGVariantOptions(Options):
         "he",
         "initial weights of convolutions: he (He et al. 2015) or default (of torch)",
         choices=("he", "default"),
-    )
-
-
-@dataclass(frozen=True)
-class VGGOptions(Options):
-    """Options of VGG networks except `VGGVariantOptions`."""
-
-    channels: int = shape_of_images(
-        32, "number of feature maps in each layer or expert before growth (paper: 4 to 64)", range=SIZE
     )
 
 
@@ -205,9 +200,6 @@ class MixtureOptions(Options):
 LANGUAGE = (SwitchOptions, ExpertOptions)
 ALMA_TRANSFORMER = (AlmaTransformerOptions, ExpertOptions)
 IMAGE_NETWORKS = (MLPOptions, VGGOptions, GrownVGGOptions, MixtureOptions)
-"""Option classes of image models, except `VGGVariantOptions`."""
-MODELS = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, JointOptions, *IMAGE_NETWORKS, VGGVariantOptions)
-NETWORK = ("--arch", *flags_of(*IMAGE_NETWORKS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +270,16 @@ def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Option
     return next((each for each in (continue_once, cfg.finetune_from_model) if each is not None), restored)
 
 
+def usual_ffn(width: int) -> int:
+    """Return the default hidden dimension of the FFN for model dimension ``width``."""
+    return max(8, 8 * width // 3 // 8 * 8)
+
+
+def usual_heads(width: int, head_dim: Optional[int] = None) -> int:
+    """Return the default number of attention heads for model dimension ``width``; this may not divide ``width``."""
+    return max(1, width // (head_dim or (32 if width < 512 else 64)))
+
+
 def complete_sizes(options: dict[str, Any], arch: str) -> None:
     """Replace each None in the options of ``alma_transformer_lm`` with the default value, in place.
 
@@ -290,8 +292,8 @@ def complete_sizes(options: dict[str, Any], arch: str) -> None:
         return options[name]
 
     layers, width = (default(f"decoder_{name}", size) for name, size in TRANSFORMER_SIZES[arch].items())
-    default("decoder_ffn_embed_dim", max(8, 8 * width // 3 // 8 * 8))
-    heads = default("decoder_attention_heads", max(1, width // (options["head_dim"] or (32 if width < 512 else 64))))
+    default("decoder_ffn_embed_dim", usual_ffn(width))
+    heads = default("decoder_attention_heads", usual_heads(width, options["head_dim"]))
     if options["head_dim"] is None and width % heads:
         raise AlmaError(
             f"--decoder-attention-heads {heads}: must divide --decoder-embed-dim {width}; give a divisor of {width}, "

@@ -9,7 +9,6 @@ from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, operand, opt, real
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
-from fairseq_alma.training.features import write_average
 
 DESCRIPTION = "Combine several language models, or several image models, in one checkpoint."
 EPILOG = """\
@@ -60,7 +59,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         refuse_no_file(member, "CKPT", "give runs, or checkpoints of fairseq-train")
     refuse_existing(out, options.force)
     # These imports load torch, which takes seconds and is not needed for --help and usage errors.
-    from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
+    from fairseq_alma.checkpoints.checkpoint_file import write_average, write_checkpoint
     from fairseq_alma.checkpoints.ensemble_file import join_checkpoints
 
     if options.average:

@@ -43,9 +43,9 @@ def read_run(path: AnyPath) -> "DataFrame":
         DataFrame with one row for each arrival and the columns of `report.read_run.RecordedRun.arrivals`; ``value`` is
         the test perplexity (text) or the test error from 0 to 1 (images).
     """
-    from fairseq_alma.report import read_run as reader
+    from fairseq_alma.report.read_run import load_run
 
-    return reader.read_run(Path(path))
+    return load_run(Path(path)).arrivals
 
 
 def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[AnyPath] = None) -> "LoadedModel":

@@ -29,7 +29,7 @@ from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.text.train_options import Context, Preferences, Recipe, complete
-from fairseq_alma.training.feature import FEATURES, Features, PlannedRun, import_from
+from fairseq_alma.training.feature import FEATURES, PlannedRun, import_from
 
 Job = Union[TextJob, ImageJob]
 DESCRIPTION = "Train on mega-batches in their order of arrival, and test after each stage (Algorithm 1 of the paper)."
@@ -157,16 +157,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
     try:
         request.check(kind)
-        recipe = None
-        if kind == "text":
-            recipe = complete_options(request, arguments, words, stream)
-            request = replace(request, features=Features.read(arguments))
-        learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
         job: Job
         if kind == "images":
             job = ImageJob(request, own_words, words, stream)
         else:
-            job = TextJob(request, words, stream, recipe)
+            recipe = complete_options(request, words, stream)
+            request = replace(request, features=request.features.with_options(recipe.features))
+            job = TextJob(request, stream, recipe)
+        learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
         num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
         plans = {seed: request.plan(each, num_megabatches) for seed, each in learners.items()}
         first = plans[request.seeds[0]]
@@ -178,7 +176,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         refuse_no_file(start, "--finetune-from-model", "give a checkpoint written by alma-import or fairseq-train")
         if not start.is_file():
             raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give the path of a checkpoint")
-    for line in () if recipe is None else recipe.lines:
+    for line in job.recipe.lines if isinstance(job, TextJob) else ():
         print(f"# {line}" if arguments.dry_run else line)
     if arguments.dry_run:
         for seed, planned in plans.items():
@@ -215,10 +213,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def complete_options(
-    request: RunRequest, arguments: argparse.Namespace, words: Sequence[str], stream: Optional[Stream]
-) -> Recipe:
-    """Return the options of a run on text, with defaults. Store the values of training features in ``arguments``."""
+def complete_options(request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> Recipe:
+    """Return the options of a run on text, with defaults."""
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name} requires images, found text; give paper, or remove --preset")
     learner = request.build_learner("text", request.seeds[0])
@@ -226,7 +222,7 @@ def complete_options(
         owned=learner.owned,
         num_experts=learner.plan(Stage(0, (0,), (0,))).trainings[0].num_experts,
         continues=learner.init == "previous" and request.iid is None,
-        features={name: vars(arguments).get(name) for kind in FEATURES for name in options_of(kind)},
+        features=request.features.record(),
         selects_weights=request.features.predicts_with != "last",
         has_start=request.finetune_from_model is not None,
         num_procs=request.num_procs,
@@ -238,19 +234,17 @@ def complete_options(
         vocab_size = stream.tokenizer.vocab_size
     preferences = Preferences(request.size, request.passes, request.preset is not None)
     before = (request.folder(request.seeds[0]).read_run() or {}).get("recipe")
-    recipe = complete(words, preferences, context, tokens, vocab_size, before)
-    vars(arguments).update(recipe.features)
-    return recipe
+    return complete(words, preferences, context, tokens, vocab_size, before)
 
 
 def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) -> None:
     """Write run.json. If the run has begun, check instead that the existing run.json describes the same run."""
     folder, overridden = request.folder(learner.seed), [*request.overridden, *job.overridden]
-    options = request.record(stream.kind) | learner.recorded(stream.kind)
+    options = request.record(stream.kind) | learner.record(stream.kind)
     record = describe_run(learner.name, learner.seed, options, job.train_options(), stream)
     if request.finetune_from_model is not None:
         record["start"] = {"sha256": file_sha256(request.finetune_from_model)}
-    if isinstance(job, TextJob) and job.recipe is not None and job.recipe.record is not None:
+    if isinstance(job, TextJob) and job.recipe.record is not None:
         record["recipe"] = dict(job.recipe.record)
     if request.preset is not None:
         record["preset"] = {"name": request.preset.name, "overridden": overridden}

@@ -28,6 +28,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
 from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
 from fairseq_alma.options import Options, group_words, operand, opt, real, utf8_path, utf8_word
+from fairseq_alma.runs.lookup import RUN
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
@@ -51,8 +52,8 @@ LEAST_TOKENS = 8_100_000
 After six months of Python source, such a model reaches 1.631 bits per byte; two layers of width 128 reach 1.774."""
 WORSE = 1.01
 """Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
-RUN, REPORT, EXPORT = "run", "report", "export"
-NEXT = "run.next"
+REPORT, EXPORT = "report", "export"
+NEXT = f"{RUN}.next"
 """Name of the folder of a new run, which replaces the current run after training."""
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """Held-out shares of text in the first month. For later months, only --holdout-bytes applies."""

@@ -77,9 +77,7 @@ class ImageStream:
         Raises:
             AlmaError: the folder is not a stream of images, or a file is missing or damaged.
         """
-        stream = Stream.open(path)
-        if stream.kind != "images":
-            raise AlmaError(f"{path}: expected a stream of images, found {stream.kind}; give another stream")
+        stream = Stream.open(path, "images")
         entry = stream.images
         assert entry is not None  # `Stream.open` checks this and the lists of files.
         stream.verify([split.name for split in stream.splits])

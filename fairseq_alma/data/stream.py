@@ -185,11 +185,12 @@ class Stream:
     history: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
-    def open(cls, path: Union[str, Path]) -> "Stream":
+    def open(cls, path: Union[str, Path], kind: Optional[str] = None) -> "Stream":
         """Return the stream in the folder ``path``, after checks of the manifest but not of the other files.
 
         Raises:
-            AlmaError: the manifest is missing, damaged or incomplete, or has another format version.
+            AlmaError: the manifest is missing, damaged or incomplete, or has another format version; or the stream is
+                not of the given ``kind`` (``text`` or ``images``).
         """
         root = Path(path)
         manifest = root / MANIFEST
@@ -205,6 +206,8 @@ class Stream:
             as_record(entry, CommandRecord, manifest, _REMEDY)
         if fault := stream._fault(content.get("num_megabatches")):
             raise AlmaError(f"{manifest}: damaged, {fault}; {_REMEDY}")
+        if kind not in (None, stream.kind):
+            raise AlmaError(f"{root}: expected a stream of {kind}, found {stream.kind}; give another stream")
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
@@ -270,9 +273,8 @@ class Stream:
 
     @property
     def dictionary_sha256(self) -> str:
-        """Return the sha256 of ``dict.txt``, which identifies the vocabulary. Raises AlmaError for images."""
-        if self.dictionary is None:
-            raise AlmaError(f"{self.root}: expected a stream of text, found {self.kind}; give another stream")
+        """Return the sha256 of ``dict.txt``, which identifies the vocabulary of a stream of text."""
+        assert self.dictionary is not None
         return self.dictionary.sha256
 
     def megabatch(self, megabatch: int) -> Split:
@@ -284,10 +286,13 @@ class Stream:
 
     def split(self, name: str) -> Split:
         """Return the split ``name``, such as ``valid``. Raises AlmaError if the split does not exist."""
-        splits = {split.name: split for split in self.splits}
-        if name not in splits:
-            raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(splits)}")
-        return splits[name]
+        if name not in self._by_name:
+            raise AlmaError(f"{self.root}: no split {name!r}; choose from {', '.join(self._by_name)}")
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Split]:
+        return {split.name: split for split in self.splits}
 
     def verify(self, names: Iterable[str]) -> None:
         """Raise AlmaError unless dictionary, tokenizer, images and the files of splits ``names`` match the manifest."""

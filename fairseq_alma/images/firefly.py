@@ -356,10 +356,10 @@ def _too_small(share: float, num_added: float, share_of: str) -> AlmaError:
     )
 
 
-def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TUNING_RATE) -> None:
+def tune_directions(candidates: CandidateVGG, batches: Batches) -> None:
     """Move the direction of every candidate against the gradient of the loss, in place, once for each batch.
 
-    Each update scales the gradient to norm 1, subtracts ``rate`` times the scaled gradient from the direction, and
+    Each update scales the gradient to norm 1, subtracts `TUNING_RATE` times the scaled gradient from the direction, and
     scales the direction to norm 1.
     """
     directions = [direction for direction in candidates.parameters() if len(direction)]
@@ -367,7 +367,7 @@ def tune_directions(candidates: CandidateVGG, batches: Batches, rate: float = TU
         gradients = torch.autograd.grad(F.cross_entropy(candidates(images)[0], labels), directions)
         with torch.no_grad():
             for direction, gradient in zip(directions, gradients, strict=True):
-                direction.copy_(unit_length(direction - rate * unit_length(gradient)))
+                direction.copy_(unit_length(direction - TUNING_RATE * unit_length(gradient)))
 
 
 def score_candidates(candidates: CandidateVGG, batches: Batches) -> list[LayerScores]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence
 
-from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES, NETWORK, VGGVariantOptions
+from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
@@ -57,7 +57,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 
 These optimizers update each weight independently, so the members of a network do not affect each other.
 """
-MODEL_OPTIONS = (*NETWORK, *flags_of(VGGVariantOptions))
+MODEL_OPTIONS = ("--arch", *flags_of(*IMAGE_NETWORKS))
 OWN_OPTIONS = ("--select", "--least-gain")
 
 
@@ -156,7 +156,7 @@ class ImageTrainOptions:
             if any(self.values.get(name, ())):
                 raise ValueError(f"{name} after --: {instead}")
         self.loop = LoopOptions(**self.values_of(options_of(LoopOptions).values()))
-        for kind in (*IMAGE_NETWORKS, VGGVariantOptions):
+        for kind in IMAGE_NETWORKS:
             self.values_of(options_of(kind).values())  # raises ValueError if a value is out of range
         self.values_of(feature_options().values())
 

@@ -5,6 +5,8 @@
 - ``alma_moe_mlp``: ``alma_mlp`` with mixtures of experts as hidden layers
 - ``alma_moe_vgg``: ``alma_vgg`` with mixtures of experts as convolutions
 - ``alma_firefly_vgg``: VGG network that Firefly grows
+- ``alma_umix``: several networks trained jointly on the mean or sum of their logits (UMix); for example
+  ``--arch alma_umix --num-members 5 --member-arch alma_mlp --member-options "--width 64"``
 
 `ImageClassifier` contains a network of N members; `ImageEnsemble` contains trained models. ``alma-stream`` trains the
 network directly; fairseq's commands train and test the `ImageClassifier`. To add an architecture, define the network in
@@ -13,22 +15,33 @@ network directly; fairseq's commands train and test the `ImageClassifier`. To ad
 Letters in shapes: N members, B images, C channels, H height, W width, K classes.
 """
 
+import argparse
+import shlex
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Optional, Sequence
+from typing import Any, Callable, ClassVar, NoReturn, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, register_model
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    BaseFairseqModel,
+    register_model,
+)
+from fairseq.tasks import FairseqTask
 from torch import Generator, Tensor, nn
 
+from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
 from fairseq_alma.checkpoints.model_options import (
     GrownVGGOptions,
+    JointOptions,
     MixtureOptions,
     MLPOptions,
     VGGOptions,
-    VGGVariantOptions,
 )
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, parse_gate_trees
@@ -171,12 +184,10 @@ def image_architectures() -> list[str]:
 
 
 AlmaMLPConfig = fairseq_config("AlmaMLPConfig", FairseqDataclass, [MLPOptions])
-AlmaVGGConfig = fairseq_config("AlmaVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions])
+AlmaVGGConfig = fairseq_config("AlmaVGGConfig", FairseqDataclass, [VGGOptions])
 AlmaMoEMLPConfig = fairseq_config("AlmaMoEMLPConfig", FairseqDataclass, [MixtureOptions, MLPOptions])
-AlmaMoEVGGConfig = fairseq_config("AlmaMoEVGGConfig", FairseqDataclass, [VGGVariantOptions, MixtureOptions, VGGOptions])
-AlmaFireflyVGGConfig = fairseq_config(
-    "AlmaFireflyVGGConfig", FairseqDataclass, [VGGVariantOptions, VGGOptions, GrownVGGOptions]
-)
+AlmaMoEVGGConfig = fairseq_config("AlmaMoEVGGConfig", FairseqDataclass, [MixtureOptions, VGGOptions])
+AlmaFireflyVGGConfig = fairseq_config("AlmaFireflyVGGConfig", FairseqDataclass, [VGGOptions, GrownVGGOptions])
 
 
 @register_model("alma_mlp", dataclass=AlmaMLPConfig)
@@ -300,7 +311,7 @@ def grow_network(
 def _build_vgg(
     arch: str,
     images: ImageKind,
-    cfg: VGGVariantOptions,
+    cfg: VGGOptions,
     channels: Sequence[int],
     num_members: int,
     blocks: Optional[Sequence[nn.Module]] = None,
@@ -317,3 +328,46 @@ def _build_vgg(
             f"{width}; give {remedy}an --arch without convolutions"
         )
     return VGG(*images, channels, num_members, last_pool, str(cfg.initial_weights), blocks)
+
+
+AlmaUMixConfig: Any = fairseq_config("AlmaUMixConfig", FairseqDataclass, [JointOptions])
+
+
+@register_model(JOINT_MODEL, dataclass=AlmaUMixConfig)
+class AlmaUMix(BaseFairseqModel):
+    """fairseq model ``alma_umix``, which builds an `ImageClassifier` with several members."""
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
+        """Build a model whose members have different initial weights. Raises AlmaError as `member_config` does."""
+        check_options(cfg)
+        model, config = cls.member_config(cfg.member_arch, cfg.member_options)
+        return model.build_model(config, task, cfg.num_members, str(cfg.joint_logits))
+
+    @classmethod
+    def member_config(cls, arch: str, member_options: str) -> tuple[Any, FairseqDataclass]:
+        """Return (class, configuration) of the members, from the values of ``--member-arch`` and ``--member-options``.
+
+        Raises:
+            AlmaError: the architecture cannot be a member, or a member option is invalid.
+        """
+        possible, name = image_architectures(), ARCH_MODEL_NAME_REGISTRY.get(arch, "")
+        if arch not in possible:
+            raise AlmaError(f"--member-arch {arch}: cannot be a member; choose from {', '.join(possible)}")
+        model: Any = MODEL_REGISTRY[name]
+        parser = _MemberParser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
+        model.add_args(parser)
+        try:
+            words = shlex.split(member_options)
+        except ValueError as error:
+            parser.error(f"{member_options!r}: {error}")
+        options = parser.parse_args(words)
+        ARCH_CONFIG_REGISTRY[arch](options)
+        return model, MODEL_DATACLASS_REGISTRY[name].from_namespace(options)
+
+
+class _MemberParser(argparse.ArgumentParser):
+    """Parser of ``--member-options`` that raises AlmaError instead of exiting the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise AlmaError(f"--member-options: {message}; give only options of --member-arch")

@@ -21,7 +21,12 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.checkpoints.checkpoint_file import load_archive, read_checkpoint, write_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import (
+    load_archive,
+    read_checkpoint,
+    untrained_checkpoint,
+    write_checkpoint,
+)
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.images.image_models import Examples, GrownLayers
@@ -90,15 +95,9 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
         "num_images": model.num_images,
         "growth": dict(model.growth),
     }
-    checkpoint = {
-        "args": None,
-        "cfg": dict(config),
-        "model": {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()},
-        "optimizer_history": [history],
-        "task_state": {},
-        "extra_state": {TRAINING_KEY: facts},
-    }
-    write_checkpoint(checkpoint, path)
+    weights = {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()}
+    checkpoint = untrained_checkpoint(dict(config), weights, {})
+    write_checkpoint({**checkpoint, "optimizer_history": [history], "extra_state": {TRAINING_KEY: facts}}, path)
 
 
 def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers]) -> TrainedModel:
@@ -113,22 +112,15 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
     facts = extra.get(TRAINING_KEY) if isinstance(extra, dict) else None
     if not isinstance(facts, dict):
         raise AlmaError(f"{path}: not written by alma-stream; {remedy}")
-    weights = checkpoint["model"]
     is_valid = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
-    if not is_valid or not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
+    if not is_valid:
         raise AlmaError(f"{path}: damaged (entries of an alma-stream checkpoint are missing or invalid); {remedy}")
     try:
         grown = read_grown(facts["grown"])
     except (OmegaConfBaseException, AlmaError) as error:
         raise AlmaError(f"{path}: not the weights of this run's network ({error}); {remedy}") from error
-    state = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
+    state = {name.removeprefix(_PREFIX): tensor for name, tensor in checkpoint["model"].items()}
     return TrainedModel(state, grown, facts["num_updates"], facts["num_images"], facts["growth"])
-
-
-def write_unfinished(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of an unfinished training run to ``path`` atomically."""
-    with open_atomically(path) as file:
-        torch.save(dict(state), file)
 
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:

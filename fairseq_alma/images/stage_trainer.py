@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import sweep
 from fairseq_alma.growth.gate_tree import nested_gate_trees
@@ -36,17 +37,15 @@ from fairseq_alma.images.model_store import (
     measure,
     read_unfinished,
     write_experts,
-    write_unfinished,
 )
 from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm
 from fairseq_alma.images.stage_training import ImageSettings, StageTraining
 from fairseq_alma.learners.learner import StagePlan, Training, member_seed
 from fairseq_alma.runs.loop import Run, StageWork
+from fairseq_alma.runs.study import SAVE_EVERY_SECONDS
 from fairseq_alma.training.feature import Features, Part
 from fairseq_alma.training.features import LRBranch
 
-SAVE_EVERY_SECONDS = 20.0
-"""Default interval between two saves of an unfinished training run, in seconds."""
 SEEDS = "seeds"
 """Key in the file of an unfinished training run; the value is the list of the models' random seeds."""
 GROWTH_FLOPS = "growth_flops"
@@ -257,7 +256,7 @@ class StageTrainer:
                 rate = (epochs - done) * num_images / max(now - began, 1e-9)
                 progress.update(epochs * per_epoch, loss, rate)
                 if now - saved >= self.save_every and not training.is_over:
-                    write_unfinished(unfinished, {**training.state_dict(), SEEDS: seeds})
+                    write_checkpoint({**training.state_dict(), SEEDS: seeds}, unfinished)
                     saved = time.monotonic()
 
     def _examples(self, rows: np.ndarray) -> Examples:

@@ -67,8 +67,7 @@ class GrowingEnsemble(Ensemble):
     init: str = opt(
         "scratch",
         "initial weights of a new model: weights of the last model, or random weights",
-        choices=("previous", "scratch", "fresh"),
-        parse=lambda word: "scratch" if word == "fresh" else word,
+        choices=("previous", "scratch"),
     )
     num_members: int = opt(1, MEMBERS_HELP, range=MEMBERS_RANGE)
 
@@ -97,7 +96,6 @@ class UniformMixture(Learner):
         "mean",
         "how the members' logits are combined in training and prediction",
         choices=("mean", "sum"),
-        quiet=True,
         kinds=("images",),
     )
 

@@ -180,7 +180,7 @@ class TreeMixture(PeriodicGrowth):
     image_architectures: ClassVar[tuple[str, str]] = ("alma_moe_mlp", "alma_moe_vgg")
     owned: ClassVar[Mapping[str, str]] = {"--gate-trees": "--learner gmoe sets the gate trees; remove --gate-trees"}
 
-    grow_method: str = opt("split", METHOD_HELP, choices=("split", "copy"), quiet=True)
+    grow_method: str = opt("split", METHOD_HELP, choices=("split", "copy"))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         return Growth(1, self.grow_method, "loss", seed) if self.is_due(stage) else None
@@ -204,7 +204,7 @@ class Firefly(PeriodicGrowth):
         range=real(0, 1000, above=True),
         metavar="X",
     )
-    grow_share_of: str = opt("parameters", "unit of --grow-share", choices=("parameters", "neurons"), quiet=True)
+    grow_share_of: str = opt("parameters", "unit of --grow-share", choices=("parameters", "neurons"))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         how = self.grow_share, self.grow_share_of

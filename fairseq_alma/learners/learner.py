@@ -47,7 +47,7 @@ class ScheduleOptions(Options):
         metavar="K",
     )
     first_wait: Optional[int] = opt(
-        None, "number of mega-batches in the first stage (default: W)", range=integer(1), metavar="K", quiet=True
+        None, "number of mega-batches in the first stage (default: W)", range=integer(1), metavar="K"
     )
 
 

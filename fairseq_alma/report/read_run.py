@@ -187,11 +187,6 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
         raise AlmaError(f"{path / RUN_RECORD}: this record or a stage.json is damaged ({reason}); {REMEDY}") from error
 
 
-def read_run(path: Path) -> DataFrame:
-    """Return the table `RecordedRun.arrivals` of the run in folder ``path``. Raises AlmaError as `load_run` does."""
-    return load_run(path).arrivals
-
-
 def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFrame:
     stream, kind = record["stream"], record["stream"]["kind"]
     result, rows = RESULT[kind], {}

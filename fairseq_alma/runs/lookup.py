@@ -11,7 +11,7 @@ from fairseq_alma.options import Options, integer, opt
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import is_begun_on
 
-RUN_OF_MODEL = "run"
+RUN = "run"
 """Name of the run folder in a folder of ``alma-update``."""
 
 
@@ -28,7 +28,7 @@ class ArrivalOptions(Options):
 
 def find_run(path: Path) -> Optional[Path]:
     """Return the run folder for ``path``, a run folder or an output folder of ``alma-update``; None without a run."""
-    return next((each for each in (path, path / RUN_OF_MODEL) if (each / RUN_RECORD).is_file()), None)
+    return next((each for each in (path, path / RUN) if (each / RUN_RECORD).is_file()), None)
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
@@ -72,8 +72,8 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
     return [place for place in dict.fromkeys(places) if (place / MANIFEST).is_file()]
 
 
-def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kind: str = "text") -> Stream:
-    """Return the stream of a model: the stream ``given`` by the user, else the training stream of the checkpoint.
+def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path]) -> Stream:
+    """Return the stream of a language model: the stream ``given`` by the user, else the training stream.
 
     Raises:
         AlmaError: the stream is missing, damaged or of another kind, or the dictionaries of model and stream differ.
@@ -93,10 +93,7 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path], kin
                     found = each if is_begun_on(record, Stream.open(each)) else found
         if not found.is_dir():
             raise AlmaError(f"{path}: training stream {recorded} not found; give --stream STREAM")
-    stream = Stream.open(found)
-    if stream.kind != kind:
-        raise AlmaError(f"{stream.root}: expected a stream of {kind}, found {stream.kind}; give another --stream")
-    if kind == "text":
-        check_dictionary(checkpoint, str(path), stream)
-        stream.verify(["test"])
+    stream = Stream.open(found, "text")
+    check_dictionary(checkpoint, str(path), stream)
+    stream.verify(["test"])
     return stream

@@ -35,7 +35,8 @@ from fairseq_alma.training.features import BestCheckpoint, NewFirst
 TEXT = ("text",)
 MEMBERS_ALONE = "trains_members_alone"
 PROCESSES = integer(1, 1024)
-SAVE_EVERY_UPDATES = 500
+SAVE_EVERY_UPDATES, SAVE_EVERY_SECONDS = 500, 20
+"""Default ``--save-every`` for text (updates) and images (seconds)."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -107,7 +108,8 @@ class StudyOptions(ScheduleOptions):
     )
     save_every: Optional[Union[int, str]] = opt(
         None,
-        f"checkpoint interval: updates, or a time such as 15m (default: text {SAVE_EVERY_UPDATES}, images 20s)",
+        f"checkpoint interval: updates, or a time such as 15m (default: text {SAVE_EVERY_UPDATES}, images "
+        f"{SAVE_EVERY_SECONDS}s)",
         parse=read_interval,
         free=True,
         metavar="N|TIME",
@@ -333,11 +335,11 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return the options for run.json, without the options of the learner."""
-        given = {"iid": None} | super().record(kind) | self.features.record(kind)
+        given = super().record(kind) | self.features.record(kind)
         if self.features[BestCheckpoint].best_checkpoint:
             given["best_every"] = self.save_every or SAVE_EVERY_UPDATES  # because this interval affects results
         if kind == "images" and self.trains_members_separately:  # because this affects rounding
-            given["jobs"] = "given"
+            given["jobs"] = 1  # for any number
         return given
 
     @property

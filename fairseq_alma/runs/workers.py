@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[], None]]:
+def die_with_parent() -> Optional[Callable[[], None]]:
     """Return a ``preexec_fn`` for a child process that must exit when its parent is killed; None if not on Linux."""
     if not sys.platform.startswith("linux"):
         return None
@@ -34,7 +34,7 @@ def die_with_parent(by: signal.Signals = signal.SIGKILL) -> Optional[Callable[[]
     parent = os.getpid()
 
     def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, by)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 

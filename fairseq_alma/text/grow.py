@@ -186,7 +186,7 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
             or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None
-    check_dictionary(checkpoint, args.path, Stream.open(args.stream))
+    check_dictionary(checkpoint, args.path, Stream.open(args.stream, "text"))
     config = checkpoint["cfg"]["model"]
     length = args.tokens_per_sample or config["tokens_per_sample"]
     longest = config.get("max_target_positions") or config["tokens_per_sample"]

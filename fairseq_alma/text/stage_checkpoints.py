@@ -9,12 +9,18 @@ Functions that read weights import torch, which takes seconds; ``alma-stream`` c
 import re
 import shutil
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Collection, Mapping, Optional, Sequence, Union
 
-from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
+from fairseq_alma.checkpoints import (
+    FIRST_UPDATE,
+    LAST_CHECKPOINT,
+    TASK_STATE,
+    TRAIN_TOKENS,
+    UnfitCheckpoint,
+    check_archive,
+)
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import once_per_file, open_atomically, synchronise
@@ -62,7 +68,6 @@ class ModelFacts:
     num_params: int  # number of parameters; a shared parameter is counted once
     num_experts: int  # number of experts in each Switch layer; 1 for a dense model
     test_flops_per_token: int  # FLOPs of a forward pass per token
-    num_members: int = 1  # number of members of an ensemble; 1 for a single model
 
 
 @once_per_file
@@ -71,17 +76,17 @@ def is_complete(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return bool(archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except Exception:  # a damaged directory raises errors of many types
         return False
 
 
 def is_sound(path: Path) -> bool:
     """Return whether all checksums in a checkpoint are correct, which requires reading the entire file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError):
+        check_archive(path)
+    except (OSError, UnfitCheckpoint):
         return False
+    return True
 
 
 def repair_last(folder: Path) -> Optional[Path]:
@@ -145,23 +150,11 @@ def describe_model(config: Mapping[str, Any], weights: "Weights", path: Path) ->
 
     FLOPs depend only on ``tokens_per_sample`` and on names and shapes of the weights. The output projection of
     attention is ``out_proj`` in ``alma_switch_lm`` and ``o_proj`` in ``alma_transformer_lm``. Stacked experts have the
-    shape (E, …). For an ensemble, parameters and FLOPs are sums over the members, and ``num_experts`` is the maximum.
+    shape (E, …).
 
     Raises:
-        AlmaError: the architecture is not a language model of this package, or a member's file is missing or changed.
+        AlmaError: the architecture is not a language model of this package.
     """
-    from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH
-    from fairseq_alma.checkpoints.ensemble_file import members_of
-
-    if config["_name"] == ENSEMBLE_ARCH:
-        members = members_of(config, weights, path.parent)
-        facts = [describe_model(member.config, member.weights, member.file or path) for member in members]
-        return ModelFacts(
-            num_params=sum(each.num_params for each in facts),
-            num_experts=max(each.num_experts for each in facts),
-            test_flops_per_token=sum(each.test_flops_per_token for each in facts),
-            num_members=len(facts),
-        )
     if config["_name"] not in (*SWITCH_SIZES, *TRANSFORMER_SIZES):
         raise AlmaError(f"{path}: cannot count FLOPs of {config['_name']}; train alma_transformer_lm or alma_switch_lm")
     num_experts, flops = 1, 0

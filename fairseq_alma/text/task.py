@@ -130,11 +130,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 "--context-window: must be smaller than --tokens-per-sample; reduce --context-window by "
                 f"{1 - cfg.tokens_per_sample} or more"
             )
-        stream = Stream.open(cfg.data)
-        if stream.kind != "text":
-            raise AlmaError(
-                f"{cfg.data}: expected a stream of text, found a stream of {stream.kind}; give a text stream"
-            )
+        stream = Stream.open(cfg.data, "text")
         stream.verify([])
         if cfg.path is not None:
             if os.pathsep in cfg.path and not os.path.exists(cfg.path):

@@ -39,7 +39,7 @@ def check_start(path: Path, stream: Path) -> None:
     """Raise AlmaError if the dictionary of the initial checkpoint differs from the dictionary of the stream."""
     from fairseq_alma.checkpoints.checkpoint_file import check_dictionary, read_checkpoint
 
-    check_dictionary(read_checkpoint(path), str(path), Stream.open(stream))
+    check_dictionary(read_checkpoint(path), str(path), Stream.open(stream, "text"))
 
 
 class TextJob:
@@ -47,9 +47,8 @@ class TextJob:
 
     Args:
         request: options before ``--``.
-        words: options after ``--``.
         stream: stream with the data; None: a dry run without a stream.
-        recipe: options of the run, including the defaults; None: the run uses no defaults.
+        recipe: options after ``--``, including the defaults.
 
     Attributes:
         folder: folder of the run.
@@ -70,9 +69,7 @@ class TextJob:
     unit = "token"
     overridden: tuple[str, ...] = ()
 
-    def __init__(
-        self, request: RunRequest, words: Sequence[str], stream: Optional[Stream], recipe: Optional[Recipe] = None
-    ) -> None:
+    def __init__(self, request: RunRequest, stream: Optional[Stream], recipe: Recipe) -> None:
         self.request, self.stream, self.features, self.recipe = request, stream, request.features, recipe
         self.folder = request.folder(request.seeds[0])
         plugin = str(Path(fairseq_alma.__file__).parent)
@@ -82,10 +79,10 @@ class TextJob:
         self.keeps_best = bool(self.features[BestCheckpoint].best_checkpoint)
         self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
         owned = request.build_learner("text", request.seeds[0]).owned
-        given = TrainOptions(words if recipe is None else recipe.words, owned)
+        given = TrainOptions(recipe.words, owned)
         self.train_options = given.as_dict
         self.options = given if request.num_procs == 1 else given.shared(request.num_procs)
-        self.lengths = None if recipe is None else recipe.lengths
+        self.lengths = recipe.lengths
         if request.iid is not None and self.lengths is None:
             self.options = self.options.lengthened(request.iid)
         self.last = self.options.last

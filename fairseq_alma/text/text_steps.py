@@ -18,7 +18,7 @@ from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.data.stream import split_name
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import as_record, once_per_file, read_json_object, write_json_atomically
+from fairseq_alma.files import as_record, once_per_file, read_json_object, synchronise, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.display import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 from fairseq_alma.runs.loop import StageWork, Step
@@ -28,6 +28,7 @@ from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.helper import Command, call
 from fairseq_alma.text.stage_checkpoints import ModelFacts, Progress
 from fairseq_alma.text.train_options import replace_option
+from fairseq_alma.training import features
 
 if TYPE_CHECKING:
     from fairseq_alma.text.text_job import TextJob
@@ -203,10 +204,12 @@ class Train(TrainingStep):
         if request.num_procs > 1:
             groups.append(("--distributed-world-size", str(request.num_procs)))
         if self.part == BRANCH:
-            groups.append(("--continue-once", str(job.folder.checkpoint(training.model)), "--continue-as", "branch"))
+            groups.append(
+                ("--continue-once", str(job.folder.checkpoint(training.model)), "--continue-as", features.BRANCH)
+            )
         elif training.start is not None:
             path = job.grown(training.model) if training.growth else job.starting_checkpoint(training.start)
-            carried = ("--continue-once", str(path), "--continue-as", "stage")
+            carried = ("--continue-once", str(path), "--continue-as", features.STAGE)
             groups.append(carried if job.carries_optimizer else (WEIGHTS_FLAG, str(path)))
         elif request.finetune_from_model is not None:
             groups.append((WEIGHTS_FLAG, str(request.finetune_from_model)))
@@ -236,7 +239,7 @@ class Train(TrainingStep):
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
-        if job.recipe is not None and TOTAL in job.recipe.chosen:
+        if TOTAL in job.recipe.chosen:
             options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
         if self.part == BRANCH:  # the curves of the branch would overlap the curves of the main training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
@@ -257,7 +260,7 @@ class Train(TrainingStep):
             done = self._train(work, done.num_updates)
         # Fsync the final checkpoints before writing stage.json.
         final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST))
-        stage_checkpoints.synchronise(*final, self.folder)
+        synchronise(*final, self.folder)
         if self.part == UP_TO_BRANCH:  # the costs of the complete training include these updates
             return {}
         # A backward pass has twice the FLOPs of a forward pass; recomputed activations do not count.
@@ -336,7 +339,7 @@ class Average(TrainingStep):
         if not self.is_done():
             model = self.training.model
             paths = (self.job.folder.checkpoint(model), self.job.predicting(model))
-            call("fairseq_alma.training.features:write_average", *paths, files=work.locks)
+            call("fairseq_alma.checkpoints.checkpoint_file:write_average", *paths, files=work.locks)
         return {}
 
 
@@ -348,7 +351,7 @@ class Count(TextStep):
         return {
             "num_params": sum(fact.num_params for fact in facts),
             "num_experts": max(fact.num_experts for fact in facts),
-            "num_members": sum(fact.num_members for fact in facts),
+            "num_members": len(facts),
             "test_flops_per_token": sum(fact.test_flops_per_token for fact in facts),
         }
 
@@ -385,7 +388,7 @@ class Before(TextStep):
         if found is None:
             found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
             write_json_atomically(self.here / BEFORE_RECORD, found)
-        return {name: found[name] for name in ("before_growth", "after_growth", "holdouts") if found.get(name)}
+        return {name: found[name] for name in ("before_growth", "after_growth") if found.get(name)}
 
     def read(self) -> Optional[dict[str, Any]]:
         """Return the results in `BEFORE_RECORD`; None if the file is missing or damaged."""

@@ -11,7 +11,15 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from fairseq_alma.checkpoints.model_options import MODELS, SWITCH_SIZES, TRANSFORMER_SIZES, AlmaTransformerOptions
+from fairseq_alma.checkpoints.model_options import (
+    LANGUAGE,
+    SWITCH_SIZES,
+    TRANSFORMER_SIZES,
+    AlmaTransformerOptions,
+    LengthOptions,
+    usual_ffn,
+    usual_heads,
+)
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
 from fairseq_alma.options import GivenOption, group_words, options_of
 from fairseq_alma.training.feature import ENDLESS, FEATURES
@@ -152,11 +160,6 @@ class Recipe:
     lines: Sequence[str] = ()
 
 
-def num_heads(width: int) -> int:
-    """Return the default number of attention heads for model dimension ``width``; this may not divide ``width``."""
-    return max(1, width // (32 if width < 512 else 64))
-
-
 def transformer_params(
     model_dim: int, ffn_dim: int, num_layers: int, heads: tuple[int, int, int], vocab_size: int,
     num_experts: Sequence[int] = (),
@@ -181,10 +184,9 @@ def transformer_params(
 
 def num_params(width: int, layers: int, vocab_size: int, num_experts: int = 1) -> int:
     """Return the number of parameters of an ``alma_transformer_lm``: dense, or with experts in every second layer."""
-    heads = num_heads(width)
-    experts = (num_experts,) * (layers // 2) if num_experts > 1 else ()
-    ffn, sizes = max(8, 8 * width // 3 // 8 * 8), (heads, heads, width // heads)
-    return transformer_params(width, ffn, layers, sizes, vocab_size + NUM_FAIRSEQ_SYMBOLS, experts)
+    heads = usual_heads(width)
+    experts, sizes = (num_experts,) * (layers // 2) if num_experts > 1 else (), (heads, heads, width // heads)
+    return transformer_params(width, usual_ffn(width), layers, sizes, vocab_size + NUM_FAIRSEQ_SYMBOLS, experts)
 
 
 def row_of(tokens: float) -> Row:
@@ -195,7 +197,7 @@ def row_of(tokens: float) -> Row:
 def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
     """Return a `Row` for the model closest in size to ``size``; raise ValueError if ``size`` is out of range."""
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
-    widths = [width for width in widths if width % num_heads(width) == 0]
+    widths = [width for width in widths if width % usual_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
@@ -428,9 +430,8 @@ class TrainOptions:
                 is_abbreviation = len(name) > 4 and each.startswith(name) and name not in self.owned
                 if name == each or is_abbreviation:
                     raise ValueError(f"{name} is not allowed after --: {instead}")
-        if self.last("--arch") is None:
-            raise ValueError("--arch: not given after --; give an architecture, such as --arch alma_switch_lm_tiny")
-        options = [option for kind in (*MODELS, *FEATURES) for option in options_of(kind).values()]
+        kinds = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, *FEATURES)
+        options = [option for kind in kinds for option in options_of(kind).values()]
         declared = {each.flag: each for each in options if "text" in each.kinds and each.type is not bool}
         for name, values in self.options:
             if name in declared:

@@ -7,7 +7,6 @@ This module imports neither torch nor fairseq; `TimedSaves`, which needs both, i
 import argparse
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, ContextManager, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints import AVERAGE, FIRST_UPDATE, TASK_STATE, TRAIN_TOKENS
@@ -194,33 +193,6 @@ class WeightAverage(Feature):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.average = state.get(AVERAGE)
-
-
-def write_average(path: Path, out: Path) -> None:
-    """Write checkpoint ``path`` to ``out``, with the averaged weights as model weights, without optimizer state.
-
-    Raises:
-        AlmaError: the averaged weights are missing, or differ in names or shapes from the weights of the model.
-    """
-    from fairseq_alma.checkpoints.checkpoint_file import (
-        find_average,
-        read_checkpoint,
-        with_shared_names,
-        write_checkpoint,
-    )
-
-    checkpoint = read_checkpoint(path)
-    if (entry := find_average(checkpoint)) is None:
-        raise AlmaError(f"{path}: found no averaged weights in this checkpoint; train with --ema-half-life")
-    weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
-    wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
-    if wrong or entry[AVERAGE].keys() - weights.keys():
-        raise AlmaError(
-            f"{path}: names or shapes of the averaged weights do not match the model; remove this file, and train again"
-        )
-    states = {name: each for name, each in checkpoint["extra_state"].items() if each is not entry}
-    kept = {name: entry for name, entry in checkpoint.items() if name != "last_optimizer_state"}
-    write_checkpoint({**kept, "model": weights, "extra_state": states}, out)
 
 
 @register_feature

@@ -54,6 +54,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
     "options,message",
     [
         (["--wait", "0"], "--wait 0: expected a number of at least 1"),
+        (["--seed"], "argument --seed: expected at least one argument"),
         (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: the stream has only 4 mega-batches"),
         (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
@@ -74,7 +75,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--learner", "gens", "--iid", "2"], "--iid requires --learner sm or ens, found gens"),
         (["--iid", "5"], "--iid 5: the stream has only 4 mega-batches"),
         (["--iid", "2", "--wait", "2"], "--iid 2 trains in one stage; remove --wait"),
-        (["--init", "fresh"], "--init fresh: choose from previous, scratch"),
+        (["--init", "fresh"], "argument --init: invalid choice: 'fresh' (choose from"),
         (["--learner", "ens", "--member", "2"], "--member 2: expected a member of the run (0, 1)"),
         (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: expected a member of stage 1 (1)"),
         (["--branch-share", "1.5"], "--branch-share 1.5: expected a number below 1"),
@@ -177,6 +178,6 @@ def test_a_dry_run_of_one_member_prints_its_trainings(stream, tmp_path, capsys):
 def test_a_growing_ensemble_starts_from_random_weights_by_default(stream, tmp_path, capsys):
     run(stream, tmp_path, "--learner", "gens", "--dry-run")
     by_default = capsys.readouterr().out
-    run(stream, tmp_path, "--learner", "gens", "--init", "fresh", "--dry-run")
+    run(stream, tmp_path, "--learner", "gens", "--init", "scratch", "--dry-run")
     assert capsys.readouterr().out == by_default
     assert "--finetune-from-model" not in by_default

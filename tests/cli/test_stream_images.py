@@ -104,7 +104,7 @@ def test_an_option_takes_precedence_over_the_preset_and_run_json_records_it(stre
     run(stream, tmp_path / "R", *options, words=words)
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert record["preset"] == {"name": "released-code", "overridden": ["--joint-logits", "--patience"]}
-    assert (record["options"]["joint_logits"], record["train_options"]["--patience"]) == (None, "2")
+    assert (record["options"]["joint_logits"], record["train_options"]["--patience"]) == ("mean", "2")
     note = "note: the command line overrides --joint-logits, --patience of --preset released-code"
     assert note in capsys.readouterr().err
     # The same settings without the preset are the same run.
@@ -196,7 +196,7 @@ def test_members_trained_by_several_processes_or_calls_give_the_same_files(strea
     side_by_side = run(stream, tmp_path / "side by side", *bagging)
     for ours, theirs in zip(records(tmp_path / "R"), side_by_side, strict=True):
         assert ours["test"] == pytest.approx(theirs["test"], rel=1e-3)
-    with pytest.raises(AlmaError, match="--jobs changed from given to not given"):
+    with pytest.raises(AlmaError, match="--jobs changed from 1 to not given"):
         run(stream, tmp_path / "R", *bagging)
 
 

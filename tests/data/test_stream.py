@@ -69,7 +69,6 @@ def holdout_of(megabatch):
     [
         (lambda stream: stream.megabatch(2), "no mega-batch 2; give a number from 0 to 1"),
         (lambda stream: stream.split("tset"), "no split 'tset'; choose from megabatch-000/train"),
-        (lambda stream: replace(stream, kind="images", dictionary=None).dictionary_sha256, "expected a stream of text"),
     ],
 )
 def test_a_missing_split_is_refused_with_the_existing_ones(tmp_path, ask, message):

@@ -50,14 +50,14 @@ def run_forked(arguments, kill_at=0):
     """Run the command in a fork that saves after each epoch; kill it after save number ``kill_at``."""
     saves = []
 
-    def save(*arguments, write=stage_trainer.write_unfinished):
+    def save(*arguments, write=stage_trainer.write_checkpoint):
         write(*arguments)
         saves.append(arguments)
         if len(saves) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def run():
-        stage_trainer.SAVE_EVERY_SECONDS, stage_trainer.write_unfinished = 0.0, save
+        stage_trainer.SAVE_EVERY_SECONDS, stage_trainer.write_checkpoint = 0.0, save
         return main(arguments)
 
     child = os.fork()

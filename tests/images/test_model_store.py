@@ -4,6 +4,7 @@ import os
 import pytest
 import torch
 
+from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.images.image_models import GrownLayers
@@ -14,7 +15,6 @@ from fairseq_alma.images.model_store import (
     read_model,
     read_unfinished,
     write_model,
-    write_unfinished,
 )
 
 CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_reported_with_the_stage_to_remove(path, damage,
 def test_an_unfinished_training_is_read_back(tmp_path):
     path = tmp_path / "stage-000/member-0/training.pt"
     assert read_unfinished(path) is None
-    write_unfinished(path, {"epoch": 3, "best": [{"w": torch.ones(2)}]})
+    write_checkpoint({"epoch": 3, "best": [{"w": torch.ones(2)}]}, path)
     found = read_unfinished(path)
     assert found["epoch"] == 3 and torch.equal(found["best"][0]["w"], torch.ones(2))
     assert os.listdir(path.parent) == ["training.pt"]

@@ -161,7 +161,7 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
 @pytest.mark.parametrize(
     ("arch", "trained_with", "flag"),
     [
-        ("alma_moe_vgg", {"gate": "hard", "last_pool": "max"}, "--last-pool 'max' --gate 'hard'"),
+        ("alma_moe_vgg", {"gate": "hard", "last_pool": "max"}, "--gate 'hard' --last-pool 'max'"),
         ("alma_umix", {"member_options": "--channels 4 --last-pool max"}, "--last-pool 'max' in --member-options"),
     ],
 )

@@ -8,6 +8,7 @@ from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text.helper import Command
 from fairseq_alma.text.text_job import TextJob
+from fairseq_alma.text.train_options import Recipe
 
 TRAIN = ("--arch", "a", "--cpu", "--batch-size", "4", "--max-update", "1000")
 
@@ -17,7 +18,7 @@ def make_job(*own: str, words: Sequence[str] = TRAIN, run: Path = Path("R")) -> 
     argv = ["--stream", "S", "--run", str(run), *own, "--", *words]
     parser, arguments, _, words = read_arguments(argv)
     learner, given = learner_options(parser, arguments, "text")
-    return TextJob(RunRequest.of(arguments, learner, given), words, None)
+    return TextJob(RunRequest.of(arguments, learner, given), None, Recipe([*words]))
 
 
 def commands_of(job: TextJob, plan: StagePlan) -> list[Command]:

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from fairseq_alma.checkpoints.model_options import complete_sizes
+from fairseq_alma.checkpoints.model_options import complete_sizes, usual_heads
 from fairseq_alma.options import group_words
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.text.train_options import (
@@ -14,7 +14,6 @@ from fairseq_alma.text.train_options import (
     TrainOptions,
     complete,
     model_of,
-    num_heads,
     num_params,
     tokens_per_update,
 )
@@ -113,7 +112,7 @@ def test_every_size_gives_a_model_whose_heads_divide_its_width():
         model = model_of(size, 996)
         options = defaultdict(lambda: None, decoder_embed_dim=model.width, decoder_layers=model.layers)
         complete_sizes(options, "alma_transformer_lm")  # raises an error where heads do not divide the width
-        assert options["decoder_attention_heads"] == num_heads(model.width)
+        assert options["decoder_attention_heads"] == usual_heads(model.width)
 
 
 @pytest.mark.parametrize(

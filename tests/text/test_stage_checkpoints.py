@@ -76,6 +76,14 @@ def test_every_truncation_of_a_checkpoint_is_detected(tmp_path):
         assert not checkpoints.is_complete(path)
 
 
+def test_a_checkpoint_with_an_unsupported_zip_version_counts_as_damaged(tmp_path):
+    path = save(tmp_path / "checkpoint_last.pt")
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 6] = 240  # the version that is needed to extract the last entry
+    path.write_bytes(content)
+    assert not checkpoints.is_complete(path) and checkpoints.repair_last(tmp_path) is None
+
+
 def test_only_the_optimizer_state_is_dropped(tmp_path):
     path = save(tmp_path / "checkpoint_last.pt")
     before, size = torch.load(path, weights_only=True), path.stat().st_size

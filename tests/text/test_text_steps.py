@@ -19,7 +19,7 @@ from tests.runs.runs import plan_learner, stage_record
 from tests.text.jobs import make_job as job_of
 
 PLAN = plan_learner("sm", stages(1, 1))[0]
-FACTS = SimpleNamespace(num_params=11, num_experts=4, test_flops_per_token=2, num_members=1)
+FACTS = SimpleNamespace(num_params=11, num_experts=4, test_flops_per_token=2)
 
 
 def make_job(root, *words, own=()):
@@ -76,7 +76,7 @@ def pretend(monkeypatch, *progress):
     monkeypatch.setattr(stage_checkpoints, "repair_last", lambda folder: folder / "checkpoint_last.pt")
     monkeypatch.setattr(stage_checkpoints, "is_complete", lambda path: True)
     monkeypatch.setattr(text_steps, "read_progress", lambda path: next(looks))
-    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda *paths: None)
+    monkeypatch.setattr(text_steps, "synchronise", lambda *paths: None)
 
 
 def write_checkpoint(job, model):
@@ -196,7 +196,7 @@ def test_a_training_with_a_truncated_best_checkpoint_starts_again(launched, monk
     best.write_bytes(last.read_bytes()[:100])
     monkeypatch.setattr(stage_checkpoints, "is_complete", lambda path: True)
     monkeypatch.setattr(text_steps, "read_progress", lambda path: Progress(10, 0, 1000))
-    monkeypatch.setattr(stage_checkpoints, "synchronise", lambda *paths: None)
+    monkeypatch.setattr(text_steps, "synchronise", lambda *paths: None)
     train(job)
     assert launched.programs == ["fairseq-train"]
     assert not last.exists() and not best.exists()

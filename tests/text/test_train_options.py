@@ -24,7 +24,6 @@ def test_options_set_by_alma_stream_are_refused_also_when_abbreviated(name):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-update", "5"], "--arch: not given"),
         (["--arch", "x"], "--max-update: not given"),
         (["--arch", "x", "--max-update", "many"], "--max-update many .*positive integer"),
         (["--arch", "x", "--max-update", "0"], "--max-update 0 .*positive integer"),
