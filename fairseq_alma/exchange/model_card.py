@@ -8,7 +8,7 @@ from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
 from fairseq_alma.text.stage_checkpoints import ModelFacts
-from fairseq_alma.text.train_options import LENGTHS
+from fairseq_alma.text.train_options import UPDATE_COUNTS
 
 MOST_INPUTS = 12  # maximum number of input file names on a card
 _PAGE = """\
@@ -86,7 +86,9 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     stages = [each for each in map(folder.read_stage, range(number + 1)) if each is not None]
     updates, tokens = (sum(each[name] for each in stages) for name in ("num_updates", "train_tokens"))
     stage = stages[-1]
-    chosen = {name: value for name, value in run["train_options"].items() if name not in LENGTHS}  # of the first stage
+    chosen = {
+        name: value for name, value in run["train_options"].items() if name not in UPDATE_COUNTS
+    }  # of the first stage
     options = [f"{name} {value}".strip() for name, value in chosen.items()]
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",

@@ -41,7 +41,7 @@ from fairseq_alma.images.networks import (
 )
 from fairseq_alma.images.stage_training import ImageSettings
 from fairseq_alma.learners.learner import ModelId, StagePlan
-from fairseq_alma.runs.run_folder import AVERAGE, BRANCH, RunFolder, predicting_checkpoint
+from fairseq_alma.runs.run_folder import AVERAGE_FILE, BRANCH, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import print_line
 
 UNFINISHED = "training.pt"
@@ -188,7 +188,10 @@ class ModelStore:
         """Remove the models ``gone`` and their files, and delete folders that become empty."""
         for model in gone:
             folder = self.folder.model_folder(model)
-            for here, names in ((folder / BRANCH, [LAST_CHECKPOINT]), (folder, [LAST_CHECKPOINT, AVERAGE, UNFINISHED])):
+            for here, names in (
+                (folder / BRANCH, [LAST_CHECKPOINT]),
+                (folder, [LAST_CHECKPOINT, AVERAGE_FILE, UNFINISHED]),
+            ):
                 for name in names:
                     (here / name).unlink(missing_ok=True)
                 if here.is_dir() and not any(here.iterdir()):

@@ -37,9 +37,9 @@ from fairseq_alma.options import struct_of
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
 FORMAT_VERSION, VERSION_KEY = 2, "format_version"
-AVERAGE = "checkpoint_average.pt"
+AVERAGE_FILE = "checkpoint_average.pt"
 """File name of the checkpoint with averaged weights."""
-BEST = "checkpoint_best.pt"
+BEST_FILE = "checkpoint_best.pt"
 """File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
 BRANCH = "branch"
 """Name of the folder of a branch (copy of the model that is trained with a decaying learning rate)."""
@@ -373,7 +373,7 @@ class RunFolder:
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
     """Return the checkpoint for evaluating a model; for ``predicts_with`` see `Features.predicts_with`."""
     own = folder.model_folder(model)
-    files = {"average": own / AVERAGE, "best": own / BEST, "branch": own / BRANCH / LAST_CHECKPOINT}
+    files = {"average": own / AVERAGE_FILE, "best": own / BEST_FILE, "branch": own / BRANCH / LAST_CHECKPOINT}
     return files.get(predicts_with, folder.checkpoint(model))
 
 

@@ -22,7 +22,7 @@ from fairseq_alma.files import as_record, once_per_file, read_json_object, synch
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.display import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 from fairseq_alma.runs.loop import StageWork, Step
-from fairseq_alma.runs.run_folder import BEST, BRANCH, PREDICTIONS_FILE, TRAIN_LOG, BeforeRecord, stage_predictor
+from fairseq_alma.runs.run_folder import BEST_FILE, BRANCH, PREDICTIONS_FILE, TRAIN_LOG, BeforeRecord, stage_predictor
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.helper import Command, call
@@ -187,7 +187,7 @@ class Train(TrainingStep):
         Raises:
             AlmaError: the last checkpoint is damaged.
         """
-        last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST
+        last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE
         return (
             stage_checkpoints.is_complete(last)
             and read_progress(last).has_reached(*self.limits)
@@ -259,7 +259,7 @@ class Train(TrainingStep):
         if not last or not done.has_reached(*self.limits):
             done = self._train(work, done.num_updates)
         # Fsync the final checkpoints before writing stage.json.
-        final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST))
+        final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE))
         synchronise(*final, self.folder)
         if self.part == UP_TO_BRANCH:  # the costs of the complete training include these updates
             return {}
@@ -311,7 +311,7 @@ class Train(TrainingStep):
         Such checkpoints are the best checkpoint, and the checkpoints of the branch once the main training has
         continued past the start of the branch.
         """
-        best = self.folder / BEST
+        best = self.folder / BEST_FILE
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
             stage_checkpoints.remove(self.folder)
         if self.part != UP_TO_BRANCH or (last := stage_checkpoints.repair_last(self.folder)) is None:

@@ -94,8 +94,8 @@ OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weig
 default only if this option gets its default."""
 SIZE_OPTIONS = {each.flag for each in options_of(AlmaTransformerOptions).values() if each.shape} - {"--decoder-layers"}
 """Options that change the number of parameters in a way that `num_params` does not consider."""
-LENGTH_OPTIONS = ("--max-update", "--max-epoch")
-ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": LENGTH_OPTIONS}
+END_OPTIONS = ("--max-update", "--max-epoch")
+ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": END_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
 
 
@@ -239,7 +239,7 @@ def complete(
         )
     if arch is not None and preferences.size is not None:
         raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
-    ends = " and ".join(end for end in LENGTH_OPTIONS if end in given)
+    ends = " and ".join(end for end in END_OPTIONS if end in given)
     if preferences.passes is not None and ends:
         raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
     requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
@@ -403,7 +403,7 @@ EVAL_OPTIONS = {
 }
 """Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence."""
 BATCHES_PER_UPDATE = "--update-freq"
-LENGTHS = ("--max-update", "--total-num-update")
+UPDATE_COUNTS = ("--max-update", "--total-num-update")
 """Options whose value is a number of updates; ``--iid K`` multiplies these values by K."""
 
 
@@ -460,10 +460,10 @@ class TrainOptions:
         return found
 
     def lengthened(self, times: int) -> "TrainOptions":
-        """Return a copy in which the options in `LENGTHS` (numbers of updates) are multiplied by ``times``."""
+        """Return a copy in which the options in `UPDATE_COUNTS` (numbers of updates) are multiplied by ``times``."""
         longer = copy(self)
         longer.options = [
-            (name, (str(times * (self._positive(name) or 0)),) if name in LENGTHS else values)
+            (name, (str(times * (self._positive(name) or 0)),) if name in UPDATE_COUNTS else values)
             for name, values in self.options
         ]
         longer.max_update = longer._positive("--max-update")
