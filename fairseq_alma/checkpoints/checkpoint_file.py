@@ -38,6 +38,7 @@ SINGLE_MODELS = (*SWITCH_SIZES, *TRANSFORMER_SIZES, *TRANSFORMER_LMS, *IMAGE_ARC
 _CUTOFFS = re.compile(r"\d{1,9}(,\d{1,9})*")
 # fairseq also ignores these tensors in checkpoints.
 _IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")
+_VERSION = ".adaptive_softmax.version"  # integer buffer of fairseq
 Weights = Mapping[str, Tensor]
 Checkpoint = dict[str, Any]
 DICTIONARY_KEY = "alma_dictionary_sha256"
@@ -126,7 +127,8 @@ def _check_content(checkpoint: Any) -> None:
     weights = checkpoint["model"]
     if not isinstance(weights, dict) or not all(isinstance(each, Tensor) for each in weights.values()):
         raise UnfitCheckpoint("damaged: 'model' is not a dictionary of weights")
-    if wrong := [name for name, each in weights.items() if each.dtype not in FLOATS]:
+    wrong = [name for name, each in weights.items() if each.dtype not in FLOATS and not name.endswith(_VERSION)]
+    if wrong:
         raise UnfitCheckpoint(f"expected floating-point weights, found {wrong[0]} of type {weights[wrong[0]].dtype}")
     try:
         check_config(config["model"])

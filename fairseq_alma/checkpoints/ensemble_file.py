@@ -126,7 +126,10 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
             entry.update(path=os.path.relpath(absolute, out.parent.resolve()), absolute_path=str(absolute))
         entries.append(entry)
     config = {"_name": ENSEMBLE_ARCH, **shared_outputs(paths, checkpoints), "members": entries}
-    return untrained_checkpoint({**deepcopy(checkpoints[0]["cfg"]), "model": config}, joined, state)
+    cfg = {**deepcopy(checkpoints[0]["cfg"]), "model": config}
+    if "vocab_size" in config:  # fairseq-validate uses this criterion; other criterions need the features of one model
+        cfg["criterion"] = {"_name": "cross_entropy", "sentence_avg": False}
+    return untrained_checkpoint(cfg, joined, state)
 
 
 def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> dict[str, int]:

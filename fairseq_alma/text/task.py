@@ -30,7 +30,14 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
 
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, check_dictionary, read_checkpoint
+from fairseq_alma.checkpoints import UnfitCheckpoint
+from fairseq_alma.checkpoints.checkpoint_file import (
+    DICTIONARY_KEY,
+    Checkpoint,
+    check_config,
+    check_dictionary,
+    read_checkpoint,
+)
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer
@@ -69,6 +76,10 @@ class AlmaBPE:
     def decode(self, x: str) -> str:
         """Decode a string of tokens separated by spaces, and return the text."""
         return self.tokenizer.decode(x.split(" "))
+
+
+ORDER_OPTIONS = ("wait", "replay", "new_first", "tokens_per_sample", "seed")
+"""Options of the task that determine the order of the sequences of an epoch, together with ``--megabatch``."""
 
 
 @dataclass
@@ -239,15 +250,14 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             if hasattr(model_class, "complete_options"):
                 # If --arch is the name of a model, fairseq builds the model from a copy of cfg and saves only cfg.
                 model_class.complete_options(cfg, start)
+            try:
+                check_config({**(vars(cfg) if isinstance(cfg, argparse.Namespace) else cfg)})
+            except UnfitCheckpoint as error:  # the checkpoints of this training run could not be read
+                raise AlmaError(f"--arch {cfg._name}: {error}; give another --arch") from error
             checkpoint = None if start is None else read_checkpoint(start)
             if start is not None and checkpoint is not None:
-                trained = (checkpoint["cfg"].get("task") or {}).get("megabatch")
-                checks = resumes and not self.args.reset_dataloader and trained is not None
-                if checks and self.args.megabatch not in (None, trained):  # fairseq would skip training data
-                    raise AlmaError(
-                        f"{start}: trained on mega-batch {trained}, not on --megabatch {self.args.megabatch}; give "
-                        f"another --save-dir, and {WEIGHTS_FLAG} {start} to start from these weights"
-                    )
+                if resumes and not self.args.reset_dataloader:
+                    self._refuse_other_order(checkpoint, start)
                 check_dictionary(checkpoint, start, self.stream)
                 check_architecture(checkpoint, start, cfg)
             model = super().build_model(cfg, from_checkpoint)
@@ -257,6 +267,23 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         self.is_compiled = getattr(model, "is_compiled", False)
         self.has_balance_loss = getattr(model, "balance_loss_weight", 0.0) > 0 and any(len(gate) > 1 for gate in gates)
         return model
+
+    def _refuse_other_order(self, checkpoint: Checkpoint, path: str) -> None:
+        """Raise AlmaError if resuming from a checkpoint would leave out training data or read data twice."""
+        before = checkpoint["cfg"].get("task") or {}
+        trained = before.get("megabatch")
+        if trained is not None and self.args.megabatch not in (None, trained):
+            raise AlmaError(
+                f"{path}: trained on mega-batch {trained}, not on --megabatch {self.args.megabatch}; give another "
+                f"--save-dir, and {WEIGHTS_FLAG} {path} to start from these weights"
+            )
+        iterator = (checkpoint.get("extra_state") or {}).get("train_iterator") or {}
+        for name in ORDER_OPTIONS if iterator.get("iterations_in_epoch") else ():
+            if name in before and str(before[name]) != str(getattr(self.args, name)):
+                raise AlmaError(
+                    f"{path}: expected {flag(name)} {before[name]} of the interrupted epoch, found "
+                    f"{getattr(self.args, name)}; give the same option, or --reset-dataloader to begin the epoch again"
+                )
 
     def build_criterion(self, cfg: Any) -> Any:
         """Build the criterion; warn if the criterion omits the balance loss of the model.

@@ -61,7 +61,7 @@ def configuration_of(args: Namespace) -> DictConfig:
     """Return the same configuration as fairseq's ``convert_namespace_to_omegaconf``, without hydra.
 
     Hydra parses about 300 options from strings, which takes half of the run time of a short command. If a class, such
-    as the model ``lstm_lm``, has no dataclass, this function calls ``convert_namespace_to_omegaconf`` instead.
+    as the optimizer ``adafactor``, has no dataclass, this function calls ``convert_namespace_to_omegaconf`` instead.
 
     Args:
         args: arguments parsed by a parser of fairseq.

@@ -24,6 +24,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import II, DictConfig
 from torch import Tensor, nn
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import StageOptions
@@ -174,6 +175,10 @@ class StageTask(FairseqTask):
             cls._add_user_features()
         super().add_args(parser)
         bound_options(parser)
+        by_name = {action.dest: action for action in parser._actions}
+        is_validate = "path" in by_name and not {"output_word_probs", "beam"} & by_name.keys()
+        if is_validate:  # fairseq-validate opens the checkpoint before `setup_task`
+            by_name["path"].required, by_name["path"].type = True, _existing_checkpoint
 
     @classmethod
     def _add_user_features(cls) -> None:
@@ -202,7 +207,8 @@ class StageTask(FairseqTask):
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
         """Return (checkpoint to start from or None, whether the command resumes an interrupted run)."""
-        last = os.path.join(cfg.save_dir, cfg.restore_file)
+        is_default = cfg.restore_file == LAST_CHECKPOINT  # like fairseq, look for another file outside of --save-dir
+        last = os.path.join(cfg.save_dir, cfg.restore_file) if is_default else cfg.restore_file
         if os.path.isfile(last):
             return last, True
         return starting_checkpoint(cfg, cfg.continue_once), False
@@ -256,6 +262,14 @@ class StageTask(FairseqTask):
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
         """Load the state of the features; fairseq does not call this method if only weights are loaded."""
         self.features.load_state_dict(state)
+
+
+def _existing_checkpoint(word: str) -> str:
+    if os.pathsep in word and not os.path.exists(word):
+        raise argparse.ArgumentTypeError(f"{word}: expected one checkpoint, found several; use alma-ensemble")
+    if not os.path.isfile(word):
+        raise argparse.ArgumentTypeError(f"{word}: no such checkpoint file")
+    return word
 
 
 def require_batch_size(limits: Mapping[str, Any]) -> None:

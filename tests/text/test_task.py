@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fairseq import tasks
+from fairseq import options, tasks
 from fairseq.data import data_utils
 from torch._inductor.exc import InvalidCxxCompiler
 
@@ -156,6 +156,41 @@ def test_a_training_does_not_resume_from_another_megabatch(trained, tmp_path):
     last = train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "3", "--reset-dataloader")
     tokens = [each["extra_state"]["AlmaLMTask"]["train_tokens"] for each in (again, torch.load(last))]
     assert tokens[1] > tokens[0]  # the state of the features is kept
+
+
+def test_a_training_resumes_within_an_epoch_only_in_the_same_order(trained, tmp_path):
+    first = ["--megabatch", "1", "--max-update", "3"]
+    last = train_model(trained.stream, tmp_path, *first)
+    for words, found in ((["--replay"], "--replay False"), (["--tokens-per-sample", "16"], "--tokens-per-sample 32")):
+        with pytest.raises(AlmaError, match=f"expected {found} of the interrupted epoch"):
+            train_model(trained.stream, tmp_path, *first, "--max-update", "4", *words)
+    train_model(trained.stream, tmp_path, *first, "--max-update", "4", "--replay", "--reset-dataloader")
+    with pytest.raises(AlmaError, match="trained on mega-batch 1, not on --megabatch 0"):  # a path, as in fairseq
+        train_model(trained.stream, tmp_path / "b", "--megabatch", "0", "--restore-file", str(last))
+    with pytest.raises(AlmaError, match=r"checkpoint_9\.pt: no such checkpoint file"):
+        shutil.copy(last, tmp_path / "checkpoint_9.pt")
+        train_model(trained.stream, tmp_path, *first, "--restore-file", "checkpoint_9.pt")
+
+
+@pytest.mark.parametrize("arch", ["lstm_lm", "fconv_lm"])
+def test_a_model_whose_checkpoint_cannot_be_read_is_not_trained(trained, tmp_path, arch):
+    with pytest.raises(AlmaError, match=f"--arch {arch}: expected architecture alma_… or transformer_lm…"):
+        train_model(trained.stream, tmp_path, "--megabatch", "0", "--arch", arch, shape=())
+
+
+def test_an_adaptive_softmax_trains_resumes_and_is_tested(trained, tmp_path):
+    words = ["--arch", "transformer_lm", "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "100,200"]
+    for update in ("2", "3"):
+        last = train_model(trained.stream, tmp_path, "--megabatch", "0", *words, "--max-update", update)
+    assert 0 < float(evaluate(trained.stream, last)["loss"]) < 12
+
+
+@pytest.mark.parametrize("path", ["nowhere.pt", "a.pt:b.pt", None])
+def test_fairseq_validate_needs_one_checkpoint(trained, capsys, path):
+    words = [str(trained.stream), "--task", "alma_lm", "--batch-size", "4", *([] if path is None else ["--path", path])]
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(options.get_validation_parser(), words)
+    assert ("required: --path" if path is None else f"argument --path: {path}: ") in capsys.readouterr().err
 
 
 def test_cross_entropy_and_balance_loss_are_logged_separately(trained):
