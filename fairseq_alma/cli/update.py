@@ -170,10 +170,10 @@ def describe(months: Sequence[Month], held_out: Sequence[int], test: int) -> Ite
         elif after is not None:
             yield f"{what}: {after:.3f} bits per byte ({sum(sizes):,} bytes)"
     action, passes = month.step
-    how = {"begin": "new model", "restart": "new, larger model", "continue": "current model"}
+    how = {"begin": "new model", "restart": "new model", "continue": "current model"}
     text = "the new text" if action == "continue" else "all text so far"
     order = " (first the new text, then samples of all months)" if action == "continue" else ""
-    yield f"training: {how[action]}, {passes:.4g} passes through {text}{order}"
+    yield f"training: {how[action]}, {passes:.4g} pass{'' if passes == 1 else 'es'} through {text}{order}"
     spent = sum(each.train_tokens for each in months)
     yield f"model: {month.params:,} parameters, {spent:,} training tokens so far, including months trained again"
 
@@ -271,7 +271,10 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
         if hashes in known:
             note = "" if was_unfinished else f"month {known.index(hashes) + 1} already has this text; nothing to do"
-            if is_planned and (options.budget, options.size) != (BUDGET, None):
+            *before, newest = record.months
+            wanted = _plan(before, stream, record.words, options.budget, options.size)
+            differs = (wanted.step, wanted.size) != (newest.step, newest.size)
+            if is_planned and differs and (options.budget, options.size) != (BUDGET, None):
                 note += f"{'; ' if note else ''}to train the newest month with another --budget or --size, give --redo"
             if note:
                 print_line(f"{root}: {note}", sys.stdout)
@@ -312,16 +315,7 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
     if len(months) == index:
-        tokens = [stream.megabatch(t).num_tokens for t in range(index + 1)]
-        spent = sum(month.train_tokens for month in months)
-        action, passes = next_step(months[-1].params if months else 0, tokens, spent, budget)
-        if months and size is not None:
-            action, passes = "restart", budget
-        if action != "continue" and size is None and "--arch" not in dict(group_words(record.words)):
-            assert stream.tokenizer is not None
-            size = new_size(passes * sum(tokens), stream.tokenizer.vocab_size)
-        first = months[-1].first if action == "continue" else index
-        months.append(Month((action, passes), first, size, replaces=action == "restart"))
+        months.append(_plan(months, stream, record.words, budget, size))
         record.save(root)
     month = record.redo or months[index]
     if month.is_done:
@@ -340,6 +334,20 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     month.is_done = True
     record.save(root)
     return True
+
+
+def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget: float, size: Optional[int]) -> Month:
+    """Return the record of a month before its training, given the records of the months before."""
+    tokens = [stream.megabatch(t).num_tokens for t in range(len(before) + 1)]
+    spent = sum(month.train_tokens for month in before)
+    action, passes = next_step(before[-1].params if before else 0, tokens, spent, budget)
+    if before and size is not None:
+        action, passes = "restart", budget
+    if action != "continue" and size is None and "--arch" not in dict(group_words(words)):
+        assert stream.tokenizer is not None
+        size = new_size(passes * sum(tokens), stream.tokenizer.vocab_size)
+    first = before[-1].first if action == "continue" else len(before)
+    return Month((action, passes), first, size, replaces=action == "restart")
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:

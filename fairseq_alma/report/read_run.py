@@ -20,7 +20,7 @@ from fairseq_alma.learners.learner import LEARNERS, canonical
 from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import find_run
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.study import FREE_OPTIONS, ROUNDING_OPTIONS, planned_stages
+from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF, ROUNDING_OPTIONS, planned_stages
 
 REMEDY = "remove this run from the command, or repeat the training"
 RESULT = {"text": "ppl", "images": "error"}
@@ -147,9 +147,9 @@ class RecordedRun:
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
         found = {"--preset": preset} if preset not in ("", "paper") else {}
-        found |= {flag(name): value for name, value in options.items() if name not in ignored}
+        found |= {OPTION_OF.get(name, flag(name)): value for name, value in options.items() if name not in ignored}
         found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
-        return {name: str(canonical(value)) for name, value in found.items()}
+        return {name: "" if value is True else str(canonical(value)) for name, value in found.items()}
 
 
 def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> RecordedRun:
@@ -166,6 +166,8 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     path = find_run(path) or path
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None
+    if record is None and (seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}"))):
+        raise AlmaError(f"{path}: expected a run, found a folder of runs; give its runs, such as {seeds[0].parent}")
     if record is None:
         found = f"a folder without {RUN_RECORD}" if path.is_dir() else "a file" if path.exists() else "nothing"
         raise AlmaError(f"{path}: expected a run folder, found {found}; give the --run folder of alma-stream")
@@ -306,6 +308,15 @@ class Experiment:
         return course.assign(done=self.first.arrivals.done)
 
 
+def _length(run: RecordedRun) -> tuple[str, float]:
+    """Return (unit, length of a stage): passes if alma-stream chose the updates of each stage, otherwise updates."""
+    recipe = run.record.get("recipe") or {"chosen": {}}
+    if "--max-update" in recipe["chosen"]:
+        return "passes", float(recipe["passes"])
+    word = str(run.record["train_options"].get("--max-update", ""))
+    return ("updates", float(word)) if word.isdecimal() and int(word) else ("", 1.0)
+
+
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """Group runs into experiments, sorted by backbone size, learner and waiting time.
 
@@ -315,18 +326,20 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     for run in sorted(runs, key=lambda run: -len(run.done)):
         key = json.dumps([run.record["learner"], run.settings, run.stream_key, len(run.arrivals)], sort_keys=True)
         groups.setdefault(key, {}).setdefault(run.seeds, run)
-    words = {run: str(run.record["train_options"].get("--max-update", "")) for run in runs}
-    max_updates = {run: int(word) for run, word in words.items() if word.isdecimal() and int(word)}
-    fewest, smallest = {}, {}
+    lengths = {run: _length(run) for run in runs}
+    fewest: dict[Any, float] = {}
+    for run, (unit, length) in lengths.items():
+        fewest[run.size, unit] = min(length, fewest.get((run.size, unit), length))
+    smallest = {}
     for run in runs:
         same = [other for other in runs if other.size == run.size]
-        fewest[run.size] = min((max_updates[other] for other in same if other in max_updates), default=1)
         smallest[run.size] = min(float(other.done.num_params.min()) if len(other.done) else 0.0 for other in same)
     unnamed = []
     for group in groups.values():
         same_options = [*group.values()]
         first = same_options[0]
-        times = max_updates[first] / fewest[first.size] if first in max_updates else 1.0
+        unit, length = lengths[first]
+        times = length / fewest[first.size, unit]
         unnamed.append(Experiment(same_options, times))
 
     def order(each: Experiment) -> tuple[Any, ...]:
@@ -346,8 +359,11 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
     """
 
     def key(each: Experiment) -> tuple[Any, ...]:
-        settings = sorted(each.first.settings.items())
-        return each.first.record["learner"], *(s for s in settings if s[0] not in ("--iid", "--wait", "--drop-rest"))
+        record = each.first.record
+        recipe = record.get("recipe") or {"chosen": {}, "features": {}}  # options that follow from the amount of text
+        ignored = {"--iid", "--wait", "--drop-rest", *recipe["chosen"], *map(flag, recipe["features"])}
+        settings = sorted(item for item in each.first.settings.items() if item[0] not in ignored)
+        return record["learner"], recipe.get("passes"), *settings
 
     eager = {key(e): e for e in groups if not e.first.options.get("iid") and e.first.options["wait"] == 1}
     controls = [each for each in groups if each.first.options.get("iid") and key(each) in eager]
@@ -359,7 +375,7 @@ def _named(groups: Sequence[Experiment]) -> list[Experiment]:
     candidates = []
     for each in groups:
         experts, size = each.first.experts, each.first.size
-        experts += "" if experts.endswith("models") else " experts"
+        experts = "dense" if experts == "1" else experts + ("" if experts.endswith("models") else " experts")
         candidates.append(
             [", ".join(filter(None, (each.label, *added))) for added in ((), (experts,), (size,), (experts, size))]
         )
@@ -372,7 +388,7 @@ def _named(groups: Sequence[Experiment]) -> list[Experiment]:
             flags = dict.fromkeys(flag for other in (each, *same_name) for flag in other.first.settings)
             values = {flag: {other.first.settings.get(flag) for other in same_name} for flag in flags}
             differing = [flag for flag in flags if len(values[flag]) > 1 and flag not in IMPLIED]
-            shown = [f"{flag} {own[flag]}" if flag in own else f"no {flag}" for flag in differing]
+            shown = [f"{flag} {own[flag]}".strip() if flag in own else f"no {flag}" for flag in differing]
             shown = shown or [f"{len(each.first.arrivals)} arrivals", each.first.stream_key[:8]]
             unique = [", ".join([names[1], *shown])]
         named.append(Experiment(each.runs, each.times, unique[0]))

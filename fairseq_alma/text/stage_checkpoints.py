@@ -42,6 +42,7 @@ class Progress:
         train_tokens: number of training tokens since the beginning of the stage, summed over epochs.
         first_update: number of optimizer updates before the stage.
         batches: one record for the first update and for each change of the batch size; see `features.BATCHES`.
+        megabatch: newest mega-batch of the training data, numbered from 0; None: unknown.
     """
 
     num_updates: int
@@ -49,6 +50,7 @@ class Progress:
     train_tokens: int
     first_update: int = 0
     batches: Sequence[Mapping[str, Any]] = ()
+    megabatch: Optional[int] = None
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
         """Return whether training has reached a limit. If resumed there, fairseq-train would make another update."""
@@ -134,6 +136,7 @@ def read_progress(path: Path) -> Progress:
         train_tokens=int(counts[TRAIN_TOKENS]),
         first_update=first_update,
         batches=tuple(counts.get(BATCHES, ())),
+        megabatch=(state["cfg"].get("task") or {}).get("megabatch"),
     )
 
 

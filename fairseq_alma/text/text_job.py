@@ -207,7 +207,8 @@ class TextJob:
                 stage_checkpoints.remove(own)
         for index in stages:
             here = folder.stage_folder(index)
-            # Remove ensembles: their members may be removed, and each later stage writes its own ensemble.
-            ensemble = () if index == stages[-1] else (ENSEMBLE_FILE, PREDICTIONS_FILE)
-            for name in (GROWN_FILE, BEFORE_RECORD, *ensemble):
+            # Each later stage writes its own ensemble and predictions. An ensemble stays only with its members.
+            names = [GROWN_FILE, BEFORE_RECORD, *([] if index == stages[-1] else [PREDICTIONS_FILE])]
+            names += [ENSEMBLE_FILE] if all(model.stage != index for model in needed) else []
+            for name in names:
                 (here / name).unlink(missing_ok=True)

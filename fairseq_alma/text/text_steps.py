@@ -24,6 +24,7 @@ from fairseq_alma.runs.display import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_e
 from fairseq_alma.runs.loop import StageWork, Step
 from fairseq_alma.runs.run_folder import BEST_FILE, BRANCH, PREDICTIONS_FILE, TRAIN_LOG, BeforeRecord, stage_predictor
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
+from fairseq_alma.terminal import print_line
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.helper import Command, call
 from fairseq_alma.text.stage_checkpoints import ModelFacts, Progress
@@ -190,7 +191,7 @@ class Train(TrainingStep):
         last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE
         return (
             stage_checkpoints.is_complete(last)
-            and read_progress(last).has_reached(*self.limits)
+            and self._has_ended(read_progress(last))
             and (not self.job.keeps_best or stage_checkpoints.is_complete(best))
         )
 
@@ -253,9 +254,13 @@ class Train(TrainingStep):
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Train the remaining updates; return entries of stage.json, such as updates, tokens and FLOPs."""
-        self._reset_after_crash()
+        self._reset()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
+        if last and self._is_outdated(done):
+            print_line(f"note: {last}: older than a mega-batch of its stage; training again", sys.stderr)
+            stage_checkpoints.remove(self.folder)
+            last, done = None, Progress(0, 0, 0)
         if not last or not done.has_reached(*self.limits):
             done = self._train(work, done.num_updates)
         # Fsync the final checkpoints before writing stage.json.
@@ -305,11 +310,20 @@ class Train(TrainingStep):
             )
         return after
 
-    def _reset_after_crash(self) -> None:
-        """Remove the checkpoints of the training run if a crash damaged a checkpoint that cannot be written again.
+    def _is_outdated(self, progress: Progress) -> bool:
+        """Return whether a checkpoint was trained before mega-batches were appended to its stage."""
+        return progress.megabatch not in (None, self.plan.stage.arrivals[-1])
 
-        Such checkpoints are the best checkpoint, and the checkpoints of the branch once the main training has
-        continued past the start of the branch.
+    def _has_ended(self, progress: Progress) -> bool:
+        """Return whether training on all data of the stage has reached a limit."""
+        return not self._is_outdated(progress) and progress.has_reached(*self.limits)
+
+    def _reset(self) -> None:
+        """Remove the checkpoints of the training run if they cannot be used.
+
+        This is the case if another number of passes moved the start of the branch, or if a crash damaged a checkpoint
+        that cannot be written again: the best checkpoint, or the branch once the main training has continued past the
+        start of the branch.
         """
         best = self.folder / BEST_FILE
         if self.job.keeps_best and best.is_file() and not stage_checkpoints.is_sound(best):
@@ -317,7 +331,9 @@ class Train(TrainingStep):
         if self.part != UP_TO_BRANCH or (last := stage_checkpoints.repair_last(self.folder)) is None:
             return
         branch = replace(self, part=BRANCH)
-        stage_checkpoints.repair_last(branch.folder)
+        begun = stage_checkpoints.repair_last(branch.folder)
+        if begun and read_progress(begun).first_update != self.job.first_update(self.training, BRANCH):
+            stage_checkpoints.remove(branch.folder)
         split, _ = self.limits
         if not branch.is_done() and split is not None and read_progress(last).num_updates > split:
             stage_checkpoints.remove(branch.folder)
@@ -385,7 +401,9 @@ class Before(TextStep):
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Return the results in `BEFORE_RECORD`; if this file is missing or damaged, run all tests first."""
         found = self.read()
-        if found is None:
+        known = set((found or {}).get("holdouts") or ())
+        has_more = bool(known) and not known.issuperset(self.job.holdouts(self.plan.stage.arrivals))  # appended since
+        if found is None or has_more:
             found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
             write_json_atomically(self.here / BEFORE_RECORD, found)
         return {name: found[name] for name in ("before_growth", "after_growth") if found.get(name)}

@@ -45,6 +45,7 @@ def write_run(
     train_options: Optional[Mapping[str, str]] = None,
     num_stages: Optional[int] = None,
     stage_extras: Optional[Sequence[Mapping[str, Any]]] = None,
+    recipe: Optional[Mapping[str, Any]] = None,
     **options: Any,
 ) -> Path:
     """Write run.json and stage.json of a run.
@@ -62,6 +63,7 @@ def write_run(
         train_options: options after ``--``.
         num_stages: number of complete stages; None: the number of values, or all.
         stage_extras: further content of each stage.json.
+        recipe: options that alma-stream chose.
         options: options of alma-stream.
     """
     stream = dict(stream or text_stream())
@@ -79,7 +81,7 @@ def write_run(
         "learner": learner, "seed": seed, "options": chosen, "train_options": dict(train_options), "stream": stream,
         "versions": VERSIONS,
     }  # fmt: skip
-    (root / "run.json").write_text(json.dumps(run, indent=2))
+    (root / "run.json").write_text(json.dumps(run | ({} if recipe is None else {"recipe": recipe}), indent=2))
     if values is None:
         start, floor = (40.0, 20.0) if is_text else (0.5, 0.1)
         values = [floor + (start - floor) * math.exp(-stage.arrivals[-1] / 5) for stage in planned]

@@ -58,6 +58,23 @@ def test_longer_stages_are_named_as_in_table_2(make):
     assert [each.label for each in make(*updates)] == ["SM_w1", "SM_w3 (3x steps)"]
 
 
+def test_names_of_dense_models_have_only_the_flag_of_a_switch(make):
+    groups = make(*({"num_experts": (1,), "best_checkpoint": best} for best in (True, False)))
+    assert {each.name for each in groups} == {f"SM_w1, dense, {no}--best-checkpoint" for no in ("", "no ")}
+
+
+def test_lengths_that_follow_from_the_text_are_compared_in_passes(make):
+    def chosen(updates, passes, **more):
+        options = {"--max-update": updates}
+        recipe = {"chosen": options, "passes": passes, "preferences": {}, "features": more, "lines": []}
+        return {"train_options": options, "recipe": recipe}
+
+    long, short = chosen("87", 1.0), chosen("28", 1.0, carry_optimizer=True)
+    groups = make({"iid": 3, **long}, {"carry_optimizer": True, **short}, {"wait": 2, **chosen("56", 4.0)})
+    assert [each.label for each in groups] == ["SM_w1", "SM_w2 (4x steps)", "SM iid k3"]
+    assert [(control.label, each.label) for control, each, _ in iid_pairs(groups)] == [("SM iid k3", "SM_w1")]
+
+
 def test_an_iid_control_finds_the_learner_of_its_settings(make):
     groups = make({"learner": "ens", "iid": 3}, {"learner": "ens"}, {"learner": "ens", "wait": 3}, {"iid": 3})
     (pair,) = iid_pairs(groups)

@@ -92,6 +92,13 @@ def test_a_killed_training_resumes_and_counts_each_token_once(job, launched, mon
     assert launched.programs == ["fairseq-train"]
 
 
+def test_a_training_on_fewer_megabatches_than_its_stage_has_starts_again(job, launched, monkeypatch, capsys):
+    last = write_checkpoint(job, PLAN.trainings[0].model)
+    pretend(monkeypatch, Progress(10, 0, 500, megabatch=7), Progress(10, 0, 900))
+    assert train(job)["train_tokens"] == 900 and launched.programs == ["fairseq-train"]
+    assert "older than a mega-batch of its stage" in capsys.readouterr().err and not last.exists()
+
+
 def test_a_complete_training_is_not_launched_again(job, launched, monkeypatch):
     pretend(monkeypatch, Progress(10, 0, 1000))
     assert train(job)["num_updates"] == 10
