@@ -323,8 +323,8 @@ class Options:
             value = getattr(self, name)
             is_used = option.recorded and option.side != TRAINING and (kind is None or kind in option.kinds)
             if is_used and value is not None:
-                found[name] = ",".join(map(str, value)) if isinstance(value, tuple) else value
-                found[name] = str(value) if isinstance(value, Path) else found[name]
+                value = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                found[name] = str(value) if isinstance(value, Path) else value
         return found
 
     def words(self) -> list[str]:

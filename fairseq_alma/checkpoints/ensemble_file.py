@@ -40,7 +40,7 @@ class MemberModel:
     """Model options, weights and checkpoint file of an ensemble member."""
 
     config: dict[str, Any]  # ``cfg.model`` of the member
-    weights: Weights  # ``model`` of the member
+    weights: Weights  # ``model`` of the member; empty if the member is embedded
     file: Optional[Path]  # checkpoint file of the member; None if the member is embedded
 
 
@@ -50,15 +50,19 @@ def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-def members_of(config: Mapping[str, Any], weights: Weights, folder: Optional[Path]) -> Iterator[MemberModel]:
-    """Yield the members of an ensemble. ``folder`` is the folder of the ensemble's checkpoint, or None if unknown.
+def members_of(entries: Iterable[Mapping[str, Any]], folder: Optional[Path]) -> Iterator[MemberModel]:
+    """Yield the members of an ensemble, without the weights of embedded members (see `TrainedMembers`).
+
+    Args:
+        entries: ``cfg.model.members`` of the ensemble's checkpoint.
+        folder: folder of the ensemble's checkpoint, or None if unknown.
 
     Raises:
         AlmaError: the file of a member is missing, has changed, or contains an ensemble.
     """
-    for index, entry in enumerate(config["members"]):
+    for entry in entries:
         if "config" in entry:
-            yield MemberModel(entry["config"], weights_of_member(weights, index), None)
+            yield MemberModel(entry["config"], {}, None)
         else:
             path = member_file(entry, folder)
             checkpoint = _read_single_model(path)

@@ -170,10 +170,10 @@ def describe(months: Sequence[Month], held_out: Sequence[int], test: int) -> Ite
         elif after is not None:
             yield f"{what}: {after:.3f} bits per byte ({sum(sizes):,} bytes)"
     action, passes = month.step
-    how = {"begin": "new model", "restart": "new model", "continue": "current model"}
-    text = "the new text" if action == "continue" else "all text so far"
-    order = " (first the new text, then samples of all months)" if action == "continue" else ""
-    yield f"training: {how[action]}, {passes:.4g} pass{'' if passes == 1 else 'es'} through {text}{order}"
+    model, text = "new model", "all text so far"
+    if action == "continue":
+        model, text = "current model", "the new text (first the new text, then samples of all months)"
+    yield f"training: {model}, {passes:.4g} pass{'' if passes == 1 else 'es'} through {text}"
     spent = sum(each.train_tokens for each in months)
     yield f"model: {month.params:,} parameters, {spent:,} training tokens so far, including months trained again"
 

@@ -86,10 +86,8 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     stages = [each for each in map(folder.read_stage, range(number + 1)) if each is not None]
     updates, tokens = (sum(each[name] for each in stages) for name in ("num_updates", "train_tokens"))
     stage = stages[-1]
-    chosen = {
-        name: value for name, value in run["train_options"].items() if name not in UPDATE_COUNTS
-    }  # of the first stage
-    options = [f"{name} {value}".strip() for name, value in chosen.items()]
+    given = run["train_options"].items()  # the numbers of updates are those of the first stage
+    options = [f"{name} {value}".strip() for name, value in given if name not in UPDATE_COUNTS]
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
         "training": f"{updates:,} updates on {tokens:,} tokens",

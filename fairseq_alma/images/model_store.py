@@ -188,11 +188,8 @@ class ModelStore:
         """Remove the models ``gone`` and their files, and delete folders that become empty."""
         for model in gone:
             folder = self.folder.model_folder(model)
-            for here, names in (
-                (folder / BRANCH, [LAST_CHECKPOINT]),
-                (folder, [LAST_CHECKPOINT, AVERAGE_FILE, UNFINISHED]),
-            ):
-                for name in names:
+            for here in (folder / BRANCH, folder):
+                for name in (LAST_CHECKPOINT, AVERAGE_FILE, UNFINISHED):
                     (here / name).unlink(missing_ok=True)
                 if here.is_dir() and not any(here.iterdir()):
                     here.rmdir()

@@ -127,10 +127,10 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
                 )
         path = getattr(task, "checkpoint_path", None)  # tasks of fairseq have no such attribute
         folder = None if path is None else Path(path).parent
-        entries = [OmegaConf.to_container(entry) for entry in cfg.members]
+        entries: list[Any] = [OmegaConf.to_container(entry) for entry in cfg.members]
         members: list[Any] = []
         embedded = []
-        for index, entry in enumerate(members_of({"members": entries}, {}, folder)):
+        for index, entry in enumerate(members_of(entries, folder)):
             member = models.build_model(OmegaConf.create(entry.config), task, from_checkpoint=True)
             refuse_other_weights(member, str(entry.file or f"member {index} of the ensemble"))
             if entry.file is None:

@@ -18,7 +18,7 @@ from pandas import DataFrame, Index, concat
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS, canonical
 from fairseq_alma.options import flag
-from fairseq_alma.runs.lookup import find_run
+from fairseq_alma.runs.lookup import find_run, runs_of_seeds
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF, ROUNDING_OPTIONS, planned_stages
 
@@ -96,6 +96,11 @@ class RecordedRun:
         self.memory = float(arrivals.params.bfill().sum()) if self.is_complete else math.nan
 
     @property
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the entry ``recipe`` of run.json; without this entry, a recipe that chooses no options."""
+        return self.record.get("recipe") or {"preferences": {}, "chosen": {}, "features": {}}
+
+    @property
     def learner(self) -> str:
         """Return the name of the learner in the paper, or the value of ``--learner`` if no such name exists."""
         known = LEARNERS[self.stream["kind"]].get(self.record["learner"])
@@ -166,8 +171,8 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     path = find_run(path) or path
     folder = RunFolder(path)
     record = folder.read_run(REMEDY) if path.is_dir() else None
-    if record is None and (seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}"))):
-        raise AlmaError(f"{path}: expected a run, found a folder of runs; give its runs, such as {seeds[0].parent}")
+    if record is None and (runs := runs_of_seeds(path)):
+        raise AlmaError(f"{path}: expected a run, found a folder of runs; give its runs, such as {runs[0]}")
     if record is None:
         found = f"a folder without {RUN_RECORD}" if path.is_dir() else "a file" if path.exists() else "nothing"
         raise AlmaError(f"{path}: expected a run folder, found {found}; give the --run folder of alma-stream")
@@ -310,9 +315,8 @@ class Experiment:
 
 def _length(run: RecordedRun) -> tuple[str, float]:
     """Return (unit, length of a stage): passes if alma-stream chose the updates of each stage, otherwise updates."""
-    recipe = run.record.get("recipe") or {"chosen": {}}
-    if "--max-update" in recipe["chosen"]:
-        return "passes", float(recipe["passes"])
+    if "--max-update" in run.recipe["chosen"]:
+        return "passes", float(run.recipe["passes"])
     word = str(run.record["train_options"].get("--max-update", ""))
     return ("updates", float(word)) if word.isdecimal() and int(word) else ("", 1.0)
 
@@ -359,11 +363,11 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
     """
 
     def key(each: Experiment) -> tuple[Any, ...]:
-        record = each.first.record
-        recipe = record.get("recipe") or {"chosen": {}, "features": {}}  # options that follow from the amount of text
-        ignored = {"--iid", "--wait", "--drop-rest", *recipe["chosen"], *map(flag, recipe["features"])}
-        settings = sorted(item for item in each.first.settings.items() if item[0] not in ignored)
-        return record["learner"], recipe.get("passes"), *settings
+        run = each.first
+        # Options that alma-stream chose depend on the amount of text.
+        ignored = {"--iid", "--wait", "--drop-rest", *run.recipe["chosen"], *map(flag, run.recipe["features"])}
+        settings = sorted(item for item in run.settings.items() if item[0] not in ignored)
+        return run.record["learner"], run.recipe.get("passes"), *settings
 
     eager = {key(e): e for e in groups if not e.first.options.get("iid") and e.first.options["wait"] == 1}
     controls = [each for each in groups if each.first.options.get("iid") and key(each) in eager]

@@ -171,7 +171,7 @@ def command_of(run: RecordedRun) -> str:
     """Return the alma-stream command with the options in run.json, without options that alma-stream chose."""
     words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.record["learner"]]
     words += ["--run", str(run.path), "--seed", str(run.record["seed"])]
-    recipe = run.record.get("recipe") or {"preferences": {}, "chosen": {}, "features": {}}
+    recipe = run.recipe
     requested = {name: recipe["preferences"].get(name) for name in ("size", "preset")}
     if "--max-update" in recipe["chosen"]:
         requested["passes"] = f"{recipe['passes']:g}"

@@ -31,6 +31,11 @@ def find_run(path: Path) -> Optional[Path]:
     return next((each for each in (path, path / RUN) if (each / RUN_RECORD).is_file()), None)
 
 
+def runs_of_seeds(path: Path) -> list[Path]:
+    """Return the run folders in the ``--run`` folder of an alma-stream call with several seeds, sorted."""
+    return [record.parent for record in sorted(path.glob(f"seed-*/{RUN_RECORD}"))]
+
+
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     """Return the path of a run's checkpoint after an arrival, or ``path`` if ``path`` does not contain a run.
 
@@ -44,8 +49,8 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     """
     root = find_run(path)
     if root is None:
-        if seeds := sorted(path.glob(f"seed-*/{RUN_RECORD}")):
-            raise AlmaError(f"{path}: expected a run, found a folder of runs; give one run, such as {seeds[0].parent}")
+        if runs := runs_of_seeds(path):
+            raise AlmaError(f"{path}: expected a run, found a folder of runs; give one run, such as {runs[0]}")
         if arrival is not None:
             raise AlmaError(f"--arrival {arrival}: expected a run, found {path}; give a run, or remove --arrival")
         return path
