@@ -70,8 +70,9 @@ class GroupedQueryAttention(CachedAttention):
     def forward(self, x: Tensor, state: Optional[IncrementalState], cos: Tensor, sin: Tensor) -> Tensor:
         """Return the (B, T, M) output for the (B, T, M) input; ``cos`` and ``sin`` are (T, 1, D / 2)."""
         heads = (*x.shape[:2], -1, self.head_dim)
-        query = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, H, T, D)
-        key = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, K, T, D)
+        # torch has fused norms only for inputs with the data type of the weights.
+        query = rotate(self.q_norm(self.q_proj(x).view(heads).float()), cos, sin).transpose(1, 2)  # (B, H, T, D)
+        key = rotate(self.k_norm(self.k_proj(x).view(heads).float()), cos, sin).transpose(1, 2)  # (B, K, T, D)
         return self.o_proj(self.attend(query, key, self.v_proj(x).view(heads).transpose(1, 2), state))
 
 

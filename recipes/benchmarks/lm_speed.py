@@ -35,10 +35,9 @@ class SpeedTask(LanguageModelingTask):
 
     autocast: Any = None
 
-    def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute loss and gradients of one batch."""
-        with self.autocast:
-            return super().train_step(*args, **kwargs)
+    def train_step(self, sample: Any, model: Any, criterion: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute loss and gradients of one batch. fairseq disables autocast around the criterion on a GPU."""
+        return super().train_step(sample, model, self.autocast(criterion), *args, **kwargs)
 
 
 def build_trainer(arch: str, num_experts: int, args: argparse.Namespace, data: str) -> Trainer:

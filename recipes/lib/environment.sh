@@ -87,6 +87,10 @@ alma_make_venv() {
     fi
     [ "$(head -n 1 "$ALMA_VENV/alma-complete")" = "$ALMA_VENV" ] &&
       "$ALMA_VENV/bin/python" -m pip --version >/dev/null 2>&1 && : >"$ALMA_UNFINISHED" && return 0
+    if [ -L "$ALMA_VENV" ]; then # --clear would empty the environment of another checkout
+      alma_log ".venv: a link to an environment that is not usable here; remove the link, then run the same command again"
+      return 1
+    fi
   fi
   python=$(alma_find_python) || return 1
   : >"$ALMA_UNFINISHED" && "$python" -m venv --clear "$ALMA_VENV"

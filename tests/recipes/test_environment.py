@@ -118,6 +118,16 @@ def test_a_checkout_that_was_moved_gets_a_new_environment(newcomer: Newcomer) ->
     assert newcomer.done() == [*INSTALLED, *INSTALLED]
 
 
+def test_a_link_to_the_environment_of_another_checkout_is_refused_and_not_emptied(newcomer: Newcomer) -> None:
+    newcomer.source()
+    other = (newcomer.checkout / ".venv").rename(newcomer.checkout.with_name("other"))
+    (newcomer.checkout / ".venv").symlink_to(other)
+    (other / "alma-complete").write_text("/another/checkout/.venv\n")
+    status, _, err = newcomer.source()
+    assert status == 1 and "remove the link" in err
+    assert (other / "bin" / "python").exists() and newcomer.done() == INSTALLED
+
+
 def test_an_environment_made_by_hand_is_filled_and_a_folder_that_is_none_is_refused(newcomer: Newcomer) -> None:
     venv = newcomer.checkout / ".venv"
     venv.mkdir()
