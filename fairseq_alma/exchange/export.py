@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, refuse_other_shapes
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
+from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import refuse_model
 from fairseq_alma.exchange.model_card import model_card
@@ -25,8 +25,8 @@ from fairseq_alma.exchange.tokenizer_files import (
     CONFIG,
     EXPORTABLE,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     Vocabulary,
+    beginning_of,
     misread_text,
     vocabulary_of,
 )
@@ -75,8 +75,8 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
         vocabulary = vocabulary_of(tokenizer, context, options.symbol_ids, has_bos)
         context = max(context, vocabulary.context)
         settings = folder_config(options, weights, vocabulary, context)
-        first = json.loads(vocabulary.files.get(TOKENIZER_CONFIG, "{}")).get("bos_token")
-        first = first.get("content") if isinstance(first, dict) else first
+        replaced = json.loads(options.symbol_ids) if options.symbol_ids else range(NUM_FAIRSEQ_SYMBOLS)
+        beginning = beginning_of(vocabulary.files[TOKENIZER], replaced[0 if has_bos else EOS])
         tensors = dict(folder_weights(weights, options, settings["tie_word_embeddings"], vocabulary.rows))
         facts = describe_model(config, weights, path)
     except (AttributeError, KeyError, TypeError) as error:
@@ -91,7 +91,7 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     with work_folder(out, "alma-export") as folder:
         write_tensors(tensors, folder / WEIGHTS)
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **vocabulary.files}
-        texts["README.md"] = model_card(path, stream, facts, architecture, context, first)
+        texts["README.md"] = model_card(path, stream, facts, architecture, context, beginning)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         size = (folder / WEIGHTS).stat().st_size

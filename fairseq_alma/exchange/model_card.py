@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Sequence
 
 from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.errors import AlmaError, printable
@@ -31,16 +31,14 @@ from transformers import pipeline
 print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
 ```
 
-The architecture is {architecture} of transformers 5 or newer; fairseq_alma is not needed. The tokenizer puts {first}
-before a text, as in training. The maximum sequence length is {context:,} tokens.
+The architecture is {architecture} of transformers 5 or newer; fairseq_alma is not needed. The tokenizer puts
+{beginning}. The maximum sequence length is {context:,} tokens.
 
 Licence: not specified; add the licence before publishing the model.
 """
 
 
-def model_card(
-    path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, first: Optional[str]
-) -> str:
+def model_card(path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, beginning: str) -> str:
     """Return the model card in Markdown. Training and test results come from the run that contains the checkpoint.
 
     Args:
@@ -49,7 +47,7 @@ def model_card(
         facts: sizes of the model.
         architecture: name of the model class in transformers.
         context: maximum sequence length in tokens, at least the sequence length in training.
-        first: special token at the beginning of each sequence, or None.
+        beginning: tokens before a text; see `beginning_of`.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
     names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
@@ -63,9 +61,7 @@ def model_card(
         **_record_rows(path, stream),
     }
     table = "\n".join(["| property | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-    return _PAGE.format(
-        table=table, architecture=architecture, context=context, first=f"`{first}`" if first else "no token"
-    )
+    return _PAGE.format(table=table, architecture=architecture, context=context, beginning=beginning)
 
 
 def _amount(splits: Sequence[Split]) -> str:

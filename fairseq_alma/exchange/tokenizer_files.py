@@ -109,6 +109,19 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
     return {TOKENIZER: json.dumps(content, ensure_ascii=False), TOKENIZER_CONFIG: json.dumps(config, indent=2) + "\n"}
 
 
+def beginning_of(content: str, trained: Optional[int]) -> str:
+    """Describe the token before a text: in an exported tokenizer.json, and in training (id, None: ``<s>``)."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(content)
+    encoding = tokenizer.encode("a")
+    here = f"`{encoding.tokens[0]}`" if 1 in encoding.special_tokens_mask[:1] else "no token"
+    there = "`<s>`" if trained is None else f"`{tokenizer.id_to_token(trained)}`"
+    return (
+        f"{here} before a text, {'as in training' if here == there else f'but fairseq_alma trains with {there} there'}"
+    )
+
+
 def misread_text(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: Iterable[str]) -> Optional[str]:
     """Return the first text that the exported tokenizer and the tokenizer of the stream encode differently, or None.
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -115,11 +116,6 @@ def test_texts_begin_with_s_where_training_sequences_did(checkpoints, tmp_path):
     assert exported(tmp_path / "out").config.bos_token_id == 0
 
 
-def test_a_sentencepiece_model_is_refused(sentencepiece_stream, tmp_path):
-    path = save(tmp_path / "a.pt", transformer_config(), 0, sentencepiece_stream)
-    assert "train on a stream with a tokenizer.json" in refused(tmp_path, path, "--out", tmp_path / "folder")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
 def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kind, folders, test_ids, tmp_path):
@@ -155,12 +151,11 @@ def test_a_model_without_a_stock_architecture_is_refused_in_one_line(kind, said,
     assert said in refused(tmp_path, checkpoints[kind], "--out", tmp_path / "out")
 
 
-def test_an_existing_folder_is_not_replaced(checkpoints, tmp_path):
-    assert f"--out {tmp_path}: expected a new folder" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path)
-
-
-def test_another_stream_is_refused_and_so_is_what_is_no_checkpoint(checkpoints, sentencepiece_stream, tmp_path):
+def test_other_streams_and_files_and_an_existing_folder_are_refused(checkpoints, sentencepiece_stream, tmp_path):
     out = ["--out", tmp_path / "out"]
+    assert f"--out {tmp_path}: expected a new folder" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path)
+    path = save(tmp_path / "a.pt", transformer_config(), 0, sentencepiece_stream)
+    assert "train on a stream with a tokenizer.json" in refused(tmp_path, path, *out)
     line = refused(tmp_path, checkpoints["dense"], *out, "--stream", sentencepiece_stream)
     assert "found another tokenizer" in line
     assert "not a stream (no stream.json found)" in refused(tmp_path, checkpoints["dense"], *out, "--stream", tmp_path)
@@ -186,10 +181,8 @@ def test_a_checkpoint_whose_configuration_and_weights_do_not_fit_is_one_line(alt
 
 
 def test_a_failed_export_removes_its_files(checkpoints, tmp_path, monkeypatch):
-    def fails(*arguments):
-        raise OSError(28, "No space left on device", "model.safetensors")
-
-    monkeypatch.setattr(exporting, "write_tensors", fails)
+    full = OSError(28, "No space left on device", "model.safetensors")
+    monkeypatch.setattr(exporting, "write_tensors", Mock(side_effect=full))
     assert "the disk is full" in refused(tmp_path, checkpoints["dense"], "--out", tmp_path / "out")
 
 
@@ -200,7 +193,8 @@ def test_the_files_and_the_card_say_what_the_model_is(folders, stream):
     ]  # fmt: skip
     card = (folders["mixture"] / "README.md").read_text()
     assert "| experts per Switch layer | 4 |" in card and "does not belong to a run of alma-stream" in card
-    assert "Qwen3MoeForCausalLM" in card and Stream.open(stream).fingerprint[:16] in card
+    assert "Qwen3MoeForCausalLM" in card and "puts\n`</s>` before a text, as in training. The" in card
+    assert Stream.open(stream).fingerprint[:16] in card
     assert "auto_map" not in json.loads((folders["mixture"] / "config.json").read_text())
 
 
