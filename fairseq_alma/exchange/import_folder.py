@@ -65,11 +65,14 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
             f"{folder}: expected a tokenizer with at most {config.vocab_size:,} tokens, as in the model, found "
             f"{tokenizer.vocab_size:,} tokens; {_REMEDY}"
         )
-    if stream is not None and StreamTokenizer.open(stream.root).symbols != tokenizer.symbols:
-        raise AlmaError(
-            f"--stream {stream.root}: expected the tokenizer of {folder}, found another tokenizer; prepare a stream "
-            f"with alma-prep-text --tokenizer {folder}"
-        )
+    if stream is not None:
+        other = StreamTokenizer.open(stream.root)
+        # Tokenizers with the same vocabulary can encode a text differently, for example with another normalizer.
+        if other.symbols != tokenizer.symbols or other.file.read_bytes() != tokenizer.file.read_bytes():
+            raise AlmaError(
+                f"--stream {stream.root}: expected the tokenizer of {folder}, found another tokenizer; prepare a "
+                f"stream with alma-prep-text --tokenizer {folder}"
+            )
     symbol_ids, sources = symbols_of(folder, config, tokenizer)
     options["symbol_ids"] = json.dumps(symbol_ids)
     try:
@@ -101,7 +104,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
     num_experts = config.num_experts if is_moe else 1
     kv_heads = config.num_key_value_heads or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    ffn = config.moe_intermediate_size if all(mixtures) else config.intermediate_size
+    ffn = config.moe_intermediate_size if is_moe and all(mixtures) else config.intermediate_size
     required: dict[str, tuple[Any, Any]] = {
         "hidden_act": (config.hidden_act, "silu"),
         "attention_bias": (config.attention_bias, False),
@@ -109,6 +112,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "rope_type": (rope["rope_type"], "default"),
         "num_attention_heads modulo num_key_value_heads": (heads % kv_heads, 0),
         "head_dim modulo 2": (head_dim % 2, 0),
+        "num_hidden_layers": (len(layers), max(1, len(layers))),
     }
     if is_moe:
         required["num_experts_per_tok"] = (config.num_experts_per_tok, 1)
@@ -147,7 +151,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "moe_freq": every,
         "capacity_factor": 1.0,
         "eval_capacity_factor": 0.0,
-        "balance_loss_weight": 0.01,
+        "balance_loss_weight": config.router_aux_loss_coef / sum(mixtures) if is_moe else 0.01,  # as in folder_config
         "gate_trees": "",
         "checkpoint_activations": False,
         "compile": False,
@@ -188,14 +192,17 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of model.safetensors, or of the files model-*.safetensors."""
-    path = folder / "model.safetensors"
-    tensors: dict[str, Tensor] = {}
-    for file in [path] if path.is_file() else sorted(folder.glob("model-*.safetensors")) or [path]:
-        try:
+    """Return all tensors of model.safetensors or, as transformers does without this file, of the files in its index."""
+    file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    names, tensors = [file.name], dict[str, Tensor]()
+    try:
+        if not file.is_file() and index.is_file():
+            file = index
+            names = sorted({*json.loads(index.read_bytes())["weight_map"].values()})
+        for file in [folder / name for name in names]:
             tensors |= load_file(file)
-        except Exception as error:  # SafetensorError or OSError
-            raise AlmaError(f"{file}: missing or damaged ({error}); give another folder") from error
+    except Exception as error:  # SafetensorError or OSError; errors of several types if the index is damaged
+        raise AlmaError(f"{file}: missing or damaged ({error}); give another folder") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             raise AlmaError(

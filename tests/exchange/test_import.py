@@ -28,7 +28,7 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 24, "mlp_only_layers": [0]}
-TIED = {"tie_word_embeddings": True}
+TIED, FOUR_LAYERS = {"tie_word_embeddings": True}, {"num_hidden_layers": 4, "mlp_only_layers": [0, 2]}
 
 
 def write_folder(folder, kind="qwen3", **options):
@@ -68,7 +68,7 @@ def perplexity_there(folder, stream, length):
     return math.exp(nats / (len(ids) - 1))
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("qwen3", {}), ("qwen3", TIED), ("qwen3_moe", {})])
+@pytest.mark.parametrize(("kind", "sizes"), [("qwen3", {}), ("qwen3", TIED), ("qwen3_moe", FOUR_LAYERS)])
 def test_an_imported_and_exported_model_keeps_its_perplexity_and_vocabulary(kind, sizes, tmp_path):
     model = write_folder(tmp_path / "model", kind, **sizes)
     stream = write_stream(tmp_path, "--tokenizer", str(tmp_path / "model"))
@@ -85,8 +85,8 @@ def test_an_imported_and_exported_model_keeps_its_perplexity_and_vocabulary(kind
     assert old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
-    for name in ("eos_token_id", "pad_token_id"):
-        assert getattr(back.config, name) == getattr(model.config, name)
+    for name in ("eos_token_id", "pad_token_id", "router_aux_loss_coef"):
+        assert getattr(back.config, name, None) == getattr(model.config, name, None)
 
 
 def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp_path):
@@ -106,7 +106,12 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     assert perplexity_there(tmp_path / "back", stream, 20) == pytest.approx(here, rel=5e-6)
     config = exported(tmp_path / "back").config
     assert (config.model_type, config.num_experts, config.vocab_size) == ("qwen3_moe", 4, 347)
-    assert "puts no token\nbefore a text" in (tmp_path / "back/README.md").read_text()
+    card = (tmp_path / "back/README.md").read_text()
+    assert "puts\nno token before a text, but fairseq_alma trains with `<|end|>` there." in card
+    path = tmp_path / "model/tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFC"}}))
+    line = refused(tmp_path, path.parent, "--out", tmp_path / "b.pt", "--stream", stream)
+    assert "found another tokenizer; prepare" in line
 
 
 @pytest.mark.parametrize(
@@ -121,34 +126,26 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3", {"num_attention_heads": 3}, "modulo num_key_value_heads 0 for"),
         ("qwen3", {"vocab_size": 100}, "expected a tokenizer with at most 100 tokens, as in the model"),
         ("qwen3", {"hidden_size": "16"}, "hidden_size"),
+        ("qwen3", {"num_hidden_layers": 0, "layer_types": []}, "expected num_hidden_layers 1 for"),
         ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 1 for alma_transformer_lm, found 2"),
         ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob False for alma_transformer_lm, found True"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "found num_experts 4 in layers 0 (numbered"),
         ("qwen3_moe", {"moe_intermediate_size": 12}, "for alma_transformer_lm, found 12"),
+        ("qwen3", lambda old: old.update(more=torch.ones(2)), "has 1 unexpected tensor(s)"),
+        ("qwen3", lambda old: old.pop("model.norm.weight"), "lacks 1 tensor(s)"),
+        ("qwen3", lambda old: old.pop("lm_head.weight"), "do not match config.json ('lm_head.weight')"),
+        ("qwen3", lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "with a wrong shape"),
+        ("qwen3", lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "floating-point weights"),
     ],
 )
-def test_an_unsupported_configuration_is_refused_in_one_line(kind, changes, named, tmp_path):
+def test_an_unsupported_configuration_and_weights_of_another_are_refused_in_one_line(kind, changes, named, tmp_path):
     write_folder(tmp_path / "model", kind)
-    path = tmp_path / "model" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    assert named in refused(tmp_path, tmp_path / "model", "--out", tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize(
-    ("alter", "named"),
-    [
-        (lambda old: old.update(more=torch.ones(2)), "has 1 unexpected tensor(s)"),
-        (lambda old: old.pop("model.norm.weight"), "lacks 1 tensor(s)"),
-        (lambda old: old.pop("lm_head.weight"), "do not match config.json ('lm_head.weight')"),
-        (lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "with a wrong shape"),
-        (lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "expected floating-point weights"),
-    ],
-)
-def test_weights_that_are_not_those_of_the_configuration_are_refused(alter, named, tmp_path):
-    write_folder(tmp_path / "model")
-    tensors = load_file(tmp_path / "model" / "model.safetensors")
-    alter(tensors)
-    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    path, weights = (tmp_path / "model" / name for name in ("config.json", "model.safetensors"))
+    if callable(changes):
+        changes(tensors := load_file(weights))
+        save_file(tensors, weights, metadata={"format": "pt"})
+    else:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     assert named in refused(tmp_path, tmp_path / "model", "--out", tmp_path / "a.pt")
 
 
@@ -156,11 +153,16 @@ def test_weights_in_several_files_are_the_same_model(tmp_path):
     write_folder(tmp_path / "model").save_pretrained(tmp_path / "parts", max_shard_size="10KB")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tmp_path / "model" / name, tmp_path / "parts")
-    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    parts = sorted((tmp_path / "parts").glob("*.safetensors"))
+    assert len(parts) > 1
+    save_file({"model.norm.weight": torch.zeros(16)}, tmp_path / "parts/model-00099-of-00099.safetensors")  # stale
     for name in ("model", "parts"):
         assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}.pt")]) == 0
-    whole, parts = (read_checkpoint(tmp_path / f"{name}.pt")["model"] for name in ("model", "parts"))
-    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+    whole, joined = (read_checkpoint(tmp_path / f"{name}.pt")["model"] for name in ("model", "parts"))
+    assert whole.keys() == joined.keys() and all(torch.equal(whole[name], joined[name]) for name in whole)
+    parts[0].unlink()
+    line = refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")
+    assert f"{parts[0].name}: missing or damaged (No such file" in line
 
 
 def test_other_folders_and_streams_are_refused(stream, tmp_path):
