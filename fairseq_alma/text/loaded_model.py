@@ -109,28 +109,48 @@ class LoadedModel:
             top_p: sample from the most probable tokens with total probability ``top_p``; -1: sample from all tokens.
 
         Raises:
-            AlmaError: the prompt leaves no position for a new token within the maximum sequence length.
-            ValueError: ``max_new_tokens`` is not positive.
+            AlmaError: an argument is out of range, both ``top_k`` and ``top_p`` are given, or the prompt leaves no
+                position for a new token within the maximum sequence length.
+        """
+        most = len(self.dictionary)
+        rules = {
+            f"temperature {temperature}: expected a number above 0": temperature > 0,
+            f"top_k {top_k}: expected 1 to {most}, or -1 for all tokens": top_k == -1 or 1 <= top_k <= most,
+            f"top_p {top_p}: expected a number above 0 up to 1, or -1 for all tokens": top_p == -1 or 0 < top_p <= 1,
+            f"top_k {top_k}, top_p {top_p}: expected at most one of both; remove one": -1 in (top_k, top_p),
+        }
+        if broken := [rule for rule, holds in rules.items() if not holds]:
+            raise AlmaError(broken[0])
+        strategy = None if seed is None else _Sampling(self.dictionary, top_k, top_p)
+        if seed is not None:
+            torch.manual_seed(seed)
+        return prompt + self.continue_ids([self.first, *self.encode(prompt)], max_new_tokens, temperature, strategy)
+
+    def continue_ids(self, ids: list[int], max_new_tokens: int, temperature: float = 1.0, strategy: Any = None) -> str:
+        """Generate text after the T >= 1 ids of a prompt (if empty, ``[first]``), and return only the generated text.
+
+        ``strategy``: search strategy of fairseq's `SequenceGenerator`; None: greedy decoding.
+
+        Raises:
+            AlmaError: ``max_new_tokens`` is not positive, or T is not less than the maximum sequence length.
         """
         if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: expected a positive integer, found {max_new_tokens}")
-        ids = torch.tensor([[self.first, *self.encode(prompt)]])
-        length = min(ids.size(1) + max_new_tokens, self.longest) - 1
-        if ids.size(1) > length:
+            raise AlmaError(f"max_new_tokens {max_new_tokens}: expected a positive integer")
+        prompt = torch.tensor([ids])
+        length = min(len(ids) + max_new_tokens, self.longest) - 1
+        if len(ids) > length:
             raise AlmaError(
-                f"prompt: {ids.size(1)} tokens, but the model supports at most {self.longest} tokens including the "
+                f"prompt: {len(ids)} tokens, but the model supports at most {self.longest} tokens including the "
                 "generated text; give a shorter prompt"
             )
-        strategy = None if seed is None else search.Sampling(self.dictionary, top_k, top_p)
         generator = SequenceGenerator(
             [self.model], self.dictionary, beam_size=1, max_len_a=0, max_len_b=length, max_len=self.longest,
             temperature=temperature, search_strategy=strategy,
         )  # fmt: skip
-        sample = {"net_input": {"src_tokens": ids, "src_lengths": torch.tensor([ids.size(1)])}}
-        if seed is not None:
-            torch.manual_seed(seed)
-        found = generator.generate([self.model], sample, prefix_tokens=ids[:, 1:], bos_token=self.first)
-        return self.decode(found[0][0]["tokens"].tolist())
+        sample = {"net_input": {"src_tokens": prompt, "src_lengths": torch.tensor([len(ids)])}}
+        found = generator.generate([self.model], sample, prefix_tokens=prompt[:, 1:], bos_token=ids[0])
+        # Some tokenizers remove the space before the first token of a text, so the new tokens are not decoded alone.
+        return self.decode([ids[0], *found[0][0]["tokens"].tolist()])[len(self.decode(ids)) :]
 
     def score(self, texts: Union[str, Sequence[str]]) -> list[Score]:
         """Return a list with the `Score` of each document; ``texts`` is one document (a ``str``) or several."""
@@ -167,6 +187,13 @@ class LoadedModel:
     def log_probs(self, tokens: Tensor) -> Tensor:
         """Return the (B, T, V) log-probabilities of each next token; ``tokens`` (B, T) are padded on the right."""
         return self.model.get_normalized_probs(self.model(tokens), log_probs=True)
+
+
+class _Sampling(search.Sampling):
+    """Sampling after renormalization: fairseq masks all tokens but that of the prompt, whose probability may be 0."""
+
+    def step(self, step: int, lprobs: Tensor, *others: Any) -> Any:
+        return super().step(step, lprobs.log_softmax(dim=-1), *others)
 
 
 def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) -> LoadedModel:

@@ -42,12 +42,14 @@ class AlmaLM(TemplateLM):
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
         found = []
         for _, context, continuation in requests:
-            ids = [*context, *continuation][-self.loaded.longest - 1 :]
-            targets = [IGNORED] * (len(ids) - 1 - len(continuation)) + continuation[1 - len(ids) :]
-            (losses,) = self.loaded.losses([(ids[:-1], targets)])
-            best = self.loaded.log_probs(torch.tensor([ids[:-1]]))[0].argmax(dim=-1).tolist()
-            is_greedy = all(target in (IGNORED, each) for target, each in zip(targets, best, strict=True))
-            found.append((-losses.sum().item(), is_greedy))
+            # A continuation longer than the window keeps one token of context and is scored in several windows.
+            ids = [*context, *continuation][-max(self.loaded.longest, len(continuation)) - 1 :]
+            ignored = len(ids) - 1 - len(continuation)
+            windows = [(each, [IGNORED] * ignored + wanted[ignored:]) for each, wanted in cut(ids, self.loaded.longest)]
+            loss = sum(each.double().sum().item() for each in self.loaded.losses(windows))
+            best = torch.cat([self.loaded.log_probs(torch.tensor([each]))[0].argmax(dim=-1) for each, _ in windows])
+            targets = torch.tensor([each for _, wanted in windows for each in wanted])
+            found.append((-loss, bool(((targets == IGNORED) | (targets == best)).all())))
         return found
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
@@ -58,8 +60,12 @@ class AlmaLM(TemplateLM):
     def generate_until(self, requests, disable_tqdm=False):
         texts = []
         for prompt, how in (each.args for each in requests):
-            text = self.loaded.generate(prompt, how.get("max_gen_toks", 64))[len(prompt) :]
-            texts.append(text[: min((text.find(stop) for stop in how.get("until", []) if stop in text), default=None)])
+            length, stops = how.get("max_gen_toks", 64), how.get("until") or []
+            stops = [stops] if isinstance(stops, str) else stops
+            # The end of a long prompt; at least half of the window is for the prompt.
+            ids = self.tok_encode(prompt)[min(length, self.loaded.longest // 2) - self.loaded.longest :]
+            text = self.loaded.continue_ids(ids, length)
+            texts.append(text[: min((text.find(stop) for stop in stops if stop in text), default=None)])
         return texts
 
 

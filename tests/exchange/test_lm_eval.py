@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import math
 
 import datasets
 import pytest
 
 from fairseq_alma.text.loaded_model import load_model
+from tests.exchange.conftest import LONGEST
 
 pytestmark = pytest.mark.slow
 lm_eval = pytest.importorskip("lm_eval", reason="the evaluation harness has thirty dependencies: extra [evaluate]")
@@ -54,10 +56,18 @@ def test_the_adapter_counts_what_score_counts_of_an_ensemble_too(adapter, evalua
     requests = [type("Request", (), {"args": (text.rsplit(" ", 1)[0], " " + text.rsplit(" ", 1)[1])}) for text in short]
     words = adapter(loaded).loglikelihood(requests, disable_tqdm=True)
     for (nats, _), total, begin in zip(words, bits, before, strict=True):
-        assert -nats / 0.6931471805599453 == pytest.approx(total - begin, rel=1e-4)
-    text = loaded.generate("the cat", 6)[len("the cat") :]
-    request = type("Request", (), {"args": ("the cat", {"until": [text[3:5]], "max_gen_toks": 6})})
-    assert adapter(loaded).generate_until([request]) == [text[: text.find(text[3:5])]]
+        assert -nats / math.log(2) == pytest.approx(total - begin, rel=1e-4)
+    text, long = loaded.generate("the cat", 6)[len("the cat") :], "moons " * 30
+    for prompt, until, needed in (
+        *(("the cat", until, text[: text.find(text[3:5])]) for until in (text[3:5], [text[3:5]])),
+        ("the cat", None, text),
+        (long, [], loaded.continue_ids(loaded.encode(long)[6 - LONGEST :], 6)),
+    ):
+        request = type("Request", (), {"args": (prompt, {"until": until, "max_gen_toks": 6})})
+        assert adapter(loaded).generate_until([request]) == [needed]
+    ids = loaded.encode(TEXTS[3])  # longer than the window
+    ((nats, _),) = adapter(loaded)._loglikelihood_tokens([(None, [2], ids)])
+    assert len(ids) > LONGEST and -nats / math.log(2) == pytest.approx(scores[3].bits, rel=1e-6)
 
 
 @pytest.mark.parametrize("task", ["alma_text", "alma_cloze"])

@@ -4,12 +4,13 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 import fairseq_alma
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.tokens import EOS, TokenFile
+from fairseq_alma.data.tokens import EOS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.loaded_model import cut, load_model
 from tests.exchange.conftest import LONGEST, checkpoints, stream  # noqa: F401
@@ -62,10 +63,21 @@ def test_text_follows_a_prompt_and_is_the_same_for_the_same_seed(checkpoints):  
     greedy = model.generate("the cat", 6)
     assert greedy.startswith("the cat") and greedy == model.generate("the cat", 6, seed=1, top_k=1)
     assert model.generate("the cat", 6, seed=3) == model.generate("the cat", 6, seed=3)
+    assert model.generate("the cat", 2, seed=1, temperature=0.001)  # the probability of the prompt is 0 in fp32
     with pytest.raises(AlmaError, match=r"the model supports at most 24 tokens .*; give a shorter prompt"):
         model.generate("moons " * 30)
-    with pytest.raises(ValueError, match="max_new_tokens: expected a positive integer, found 0"):
-        model.generate("the cat", 0)
+    both = {"top_k": 2, "top_p": 0.5}
+    for how in ({"max_new_tokens": 0}, {"temperature": 0.0}, {"top_k": 0}, {"top_k": 9999}, {"top_p": 1.1}, both):
+        given = ", ".join(f"{name} {value}" for name, value in how.items())
+        with pytest.raises(AlmaError, match=f"^{given}: expected"):
+            model.generate("the cat", **{"seed": 1, **how})
+
+
+def test_the_text_begins_with_the_prompt_also_if_the_tokenizer_normalizes(checkpoints, stream, tmp_path):  # noqa: F811
+    model, path = load_model(checkpoints["dense"]), tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(model.tokenizer.file.read_text()), "normalizer": {"type": "Lowercase"}}))
+    text = model.generate("the cat", 6).removeprefix("the cat")
+    assert replace(model, tokenizer=StreamTokenizer(path)).generate("The CAT", 6) == "The CAT" + text
 
 
 def test_a_folder_is_refused(tmp_path):
