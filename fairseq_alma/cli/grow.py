@@ -10,6 +10,7 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.growth import EXPERT_METHODS
+from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import print_line
 
@@ -27,8 +28,9 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     args = replace(args, path=str(find_model(Path(args.path), given.arrival)))
     if args.experts is None and args.layers is None:
         parser.error("--experts, --layers: both missing; give --experts K, --layers N, or both")
-    if args.experts is None and args.method is not None:
-        parser.error(f"--method {args.method} requires --experts; also give --experts K")
+    for name in ("method", "moe_freq", "select", "stream", "split", "noise", "batch_size", "tokens_per_sample"):
+        if args.experts is None and (value := vars(given)[name]) is not None:
+            parser.error(f"{flag(name)} {value} requires --experts; also give --experts K, or remove {flag(name)}")
     if args.experts is not None and args.method is None:
         parser.error(f"--experts {args.experts}: also give --method, one of {', '.join(EXPERT_METHODS)}")
     if args.noise > 0 and args.method != "copy":

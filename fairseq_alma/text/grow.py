@@ -86,7 +86,8 @@ def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:
             f"{path}: architecture {config.get('_name')!r} cannot grow; give a checkpoint of alma_transformer_lm or "
             "alma_switch_lm"
         )
-    return build_from_config(config, checkpoint["model"]["decoder.embed_tokens.weight"].size(0), device)
+    table = checkpoint["model"].get("decoder.embed_tokens.weight", torch.empty(0))  # refuse_other_shapes reports it
+    return build_from_config(config, table.size(0), device)
 
 
 def _add_layers(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) -> Checkpoint:
@@ -186,7 +187,8 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
             or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None
-    check_dictionary(checkpoint, args.path, Stream.open(args.stream, "text"))
+    check_dictionary(checkpoint, args.path, stream := Stream.open(args.stream, "text"))
+    stream.split(args.split)
     config = checkpoint["cfg"]["model"]
     length = args.tokens_per_sample or config["tokens_per_sample"]
     longest = config.get("max_target_positions") or config["tokens_per_sample"]

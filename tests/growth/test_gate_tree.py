@@ -12,10 +12,7 @@ def test_rows_are_numbered_choice_by_choice_breadth_first():
     assert tree.row_expert == (0, 1, None, 3, 2, 4)
     assert tree.nodes == (GateNode(0, 4, None), GateNode(4, 6, 2))
     assert (tree.num_experts, tree.num_rows, tree.row_expert.index(4)) == (5, 6, 5)
-
-
-def test_a_flat_tree_has_one_choice_in_ascending_order():
-    assert GateTree.flat(3).is_flat
+    assert GateTree.flat(3).is_flat  # one choice, in ascending order
     assert not GateTree.from_nested([0, 2, 1]).is_flat
     assert not GateTree.from_nested([[0, 1]]).is_flat
     assert GateTree.from_nested([0, [1, 2]]) != GateTree.from_nested([[0, 1], 2])

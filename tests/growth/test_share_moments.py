@@ -22,10 +22,7 @@ def test_halves_have_half_of_the_first_moment_and_the_second_moment_by_signal_an
     # A quarter for pure signal, up to a half for noise.
     assert shared["exp_avg_sq"].flatten().tolist() == [16.0, 1.75, 5.0, 16.0, 1.75]
     assert shared["step"] == 9
-
-
-def test_moments_of_gates_are_not_shared():
-    moment = torch.randn(2, 8)
+    moment = torch.randn(2, 8)  # moments of gates are not shared
     assert torch.equal(grow_moments(GATE_TENSOR, adam(moment, moment), SPLIT, True)["exp_avg"][:2], moment)
 
 

@@ -14,8 +14,8 @@ SPLIT = ("--method", "split", "--experts", "2")
 
 
 def grow(trained, out, *options, path=None):
-    arguments = ["--path", str(path or trained.checkpoint), "--out", str(out), "--stream", str(trained.stream), "--cpu"]
-    return main([*arguments, *(options or SPLIT)])
+    stream = ("--stream", str(trained.stream)) if "--experts" in (options or SPLIT) else ()
+    return main(["--path", str(path or trained.checkpoint), "--out", str(out), "--cpu", *stream, *(options or SPLIT)])
 
 
 def loss_of(trained, path):
@@ -61,26 +61,32 @@ def test_an_existing_file_is_replaced_only_with_force(trained, tmp_path):
     assert torch.load(tmp_path / "grown.pt")["cfg"]["model"]["num_experts"] == 5
 
 
-def alter(path, out, change):
-    checkpoint = torch.load(path)
-    change(checkpoint)
-    torch.save(checkpoint, out)
-    return out
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "options", "message"),
     [
-        (lambda c: c["model"].pop("decoder.layers.1.switch.gate.weight"), "lacks 1 tensor"),
-        (lambda c: c["model"].update(extra=torch.zeros(1)), "1 unexpected tensor"),
-        (lambda c: c["cfg"]["model"].update(num_experts=3), "with a wrong shape"),
-        (lambda c: c["task_state"].update(alma_dictionary_sha256="0" * 64), "another tokenizer"),
+        (lambda c: c["model"].pop("decoder.layers.1.switch.gate.weight"), SPLIT, "lacks 1 tensor"),
+        (lambda c: c["model"].pop("decoder.embed_tokens.weight"), SPLIT, "lacks 1 tensor"),
+        (lambda c: c["model"].update(extra=torch.zeros(1)), SPLIT, "1 unexpected tensor"),
+        (lambda c: c["cfg"]["model"].update(num_experts=3), SPLIT, "with a wrong shape"),
+        (lambda c: c["task_state"].update(alma_dictionary_sha256="0" * 64), SPLIT, "another tokenizer"),
+        (len, (*SPLIT, "--tokens-per-sample", "1000"), r"--tokens-per-sample 1000: must be at most \d+"),
+        (len, (*SPLIT, "--split", "train"), "no split 'train'; choose from megabatch-"),
+        (len, ("--layers", "2"), "--layers 2: the model already has 2 layers; give --layers 3 or more"),
+        (len, ("--method", "split", "--experts", "5"), "--experts 5: the layer has 4 experts"),
+        (len, (*SPLIT, "--moe-freq", "1"), "--moe-freq 1: .* already has Switch layers; omit --moe-freq"),
+        (
+            lambda c: c.pop("last_optimizer_state"),
+            (*SPLIT, "--select", "random", "--optimizer", "share"),
+            "--optimizer share: the checkpoint has no optimizer state",
+        ),
     ],
 )
-def test_a_checkpoint_that_cannot_grow_is_refused_and_nothing_is_written(trained, tmp_path, change, message):
-    path = alter(trained.checkpoint, tmp_path / "altered.pt", change)
+def test_a_checkpoint_that_cannot_grow_is_refused_and_nothing_is_written(trained, tmp_path, change, options, message):
+    checkpoint = torch.load(trained.checkpoint)
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / "altered.pt")
     with pytest.raises(AlmaError, match=message) as error:
-        grow(trained, tmp_path / "grown.pt", path=path)
+        grow(trained, tmp_path / "grown.pt", *options, path=tmp_path / "altered.pt")
     assert "\n" not in str(error.value)
     assert [file.name for file in tmp_path.iterdir()] == ["altered.pt"]
 
@@ -88,22 +94,10 @@ def test_a_checkpoint_that_cannot_grow_is_refused_and_nothing_is_written(trained
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tokens-per-sample", "1000"], r"--tokens-per-sample 1000: must be at most \d+"),
-        (["--select", "random", "--optimizer", "share"], "--optimizer share: the checkpoint has no optimizer state"),
-    ],
-)
-def test_options_that_contradict_the_checkpoint_are_refused(trained, tmp_path, options, message):
-    path = alter(trained.checkpoint, tmp_path / "checkpoint_last.pt", lambda c: c.pop("last_optimizer_state"))
-    with pytest.raises(AlmaError, match=message):
-        grow(trained, tmp_path / "grown.pt", "--method", "split", "--experts", "1", *options, path=path)
-    assert not (tmp_path / "grown.pt").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
         ([], "give --experts K, --layers N, or both"),
         (["--method", "split", "--layers", "4"], "--method split requires --experts; also give --experts K"),
+        (["--layers", "4", "--moe-freq", "1"], "--moe-freq 1 requires --experts; also give --experts K, or remove"),
+        (["--layers", "4", "--split", "test"], "--split test requires --experts"),
         (["--experts", "1"], "--experts 1: also give --method, one of copy, split, scratch"),
         (["--method", "split", "--experts", "0"], "--experts 0: expected a number of at least 1"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),

@@ -7,7 +7,6 @@ from fairseq_alma.checkpoints import AVERAGE, TASK_STATE
 from fairseq_alma.checkpoints.checkpoint_file import with_shared_names, write_average
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.checkpoints.model_options import GrowOptions
-from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.grow import grow
 from tests.models.ensembles import switch_config
@@ -74,10 +73,15 @@ def test_growth_keeps_the_outputs_of_a_model_and_of_its_average(tmp_path, name, 
     torch.testing.assert_close(output(loaded(grown, written)), output(loaded(before, averaged)))
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_a_dense_model_grows_by_layers(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "freq"), [("switch", None), ("transformer", None), ("transformer", 1), ("transformer", 3)]
+)
+def test_a_dense_model_grows_by_layers_or_by_splits_into_a_mixture(tmp_path, name, freq):
     old = checkpoint_of(tmp_path / "old.pt", DENSE[name]())
-    torch.testing.assert_close(output(grown_of(tmp_path, layers=5)[2]), output(old))
+    options = {"moe_freq": freq, "method": "split", "experts": 3} if freq else {"layers": 5}
+    _, checkpoint, new = grown_of(tmp_path, **options)
+    assert not freq or [checkpoint["cfg"]["model"][each] for each in ("num_experts", "moe_freq")] == [4, freq]
+    torch.testing.assert_close(output(new), output(old))
 
 
 @pytest.mark.parametrize(("name", "moments"), [("switch", ("exp_avg", "exp_avg_sq")), ("transformer", ("momentum",))])
@@ -98,14 +102,6 @@ def test_old_parameters_keep_their_moments_and_new_ones_have_none(tmp_path, name
         for moment in moments:
             assert entry[moment].shape == shapes[name]
             assert torch.equal(entry[moment][: len(known[name][moment])], known[name][moment])
-
-
-@pytest.mark.parametrize("freq", [1, 3])
-def test_splits_of_a_dense_transformer_keep_the_output(tmp_path, freq):
-    old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
-    _, checkpoint, new = grown_of(tmp_path, moe_freq=freq, method="split", experts=3)
-    assert checkpoint["cfg"]["model"]["num_experts"] == 4 and checkpoint["cfg"]["model"]["moe_freq"] == freq
-    torch.testing.assert_close(output(new), output(old))
 
 
 @pytest.mark.parametrize("method", ["split", "copy"])
@@ -132,18 +128,3 @@ def test_copies_of_a_dense_transformer_nearly_keep_the_output(tmp_path):
     assert (output(new) - output(old)).norm() < 0.05 * output(old).norm()
     routed = new(torch.arange(4, NUM_TOKENS).unsqueeze(0))[1]["switch"]
     assert all(min(each.routed) > 0 for each in routed)  # each copy gets tokens
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": 4}, "--layers 4: the model already has 4 layers; give --layers 5 or more"),
-        ({**SPLIT, "experts": 5}, "--experts 5: the layer has 4 experts"),
-        ({**SPLIT, "moe_freq": 1}, "--moe-freq 1: .* already has Switch layers; omit --moe-freq"),
-    ],
-)
-def test_impossible_sizes_are_refused_and_nothing_is_written(tmp_path, options, message):
-    checkpoint_of(tmp_path / "old.pt", switch_config())
-    with pytest.raises(AlmaError, match=message):
-        grown_of(tmp_path, **options)
-    assert not (tmp_path / "new.pt").exists()
