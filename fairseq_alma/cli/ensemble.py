@@ -4,6 +4,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
+from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
@@ -47,6 +48,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     given = parser.parse_intermixed_args(argv)
     options = EnsembleOptions.read(given)
     members = [find_model(member, given.arrival) for member in options.members]
+    if options.average and options.members[0].is_dir():  # The model of a run may be the average already.
+        members[0] = members[0].with_name(LAST_CHECKPOINT)
     weights, out = options.weights or [1.0] * len(members), options.out
     if options.average and (len(members) > 1 or options.weights is not None or options.embed):
         parser.error(f"--average requires one CKPT (found {len(members)}); remove other CKPTs, --weights and --embed")

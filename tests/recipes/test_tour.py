@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 import fairseq_alma
 from data_prep.corpus import main as fetch
 from fairseq_alma.cli import notebook
+from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
 from fairseq_alma.errors import AlmaError
@@ -87,6 +88,13 @@ def test_a_missing_text_or_invalid_folder_is_one_line_and_nothing_is_written(
         runpy.run_path(str(checkout / "recipes" / "tour.py"), run_name="__main__")
     assert (stopped.value.code, capsys.readouterr().err) == (2, said)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_the_average_of_a_run_is_that_of_its_newest_stage(tour, tmp_path):
+    assert ensemble([str(tour[0] / "run"), "--average", "--out", str(tmp_path / "a.pt")]) == 0
+    paths = tour[0] / "run/stage-001/member-0/checkpoint_average.pt", tmp_path / "a.pt"
+    needed, found = (torch.load(path)["model"] for path in paths)
+    assert found.keys() == needed.keys() and all(torch.equal(found[name], needed[name]) for name in needed)
 
 
 def test_a_missing_model_is_one_line(tour):
