@@ -122,7 +122,7 @@ def grow_tensor(
         name: name of the parameter within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
         old: value of the parameter.
         growth: growth plan.
-        generator: random generator for the noise and for new weights (initialized as in a new layer).
+        generator: random generator for the noise and for new weights: Xavier's uniform distribution; zero for biases.
         noise: standard deviation of the Gaussian noise that is added to copied gate rows, not to the originals.
     """
 
