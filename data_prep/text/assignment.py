@@ -3,7 +3,7 @@
 Equal document hashes identify duplicates. Shared n-gram hashes identify training documents that repeat held-out text
 (method: Brown et al. 2020, appendix C, n = 13). Hashes depend only on letters and digits (any script, Unicode NFKC,
 case folded). So differences in case, punctuation, white space, invisible characters or accent encoding do not hide a
-repetition. A document with fewer than n words is one n-gram.
+repetition. In scripts without spaces, each character is a word. A document with fewer than n words is one n-gram.
 
 The seed and the hash of a document (with ``--keep-duplicates``, also its position) determine its sort key. `assign`
 cuts the documents, sorted by key, into sets. The size of a set in UTF-8 bytes differs from the requested size by less
@@ -27,6 +27,9 @@ DEFAULT_NGRAM = 13
 _LETTER, _IGNORED = 1, 2  # kinds of characters; 0 is a word separator
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
 _ASSIGNED = 0x32400  # Unicode has only tags and variation selectors from this code point on.
+# Scripts without spaces: Thai and Lao, Myanmar, Khmer, kana, ideographs. First code point, first code point after, ...
+_UNSPACED = [0xE00, 0xF00, 0x1000, 0x10A0, 0x1780, 0x1800, 0x3000, 0x3130, 0x31A0, 0xA4D0, 0x20000, 0x32400]
+_UNSPACED_BOUNDS = np.array(_UNSPACED, np.uint32)
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
 # Factor for each position of a letter in its word.
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
@@ -113,9 +116,9 @@ class NgramHasher:
 
     def words(self, document: str, start: int) -> str:
         """Return the n-gram that begins at word index ``start`` of a document, as words joined by spaces."""
-        codes, _ = letters_of([document])
-        text = "".join(map(chr, codes.tolist())).replace("\0", " ")
-        return " ".join(text.split()[start : start + self.size])
+        letters, _ = letters_of([document])
+        words = np.split(letters, _code_words(letters)[1])[start + 1 :][: self.size]
+        return " ".join("".join(map(chr, word.tolist())).rstrip("\0") for word in words)
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,10 +129,15 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         end = start + _LETTERS_AT_ONCE + int(gaps[0]) if len(gaps) else len(letters)  # position of a separator
         piece = letters[start:end]
         places = np.flatnonzero(piece)
-        first = np.flatnonzero(np.diff(places, prepend=-2) > 1)  # position of each word among the letters
+        own = piece[places]
+        is_first = np.diff(places, prepend=-2) > 1
+        if own.max(initial=0) >= _UNSPACED[0]:
+            is_alone = np.searchsorted(_UNSPACED_BOUNDS, own, side="right") % 2 == 1
+            is_first[1:] |= is_alone[1:] | is_alone[:-1]
+        first = np.flatnonzero(is_first)  # position of each word among the letters
         if len(first):
             in_word = np.arange(len(places)) - np.repeat(first, np.diff(first, append=len(places)))
-            weighed = _WEIGHTS[in_word & (len(_WEIGHTS) - 1)] * piece[places]
+            weighed = _WEIGHTS[in_word & (len(_WEIGHTS) - 1)] * own
             codes.append(scrambled(np.add.reduceat(weighed, first)))
             starts.append(places[first] + start)
         start = end

@@ -37,6 +37,7 @@ def test_scripts_keep_their_vowels_and_text_without_letters_is_compared_by_its_c
     assert len({*document_hashes(texts).tolist()}) == len(texts) - 1  # the last two have equal letters
     assert NgramHasher(3)(["कि का"]).documents.tolist() == [0]
     assert NgramHasher(3).words("कि का", 0) == "कि का"
+    assert NgramHasher(3)(["東京、タワー7階で", "京タワ"]).documents.tolist() == [0] * 6 + [1]
 
 
 def plainly(documents: list[str], size: int) -> list[tuple[int, int, tuple[str, ...]]]:
@@ -45,6 +46,7 @@ def plainly(documents: list[str], size: int) -> list[tuple[int, int, tuple[str, 
     for number, document in enumerate(documents):
         folded = unicodedata.normalize("NFKC", document).casefold()
         kinds = [unicodedata.category(each)[0] for each in folded]
+        folded = [f" {each} " if each in "北ก" else each for each in folded]
         words = "".join(each if kind in "LNM" else " " for each, kind in zip(folded, kinds, strict=True)).split()
         last = max(len(words) - size, 0) if words else -1
         found += [(number, start, tuple(words[start : start + size])) for start in range(last + 1)]
@@ -53,7 +55,7 @@ def plainly(documents: list[str], size: int) -> list[tuple[int, int, tuple[str, 
 
 def test_ngrams_follow_the_rule_and_are_equal_if_their_words_are():
     generator = random.Random(1)
-    letters = ["a", "b", "Ab", "ä", "北", "x1", "B", "İ", " ", " ", ". ", "\n", "-", "\0", "a" * 5000]
+    letters = ["a", "b", "Ab", "ä", "北", "ก", "x1", "B", "İ", " ", " ", ". ", "\n", "-", "\0", "a" * 5000]
     documents = ["".join(generator.choices(letters, k=generator.randrange(40))) for _ in range(200)] + ["", "…!", "A"]
     for size in (1, 3, 13):
         hasher = NgramHasher(size)
