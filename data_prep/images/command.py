@@ -19,7 +19,7 @@ from data_prep.images.formats import (
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import write_image_stream
 from fairseq_alma.data.stream import Stream, publish_stream, refuse_other_command, split_name, stream_at
-from fairseq_alma.files import work_folder
+from fairseq_alma.files import MAX_MEGABATCHES, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import print_line
 
@@ -74,7 +74,7 @@ class ImagePrepOptions(Options):
     out: Path = opt(MISSING, "stream folder to write", parse=utf8_path, metavar="STREAM")
     megabatches: int = opt(
         MISSING, "number of mega-batches of equal size; leftover training images are not used",
-        range=integer(1, _LARGEST), metavar="B",
+        range=integer(1, MAX_MEGABATCHES), metavar="B",
     )  # fmt: skip
     seed: int = opt(1, "random seed for assigning images to splits of the stream", range=integer(0, _LARGEST))
     valid_fraction: float = opt(

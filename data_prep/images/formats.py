@@ -12,6 +12,7 @@
 import importlib.util
 import io
 import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,15 +311,21 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
 def load_folder(files: InputFiles, given: Any) -> ImageSet:
     """Load image files from the class subfolders of ``--source``, or of ``--source/train`` and ``--source/test``.
 
-    ``given`` contains the options of ``alma-prep-images folder``.
+    Without ``test``, ``train`` is a split only if it has subfolders. ``given`` contains the options of the command.
     """
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError as error:
         raise AlmaError("image folders require Pillow; run pip install pillow") from error
-    source = given.source
-    folders = [source / "train", source / "test"] if (source / "train").is_dir() else [source]
-    subfolders = [sorted(path.name for path in folder.glob("[!.]*") if path.is_dir()) for folder in folders]
+    source, out = given.source, Path(os.path.realpath(given.out))
+
+    def visible(folder: Path) -> list[Path]:  # An earlier command may have written the stream into the folder.
+        return sorted(path for path in folder.glob("[!.]*") if Path(os.path.realpath(path)) != out)
+
+    found = [path.name for path in visible(source) if path.is_dir()]
+    is_split = "train" in found and ("test" in found or any(path.is_dir() for path in visible(source / "train")))
+    folders = [source / name for name in ("train", "test") if name in found] if is_split else [source]
+    subfolders = [[path.name for path in visible(folder) if path.is_dir()] for folder in folders]
     classes = subfolders[0]
     if not classes:
         raise AlmaError(f"--source {source}: no subfolders found; give a folder with a subfolder for each class")
@@ -332,10 +339,11 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
                 "training images of these classes, or remove these folders"
             )
         for label, name in enumerate(classes):
-            for path in sorted((folder / name).glob("[!.]*")):
+            for path in visible(folder / name):
                 files.add(path, "--source")
                 try:
-                    with Image.open(path) as opened:
+                    with Image.open(path) as stored:
+                        opened = ImageOps.exif_transpose(stored)
                         mode = opened.mode
                         pixels = np.asarray(opened if opened.mode in ("L", "RGB") else opened.convert("RGB"))
                 except Exception as error:  # Pillow raises errors of many types on damaged files
@@ -360,5 +368,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
         if len(images) < 2:
             raise AlmaError(f"{folder}: expected at least 2 images, found {len(images)}; give more images")
         parts.append((np.stack(images), np.array(labels, np.int64)))
-    remarks = (f"classes in order: {', '.join(classes)[:200]}",)
+    remarks = [f"classes in order: {', '.join(classes)[:200]}"]
+    if is_split and (unused := sorted({*found} - {"train", "test"})):
+        remarks.append(f"folders not used: {', '.join(unused)[:200]}")
     return join_parts(given.name, parts, len(classes), given.augment, remarks, given.test_fraction, given.seed)

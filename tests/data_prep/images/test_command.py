@@ -1,6 +1,7 @@
 """The command writes a complete stream or nothing, and refuses invalid input."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 
 from data_prep.images.command import main
 from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import idx_bytes, random_images, save_arrays, write, write_cifar, write_mnist
+from tests.data_prep.test_command import files_of
 from tests.runs.fakes import write_manifest
 from tests.scripts import usage_error
 
@@ -25,10 +26,6 @@ def create(folder: Path, out: str = "stream", *more: object) -> ImageStream:
         write_mnist(folder / "mnist", num_train=40, num_test=10)
     assert run("mnist", "--source", folder / "mnist", "--out", folder / out, "--megabatches", 3, *more) == 0
     return ImageStream.open(folder / out)
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_stream_contains_the_published_images_in_equal_megabatches(tmp_path, capsys):
@@ -98,13 +95,8 @@ def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
 
 def test_arrays_may_come_with_a_test_set_and_labels_that_start_at_1_are_reported(tmp_path, capsys):
     images = random_images(34, 6, 7)
-    options = save_arrays(
-        tmp_path,
-        images=images[:30],
-        labels=np.arange(30) % 5 + 1,
-        test_images=images[30:],
-        test_labels=np.arange(4) + 1,
-    )
+    trained = {"images": images[:30], "labels": np.arange(30) % 5 + 1}
+    options = save_arrays(tmp_path, **trained, test_images=images[30:], test_labels=np.arange(4) + 1)
     assert run("arrays", *options, "--megabatches", 4, "--out", tmp_path / "s") == 0
     stream = ImageStream.open(tmp_path / "s")
     assert stream.indices("test").tolist() == [30, 31, 32, 33]
@@ -114,65 +106,62 @@ def test_arrays_may_come_with_a_test_set_and_labels_that_start_at_1_are_reported
 
 
 def write_folder(folder: Path, counts: dict[str, int], shape: tuple[int, ...] = (6, 7, 3)) -> np.ndarray:
-    """Write PNG files for each class; return the images in the order of their names."""
+    """Write PNG files for each class, rotated as EXIF records; return the images in the order of their names."""
     image = pytest.importorskip("PIL.Image")
+    exif = image.Exif()
+    exif[0x112] = 6  # Orientation: show the image turned by 90 degrees clockwise.
     images = random_images(sum(counts.values()), *shape, seed=len(counts))
     number = 0
     for name, count in counts.items():
         (folder / name).mkdir(parents=True)
         for _ in range(count):
-            image.fromarray(images[number]).save(folder / name / f"{number:03d}.png")
+            image.fromarray(np.rot90(images[number])).save(folder / name / f"{number:03d}.png", exif=exif)
             number += 1
     return images
 
 
-def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path):
-    images = write_folder(tmp_path / "f", {"cat": 12, "dog": 8})
+def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path, capsys):
+    images = write_folder(tmp_path / "f", {"cat": 12, "train": 8})
     (tmp_path / "f/.hidden").mkdir()  # not a class
-    arguments = ["folder", "--source", tmp_path / "f", "--megabatches", 4, "--name", "pets"]
-    assert run(*arguments, "--out", tmp_path / "s") == 0
-    stream = ImageStream.open(tmp_path / "s")
+    arguments = ["folder", "--source", tmp_path / "f", "--megabatches", 4, "--name", "pets", "--out", tmp_path / "f/s"]
+    assert run(*arguments) == run(*arguments) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    stream = ImageStream.open(tmp_path / "f/s")
     assert (stream.dataset, stream.shape, stream.num_classes, len(stream.indices("test"))) == ("pets", (3, 6, 7), 2, 4)
     found = {image.tobytes(): label for image, label in zip(stream.images, stream.labels.tolist(), strict=True)}
     assert found == {each.transpose(2, 0, 1).tobytes(): int(at >= 12) for at, each in enumerate(images)}
-    pytest.importorskip("PIL.Image").fromarray(np.zeros((6, 7), np.uint16)).save(tmp_path / "f/dog/y.png")
+    pytest.importorskip("PIL.Image").fromarray(np.zeros((6, 7), np.uint16)).save(tmp_path / "f/train/y.png")
     with pytest.raises(AlmaError, match=r"y\.png: expected 8 bits per channel, found mode I;16"):
-        run(*arguments, "--out", tmp_path / "t")
-    (tmp_path / "f/dog/y.png").unlink()
-    (tmp_path / "f/dog/x.png").write_bytes(b"no image")
+        run(*arguments)
+    (tmp_path / "f/train/y.png").unlink()
+    (tmp_path / "f/train/x.png").write_bytes(b"no image")
     with pytest.raises(AlmaError, match=r"x\.png: Pillow cannot read this file"):
-        run(*arguments, "--out", tmp_path / "t")
-    (tmp_path / "f/dog/x.png").unlink()
+        run(*arguments)
+    (tmp_path / "f/train/x.png").unlink()
     write_folder(tmp_path / "f", {"eel": 2}, (5, 7, 3))
-    with pytest.raises(
-        AlmaError, match=r"expected an image of shape \(3, 6, 7\) as in .*, found \(3, 5, 7\); convert all images"
-    ):
-        run(*arguments, "--out", tmp_path / "t")
-    write_folder(tmp_path / "g/train", {"cat": 3})
+    with pytest.raises(AlmaError, match=r"shape \(3, 6, 7\) as in .*, found \(3, 5, 7\); convert all images"):
+        run(*arguments)
+    write_folder(tmp_path / "g/train", {"cat": 5})
+    write_folder(tmp_path / "g/val", {"cat": 5})
+    assert run("folder", "--source", tmp_path / "g", "--megabatches", 2, "--out", tmp_path / "u") == 0
+    assert re.search("folders not used: val\nno test set given: 1 images", capsys.readouterr().out)
     write_folder(tmp_path / "g/test", {"dog": 3})
     with pytest.raises(AlmaError, match=r"test: expected only the classes of .*train, found dog; add"):
         run("folder", "--source", tmp_path / "g", "--megabatches", 2, "--out", tmp_path / "t")
     with pytest.raises(AlmaError, match="no subfolders found; give a folder with"):
-        run("folder", "--source", tmp_path / "f/dog", "--megabatches", 4, "--out", tmp_path / "t")
+        run("folder", "--source", tmp_path / "f/train", "--megabatches", 4, "--out", tmp_path / "t")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["svhn"], "invalid choice"),
-        (
-            ["mnist", "--source", "a", "--out", "s", "--megabatches", "2", "--valid-fraction", "1"],
-            "expected a number below 1",
-        ),
-        (
-            ["arrays", "--images", "a", "--labels", "b", "--test-images", "c", "--out", "s", "--megabatches", "2"],
-            "--test-labels: missing; add this option, or remove --test-images",
-        ),
-        (
-            "arrays --images a --labels b --test-images c --test-labels d --test-fraction 0.1 --out s --megabatches 2",
-            "--test-fraction: not allowed with --test-images",
-        ),
+        ("svhn", "invalid choice"),
+        ("mnist --source a --valid-fraction 1", "expected a number below 1"),
+        ("mnist --source a --megabatches 10001", "expected a number of at most 10,000"),
+        ("arrays --test-images c", "--test-labels: missing; add this option, or remove --test-images"),
+        ("arrays --test-images c --test-labels d --test-fraction 0.1", "--test-fraction: not allowed with --test-im"),
     ],
 )
 def test_usage_errors_end_with_status_2(arguments, message, capsys):
-    assert message in usage_error(capsys, main, arguments.split() if isinstance(arguments, str) else arguments)
+    arguments += " --images a --labels b" if "arrays" in arguments else ""
+    assert message in usage_error(capsys, main, f"{arguments} --out s --megabatches 2".split())

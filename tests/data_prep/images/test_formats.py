@@ -37,11 +37,7 @@ def test_a_missing_file_is_named_with_all_required_files(tmp_path):
     ("images", "labels", "message"),
     [
         (None, np.arange(40) % 11, "train-labels-idx1-ubyte: expected labels from 0 to 9, found 10 at image 10"),
-        (
-            None,
-            np.zeros(41),
-            r"expected one label for each of the 40 images in .*train-images-idx3-ubyte, found 41 labels",
-        ),
+        (None, np.zeros(41), r"one label for each of the 40 images in .*train-images-idx3-ubyte, found 41 labels"),
         (np.zeros((3, 28, 27)), np.zeros(3), "expected images of 28 x 28 pixels, found 28 x 27"),
         (np.zeros((0, 28, 28)), np.zeros(0), "at least 1 image"),
     ],
