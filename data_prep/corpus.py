@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 from data_prep.compression import read_file
-from data_prep.images.command import main as prep_images
+from data_prep.images import command as prep_images
 from data_prep.images.formats import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
-from data_prep.text.command import main as prep_text
+from data_prep.text import command as prep_text
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
 from fairseq_alma.files import open_atomically
-from fairseq_alma.options import utf8_path
+from fairseq_alma.options import any_path, utf8_path
 from fairseq_alma.terminal import print_line
 
 HOME = Path("corpora")
@@ -115,9 +115,9 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, corpus in CORPORA.items():
         sub = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
-        sub.add_argument(
-            "--source", type=Path, default=HOME / name, help="folder of the downloaded files (default: %(default)s)"
-        )
+        if name != "kjv":
+            about = "folder of the downloaded files (default: %(default)s)"
+            sub.add_argument("--source", type=any_path, default=HOME / name, help=about)
         if name == "emnist":
             sub.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
         if name in _TEXTS:
@@ -131,11 +131,18 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
         split = ["--split", args.split] if args.name == "emnist" else []
+        words = [args.name, *split, "--source", str(args.source), *rest]
+        prep_images.parse_options(words)  # reports usage errors before the download
         find(args.name, args.source, *split[1:])
-        return prep_images([args.name, *split, "--source", str(args.source), *rest])
+        return prep_images.main(words)
     if args.out is None and args.text is None:
         parser.error("expected --out or --text, found neither; give --out STREAM, or --text FILE for only a text file")
     text = args.text or HOME / f"{args.name}.txt"
+    words = [str(text), "--out", str(args.out), *rest]
+    if args.out is not None:
+        prep_text.parse_options(words)  # reports usage errors before the download
+    elif rest:
+        parser.error(f"{rest[0]}: this option applies to a stream; give --out STREAM, or remove {rest[0]}")
     if args.text is not None or not text.exists():
         refuse_irregular(text)
         refuse_unwritable(text, "--text")
@@ -143,7 +150,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         with open_atomically(text, "w") as file:
             file.writelines(f"{document}\n\n" for document in documents)
         print_line(f"{text}: {len(documents):,} documents", sys.stdout)
-    return 0 if args.out is None else prep_text([str(text), "--out", str(args.out), *rest])
+    return 0 if args.out is None else prep_text.main(words)
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:

@@ -157,7 +157,7 @@ class Option:
                 return self.range.read(given)
             if int in (self.type, *get_args(self.type)):
                 return Range(-math.inf, math.inf).read(given)
-            return Path(given) if self.type is Path else given
+            return any_path(given) if self.type is Path else given
         except ValueError as error:
             raise ValueError(f"{self.flag} {given}: {error}") from error
 
@@ -223,9 +223,12 @@ of_this_call = functools.partial(opt, recorded=False)
 """Declare an option that run.json does not record, so that the value may differ between calls of the command."""
 
 
-def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = Path) -> Any:
+def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Optional[Callable[[str], Any]] = None) -> Any:
     """Declare a positional argument as a dataclass field. For the parameters, see ``add_argument`` of argparse."""
-    return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
+    return field(
+        default=None,
+        metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse or any_path}},
+    )
 
 
 def _options_of(declaring: Any) -> Mapping[str, Option]:
@@ -285,9 +288,16 @@ def utf8_word(text: str) -> str:
     return text
 
 
+def any_path(text: str) -> Path:
+    """Convert a string to a path. Raises ArgumentTypeError if the string is empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, found an empty string")
+    return Path(text)
+
+
 def utf8_path(text: str) -> Path:
-    """Convert a string to a path. Raises ArgumentTypeError if the string is not valid UTF-8."""
-    return Path(utf8_word(text))
+    """Convert a string to a path. Raises ArgumentTypeError if the string is empty or not valid UTF-8."""
+    return any_path(utf8_word(text))
 
 
 Own = TypeVar("Own", bound="Options")

@@ -18,6 +18,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import MNIST_NAMES, write_cifar, write_mnist
+from tests.scripts import usage_error
 
 IMAGES = ["--out", "s", "--megabatches", "2"]
 TEXT = [*IMAGES, "--vocab-size", "256", "--workers", "1"]
@@ -119,6 +120,19 @@ def test_files_of_an_archive_are_fetched_once_checked_and_unpacked(folder, publi
     publish(name, sha256=(sha256(content),))
     with pytest.raises(AlmaError, match="expected the published archive, found a damaged or different file"):
         main([name, "--source", "third", *IMAGES])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cifar10", *IMAGES, "--color", "1"], "alma-prep-images: error: unrecognized arguments: --color 1"),
+        (["wikipedia-2015", *TEXT, "--seed", "-1"], "--seed -1: expected a number of at least 0"),
+        (["kjv", *TEXT, "--source", "s"], "alma-prep-text: error: unrecognized arguments: --source"),
+        (["kjv", "--text", "t", "--seed", "2"], "--seed: this option applies to a stream; give --out STREAM"),
+    ],
+)
+def test_usage_errors_precede_the_download(words, message, capsys):
+    assert message in usage_error(capsys, main, words)
 
 
 def test_an_unreachable_address_is_named(folder):
