@@ -40,6 +40,8 @@ PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
 _EMPTY_LINE = re.compile(r"\n\s*\n")
 _BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)"), "file": re.compile(rb"(?!)")}  # (?!) never matches
 _LINE_END = re.compile(rb"\n")
+_JSON_OBJECT = re.compile(rb'(\xef\xbb\xbf)?\s*\{[ \t]*"[^"\n]*"[ \t]*:')
+_START_SIZE = 1 << 12  # number of bytes that identify JSON lines
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 _MAX_GROUP_NAME = 100
 _ROWS_AT_ONCE = 256
@@ -355,18 +357,21 @@ def find_sources(
     Raises:
         AlmaError: an input cannot be read; or a folder is empty, or contains special files or several splits of data.
     """
-    stream = None if out is None else out.resolve()
+    stream = None if out is None else Path(os.path.realpath(out))  # resolve() raises RuntimeError on circular links.
     found: list[Optional[list[Path]]] = []  # None for a pipe. Pipes are read after all other checks.
     for given in inputs:
-        path = Path(given)
-        if stream in (path.resolve(), *path.resolve().parents):
+        path, real = Path(given), Path(os.path.realpath(given))
+        if stream in (real, *real.parents):
             raise AlmaError(f"--out {out}: the folder contains the input {given}; choose another folder for the stream")
-        if given != STANDARD_INPUT and not path.exists():
-            raise AlmaError(f"{given}: expected a file or folder, found nothing; give a path, or - for standard input")
+        if not given or (given != STANDARD_INPUT and not path.exists()):
+            label = given or "INPUT ''"
+            raise AlmaError(f"{label}: expected a file or folder, found nothing; give a path, or - for standard input")
+        if given == STANDARD_INPUT and sys.stdin is None:
+            raise AlmaError("INPUT -: standard input is closed; give a file or folder")
         mode = stat.S_IFIFO if given == STANDARD_INPUT else path.stat().st_mode
         if not (stat.S_ISDIR(mode) or stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
             raise AlmaError(f"{given}: expected a file, folder or pipe, found a device or a socket; give another INPUT")
-        found.append(None if stat.S_ISFIFO(mode) else _files_in(path, stream) if stat.S_ISDIR(mode) else [path])
+        found.append(None if stat.S_ISFIFO(mode) else _files_in(path, stream, form) if stat.S_ISDIR(mode) else [path])
     sources = []
     for argument, (given, files) in enumerate(zip(inputs, found, strict=True)):
         label = "standard input" if given == STANDARD_INPUT else given
@@ -379,12 +384,13 @@ def find_sources(
                 pipe = sys.stdin.buffer if is_standard else opened.enter_context(open(given, "rb"))
                 shutil.copyfileobj(pipe, file, BLOCK_SIZE)
         for path in files:
-            own_label, own_form = label if is_pipe else str(path), _form_of(path) if form == "auto" else form
+            own_label = label if is_pipe else str(path)
+            own_form = _form_of(path, own_label) if form == "auto" else form
             sources.append(Source(path, own_label, argument, own_form, field, is_pipe, by, period))
     return sources
 
 
-def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
+def _files_in(folder: Path, stream: Optional[Path], form: str) -> list[Path]:
     """Return the visible files of a folder and its subfolders, sorted by path. Print notes about ignored files."""
 
     def refuse(error: OSError) -> None:  # os.walk ignores folders that it cannot read.
@@ -401,7 +407,7 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
         # If a folder contains only files such as README, they are the input.
         kept = [name for name in visible if not _ABOUT_DATA.fullmatch(name)] or visible
         splits = list(dict.fromkeys(match[0] for name in kept if (match := _SPLIT_NAME.match(name))))
-        if len(splits) > 1:
+        if len(splits) > 1 and form != "file":  # Source code may have names such as train.py and test_a.py.
             raise AlmaError(
                 f"{root}: expected one split of a data set, found the splits {', '.join(splits)}; give the files of "
                 f"one split, such as {Path(root, splits[0])}*"
@@ -422,9 +428,15 @@ def _files_in(folder: Path, stream: Optional[Path]) -> list[Path]:
     return sorted(files)
 
 
-def _form_of(path: Path) -> str:
+def _form_of(path: Path, label: str) -> str:
+    name = Path(path.name.lower())
+    form = _FORMS.get((Path(name.stem) if name.suffix in COMPRESSION_SUFFIXES else name).suffix, "text")
     with open(path, "rb") as file:
         if file.read(4) == b"PAR1":
             return "parquet"
-    name = path.stem if path.suffix in COMPRESSION_SUFFIXES else path.name
-    return _FORMS.get(Path(name).suffix, "text")
+        file.seek(0)
+        if form == "text" and _JSON_OBJECT.match(DecompressedFile(file, label).read(_START_SIZE)):
+            raise AlmaError(
+                f"{label}: the file begins with a JSON object; give --format jsonl, or --format text to read it as text"
+            )
+    return form

@@ -59,8 +59,9 @@ def with_damaged_middle(content: bytes) -> bytes:
         (lambda first, second: with_damaged_middle(first), "(: broken|, line)"),
         (lambda first, second: first + b"\1" + second[1:], r": broken \w+ data after "),
         (lambda first, second: first + second[:20], r": broken \w+ data after "),
+        (lambda first, second: b"plain text", r": expected \w+ data, found"),
     ],
-    ids=["damaged", "second part damaged", "second part cut off"],
+    ids=["damaged", "second part damaged", "second part cut off", "plain"],
 )
 def test_incomplete_compressed_text_is_refused(tmp_path, suffix, damaged, message):
     (tmp_path / f"a.txt.{suffix}").write_bytes(damaged(*parts_of(suffix)))
@@ -77,21 +78,20 @@ def test_an_xz_file_that_needs_gigabytes_of_memory_is_refused(tmp_path):
         read(tmp_path / "a.txt.xz")
 
 
-def test_a_plain_file_with_the_name_of_a_compressed_one_is_refused(tmp_path):
-    (tmp_path / "a.txt.xz").write_bytes(b"plain text")
-    with pytest.raises(AlmaError, match=r"a\.txt\.xz: expected xz data, found"):
-        read(tmp_path / "a.txt.xz")
-
-
-def test_the_name_identifies_compressed_json_lines(tmp_path):
-    lines = "\n".join(json.dumps({"body": document}) for document in DOCUMENTS)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    assert read(tmp_path / "a.jsonl.gz", field="body") == DOCUMENTS
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "A.JSONL.GZ", "a.txt", "a"])
+def test_the_name_identifies_json_lines_and_json_lines_of_another_name_are_refused(tmp_path, name):
+    content = "\n".join(json.dumps({"body": document}) for document in DOCUMENTS).encode()
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content if name == "a.txt" else gzip.compress(content))
+    if "json" in name.lower():
+        assert read(tmp_path / name, field="body") == DOCUMENTS
+    else:
+        with pytest.raises(AlmaError, match="give --format jsonl, or"):
+            read(tmp_path / name)
+    assert read(tmp_path / name, "lines")[0] == content.decode().partition("\n")[0]
 
 
 def test_parquet_is_read_by_its_column(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
     parquet.write_table(pyarrow.table({"id": range(3000), "body": DOCUMENTS}), tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", field="body") == DOCUMENTS
     with pytest.raises(AlmaError, match="expected one column 'text', found columns 'id', 'body'"):
@@ -110,6 +110,7 @@ def test_splits_of_a_data_set_are_not_mixed(tmp_path):
         (tmp_path / name).write_text('{"text": "a"}')
     with pytest.raises(AlmaError, match="found the splits train, validation; give"):
         read(tmp_path)
+    assert len(read(tmp_path, "file")) == 3
 
 
 def test_files_about_a_data_set_are_ignored_unless_there_are_no_others(tmp_path, capsys):
@@ -134,11 +135,13 @@ def test_zstandard_frames_of_all_kinds_are_read_in_any_order(tmp_path):
         assert read(tmp_path / "a.txt.zst") == DOCUMENTS
 
 
-def test_a_folder_represents_its_files_in_the_order_of_their_names(tmp_path):
-    for name in ("b.txt", "a/2.txt", "a/1.txt", ".hidden", "a/.git/x"):
+def test_a_folder_represents_its_files_in_the_order_of_their_names_without_linked_folders(tmp_path, capsys):
+    for name in ("in/b.txt", "in/a/2.txt", "in/a/1.txt", "in/.hidden", "in/a/.git/x", "elsewhere/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert read(tmp_path) == ["a/1.txt", "a/2.txt", "b.txt"]
+    (tmp_path / "in/more").symlink_to(tmp_path / "elsewhere")
+    assert read(tmp_path / "in") == ["in/a/1.txt", "in/a/2.txt", "in/b.txt"]
+    assert "in/more: this link to a folder is ignored" in capsys.readouterr().err
 
 
 def test_a_pipe_is_copied_and_read_like_a_file(tmp_path):
@@ -152,12 +155,23 @@ def test_a_pipe_is_copied_and_read_like_a_file(tmp_path):
         assert [document for block in FilePart(source).blocks() for document in documents_of(block)] == DOCUMENTS
 
 
-def test_a_missing_input_or_a_device_is_refused_before_a_pipe_is_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(AlmaError, match="nothing: expected a file or folder, found nothing"):
-        find_sources([str(tmp_path / "pipe"), str(tmp_path / "nothing")], "auto", "text", tmp_path)
-    with pytest.raises(AlmaError, match="/dev/zero: expected a file, folder or pipe, found a device"):
-        read(Path("/dev/zero"))
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("pipe nothing", "nothing: expected a file or folder, found nothing"),
+        ("pipe loop", "loop: expected a file or folder, found nothing"),
+        ("pipe ", "INPUT '': expected a file or folder, found nothing"),
+        ("pipe /dev/zero", "/dev/zero: expected a file, folder or pipe, found a device"),
+        ("-", "INPUT -: standard input is closed; give a file"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_refused_before_a_pipe_is_read(tmp_path, monkeypatch, inputs, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", None)
+    os.mkfifo("pipe")
+    Path("loop").symlink_to("loop")
+    with pytest.raises(AlmaError, match=message):
+        find_sources(inputs.split(" "), "auto", "text", tmp_path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nothing")])
@@ -167,12 +181,3 @@ def test_a_pipe_or_a_broken_link_in_a_folder_is_refused(make, tmp_path):
     make(tmp_path / "in/b.txt")
     with pytest.raises(AlmaError, match=r"in/b\.txt: expected a regular file, found a special file or a broken link"):
         read(tmp_path / "in")
-
-
-def test_a_link_to_a_folder_is_reported_and_not_followed(tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "in/a.txt").write_text("text")
-    (tmp_path / "in/more").symlink_to(tmp_path / "elsewhere")
-    assert read(tmp_path / "in") == ["text"]
-    assert "in/more: this link to a folder is ignored" in capsys.readouterr().err
