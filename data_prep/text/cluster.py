@@ -16,7 +16,7 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.text.command import PrepOptions, completed_before, existing_stream, parse_options, record_of
-from data_prep.text.steps import Encoded, Work, write_stream
+from data_prep.text.steps import Encoded, Work, make_plan, write_stream
 from data_prep.text.workers import default_workers
 from fairseq_alma.data.stream import publish_stream
 from fairseq_alma.errors import AlmaError
@@ -56,7 +56,7 @@ class StreamStage(PipelineStep):
             there = existing_stream(self.options)
             if there is not None and not self.options.append:
                 raise AlmaError(f"--out {self.options.out}: the stream exists; give another folder, or --append")
-            return work.make_plan(there, self.options, None, default_workers())
+            return work.save("plan", make_plan(there, self.options, None, default_workers()))
         if work.plan.options != self.options:
             raise AlmaError(
                 f"{self.folder}: the folder contains files of a command with different options; give another work "
@@ -138,8 +138,17 @@ def run_stages(
         options: additional arguments of the executor.
 
     Raises:
-        AlmaError: a rank of a stage did not complete, and the executor did not raise the error of the rank.
+        AlmaError: the work folder or ``logging_dir`` is of a command with other options or input; or a rank of a stage
+            did not complete, and the executor did not raise the error of the rank.
     """
+    # datatrove skips completed ranks, so the options and input of these ranks must be the same.
+    folder = stages[0].folder
+    plan = Work(folder).plan if Path(folder, "plan").exists() else None
+    if plan is not None and plan != make_plan(plan.there, stages[0].options, None, plan.num_workers):
+        raise AlmaError(
+            f"{folder}: the folder contains files of a command with different options or input; give another work "
+            "folder and another logging_dir, or remove both"
+        )
     is_queued = isinstance(executor, type) and issubclass(executor, SlurmPipelineExecutor)
     for stage in stages:
         depends = executor(
@@ -150,6 +159,10 @@ def run_stages(
             **({"job_name": stage.name} if is_queued else {}),
             **options,
         )
+        if stage.name == "plan" and plan is None and not depends.get_incomplete_ranks(skip_completed=True):
+            raise AlmaError(
+                f"{logging_dir}: the stages completed with another work folder; give another logging_dir, or remove it"
+            )
         if not is_queued:
             depends.run()
             if depends.get_incomplete_ranks(skip_completed=True):

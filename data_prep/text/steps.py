@@ -112,6 +112,30 @@ class Encoded:
     dropped: list[dict[str, Any]]  # bytes, first words and shared n-gram of each contaminated document
 
 
+def make_plan(there: Optional[Stream], options: "PrepOptions", copies: Optional[Path], num_workers: int) -> Plan:
+    """Find the input files, divide them into pieces, and return the plan.
+
+    Args:
+        there: stream to append to; None for a new stream.
+        options: options of the command.
+        copies: folder for copies of pipes; None if pipes are not allowed.
+        num_workers: maximum number of processes.
+
+    Raises:
+        AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given, but the input has no fields.
+    """
+    field, by = options.field_or_default, options.by
+    ignored = options.ignored or options.out
+    sources = tuple(find_sources(options.inputs, options.format, field, copies, ignored, by, options.period))
+    text = [f"{each.label} is plain text, which has no fields" for each in sources if not each.has_fields]
+    if by is not None and text:
+        raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
+    if options.field is not None and len(text) == len(sources):
+        raise AlmaError(f"--field {options.field}: {text[0]}; remove --field, or give --format jsonl")
+    pieces, stamps = tuple(cut_into_pieces(sources)), tuple(source.stamp for source in sources)
+    return Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces)))
+
+
 class Work:
     """Steps of the conversion, one method each. A step reads the files of earlier steps from the work folder."""
 
@@ -138,7 +162,7 @@ class Work:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return the options, input files and pieces that `make_plan` wrote to the work folder."""
+        """Return the options, input files and pieces of the command."""
         return self.load("plan")
 
     @cached_property
@@ -160,31 +184,6 @@ class Work:
     @cached_property
     def _held_out(self) -> NgramSet:
         return NgramSet(self.load("ngrams.npy"))
-
-    def make_plan(
-        self, there: Optional[Stream], options: "PrepOptions", copies: Optional[Path], num_workers: int
-    ) -> None:
-        """Find the input files, divide them into pieces, and save the `Plan` in the work folder.
-
-        Args:
-            there: stream to append to; None for a new stream.
-            options: options of the command.
-            copies: folder for copies of pipes; None if pipes are not allowed.
-            num_workers: maximum number of processes.
-
-        Raises:
-            AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given, but the input has no fields.
-        """
-        field, by = options.field_or_default, options.by
-        ignored = options.ignored or options.out
-        sources = tuple(find_sources(options.inputs, options.format, field, copies, ignored, by, options.period))
-        text = [f"{each.label} is plain text, which has no fields" for each in sources if not each.has_fields]
-        if by is not None and text:
-            raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
-        if options.field is not None and len(text) == len(sources):
-            raise AlmaError(f"--field {options.field}: {text[0]}; remove --field, or give --format jsonl")
-        pieces, stamps = tuple(cut_into_pieces(sources)), tuple(source.stamp for source in sources)
-        self.save("plan", Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces))))
 
     def digest(self, number: int) -> Iterator[str]:
         """Yield one value, the sha256 of input file ``number``."""
@@ -268,6 +267,9 @@ class Work:
             options.tokenizer_bytes,
             first,
         )
+        if (total := first + shares.num_megabatches) > MAX_MEGABATCHES:
+            found = f"{total:,} ({shares.num_megabatches:,} new)"
+            raise AlmaError(f"--append: expected at most {MAX_MEGABATCHES:,} mega-batches, found {found}; append fewer")
         own_sets = assign(sizes, arguments, shares)
         arriving = range(first, first + shares.num_megabatches)
         names = [*map(split_name, arriving), *(["valid", "test"] if shares.held_out else [])]
@@ -288,11 +290,11 @@ class Work:
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
-        known = [group for entry in history for group in entry.get("groups", ())]
+        known = dict(pair for each in history for pair in zip(each.get("groups", ()), each["splits"], strict=False))
         if again := sorted(names & {*known}):
             raise AlmaError(
                 f"--by {plan.options.by}: the stream {plan.options.out} already has groups: {', '.join(again[:3])} "
-                f"({again[0]} is mega-batch {known.index(again[0])}); remove the documents of these groups from "
+                f"({again[0]} is {known[again[0]]}); remove the documents of these groups from "
                 "the input, or give --megabatches instead of --by"
             )
         is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
@@ -310,10 +312,11 @@ class Work:
         empty, options, groups = [*counts].index(0), self.plan.options, self.assignment.groups
         name = self.assignment.names[empty] + (f" ({groups[empty]})" if empty < len(groups) else "")
         flag = f"--megabatches {self.assignment.num_megabatches}"
-        advice = "give fewer mega-batches, more text, or --format lines if each line is a document"
+        advice = "give fewer mega-batches, more text, or --format lines (or jsonl) if each line is a document"
         if options.one_per_input or groups:
             flag = "--by" if groups else "--one-per-input"
-            advice = "remove duplicate input, add text, or give smaller --valid-bytes and --test-bytes"
+            advice = "remove duplicate input, or add text"
+            advice += ", or give smaller --valid-bytes and --test-bytes" if self.plan.there is None else ""
         found = f"{sum(counts):,} documents in total"
         if num_dropped:
             found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share n-grams with held-out text"

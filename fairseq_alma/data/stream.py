@@ -341,7 +341,8 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
     """Return the stream of ``kind`` in the folder ``--out``, or None if the folder does not exist or is empty.
 
     Raises:
-        AlmaError: ``--out`` is a stream of another kind, a file, a folder of unrelated files, or an empty mount point.
+        AlmaError: ``--out`` is a stream of another kind, a file, a folder of unrelated files, a circular link, or an
+            empty mount point or current folder.
     """
     if (out / MANIFEST).exists():
         stream = Stream.open(out)
@@ -351,8 +352,11 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         found = "a folder with other files" if out.is_dir() else "a file"
         raise AlmaError(f"--out {out}: expected a stream or an empty folder, found {found}; choose another folder")
-    if os.path.ismount(out):
-        raise AlmaError(f"--out {out}: this folder is the mount point of a file system; choose a subfolder")
+    is_current = out.exists() and os.path.samefile(out, os.curdir)
+    is_circular = os.path.islink(os.path.realpath(out))
+    if is_current or is_circular or os.path.ismount(out):
+        found = "current folder" if is_current else "target of a circular link" if is_circular else "mount point"
+        raise AlmaError(f"--out {out}: expected a new folder, found the {found}; choose another folder")
     return None
 
 

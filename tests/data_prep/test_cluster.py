@@ -10,8 +10,8 @@ import sysconfig
 import pytest
 
 from data_prep.text.command import main
-from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
+from tests.data_prep.test_command import files_of
 
 pytest.importorskip("datatrove", reason="datatrove is not installed (extra cluster)")
 from datatrove.data import Document
@@ -54,10 +54,6 @@ def texts(made, tmp_path):
     """Copies of the texts, which may be altered, and of the stream, ``one``."""
     shutil.copytree(made / "one", tmp_path / "one")
     return shutil.copytree(made / "texts", tmp_path / "texts")
-
-
-def files_of(folder):
-    return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
 class OneByOne(PipelineExecutor):
@@ -142,9 +138,16 @@ def test_a_completed_run_does_nothing_again_and_its_work_is_of_no_use_to_other_c
     for stage in stream_stages([*words, "--seed", "2"], work)[1:]:
         with pytest.raises(AlmaError, match="contains files of a command with different options"):
             stage.run()
+    for inputs, seed in ((texts, "2"), (texts / "0.txt", "1")):
+        with pytest.raises(AlmaError, match="different options or input; give another work folder"):
+            run(inputs, tmp_path / "stream", *SIZES, "--seed", seed)
     (texts / "0.txt").write_text("other text")
     with pytest.raises(AlmaError, match="changed while it was read"):
         stream_stages(words, work)[-1].run()
+    with pytest.raises(AlmaError, match="different options or input"):
+        run(texts, tmp_path / "stream", *SIZES)
+    with pytest.raises(AlmaError, match="completed with another work folder"):
+        run(texts, tmp_path / "stream", *SIZES, work=str(tmp_path / "new"))
 
 
 def test_documents_of_a_step_before_are_refused_rather_than_lost(texts, tmp_path):

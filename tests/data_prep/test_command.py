@@ -20,6 +20,7 @@ from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from tests.forked import wait_until
+from tests.scripts import usage_error
 
 WORDS = [start + end for start in ("ba", "co", "di", "fu", "gra", "é") for end in ("n", "rt", "sk", "l", "ming", "北")]
 ONE = ["a", "--out", "s", "--megabatches", "1"]
@@ -31,9 +32,9 @@ def make_documents(count: int, seed: int = 0) -> list[str]:
     return [f"Title {number}\n{text}." for number, text in enumerate(texts)]
 
 
-def files_of(folder: Path) -> dict[str, str]:
-    """Return path and sha256 of every file except the manifest."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "stream.json")
+def files_of(folder: Path, without: str = "") -> dict[str, str]:
+    """Return path and sha256 of every file, except files with the name ``without``."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != without)
     return {str(path.relative_to(folder)): file_sha256(path) for path in paths}
 
 
@@ -132,18 +133,21 @@ def test_another_command_on_the_same_folder_is_refused(stream, text, tmp_path, m
         create(text, tmp_path / "stream", *more)
 
 
-def test_a_folder_that_is_not_a_stream_is_refused_and_unchanged(text, tmp_path):
-    (tmp_path / "out").mkdir()
+def test_a_folder_that_is_not_a_stream_is_refused_and_unchanged(text, tmp_path, monkeypatch):
+    (tmp_path / "out/empty").mkdir(parents=True)
     (tmp_path / "out/mine").write_text("mine")
-    with pytest.raises(AlmaError, match="found a folder with other files"):
-        create(text, tmp_path / "out")
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path / "out/empty")
+    for out, found in (("out", "a folder with other files"), ("loop", "the target of a"), ("out/empty", "the current")):
+        with pytest.raises(AlmaError, match=f"found {found}"):
+            create(text, tmp_path / out)
     with pytest.raises(AlmaError, match="expected a stream for --append, found no stream"):
         run(text, "--out", tmp_path / "stream", "--append", "--megabatches", 1)
     assert (tmp_path / "out/mine").read_text() == "mine"
 
 
 def test_append_adds_megabatches_changes_no_other_file_and_does_nothing_the_second_time(stream, text, tmp_path, capsys):
-    before = files_of(stream.root)
+    before = files_of(stream.root, without="stream.json")
     later = make_documents(100, seed=9)
     (tmp_path / "later.txt").write_text("\n\n".join(later + make_documents(400)[:50]))
     (stream.root / "megabatch-003").mkdir()  # as after a killed run
@@ -191,13 +195,16 @@ def test_each_month_is_a_mega_batch_and_held_out_text_is_from_all_months(tmp_pat
         assert {month_of[text] for text in texts_of(stream, f"megabatch-{number:03d}/train")} == {month}
     assert len({month_of[text] for text in held_out_texts(stream)}) > 1
     later = write_dated(tmp_path / "later.jsonl", {"2024-12": 40}, seed=9)
+    undated = write_dated(tmp_path / "undated.jsonl", {"2025-02": 40}, seed=7)
+    assert run(undated, "--megabatches", 1, "--out", stream.root, "--append") == 0
     assert run(later, *by_month, "--out", stream.root, "--append") == 0
-    assert Stream.open(stream.root).num_megabatches == 4
     assert run(later, *by_month, "--out", stream.root, "--append") == 0  # the same command does nothing
     again = write_dated(tmp_path / "again.jsonl", {"2024-12": 20, "2025-01": 20}, seed=5)
-    with pytest.raises(AlmaError, match=r"--by date: .* already has groups: 2024-12 \(2024-12 is mega-batch 3\)"):
+    with pytest.raises(
+        AlmaError, match=r"--by date: .* already has groups: 2024-12 \(2024-12 is megabatch-004/train\)"
+    ):
         run(again, *by_month, "--out", stream.root, "--append")
-    assert Stream.open(stream.root).num_megabatches == 4
+    assert Stream.open(stream.root).num_megabatches == 5
 
 
 def test_integer_groups_are_in_numerical_order(tmp_path):
@@ -207,13 +214,15 @@ def test_integer_groups_are_in_numerical_order(tmp_path):
     assert Stream.open(tmp_path / "stream").history[0]["groups"] == ["1", "2", "10"]
 
 
-def test_by_is_refused_for_plain_text_and_for_too_many_values(text, tmp_path, monkeypatch):
+def test_by_is_refused_for_plain_text_and_too_many_mega_batches_in_any_way(stream, text, tmp_path, monkeypatch):
     with pytest.raises(AlmaError, match=r"--by date: .*text\.txt is plain text, which has no fields"):
-        run(text, "--by", "date", "--out", tmp_path / "stream")
+        run(text, "--by", "date", "--out", tmp_path / "new")
     given = write_dated(tmp_path / "posts.jsonl", MONTHS)
     monkeypatch.setattr("data_prep.text.steps.MAX_MEGABATCHES", 2)
     with pytest.raises(AlmaError, match=r"--by: expected at most 2 values \(mega-batches\), found 3"):
-        run(given, "--by", "date", "--period", "month", "--out", tmp_path / "stream")
+        run(given, "--by", "date", "--period", "month", "--out", tmp_path / "new")
+    with pytest.raises(AlmaError, match=r"--append: expected at most 2 mega-batches, found 4 \(1 new\); append fewer"):
+        run(given, "--out", stream.root, "--append", "--megabatches", 1)
 
 
 def near_copies(documents: list[str]) -> list[str]:
@@ -255,7 +264,8 @@ def test_the_stream_does_not_depend_on_pieces_workers_or_a_pipe(copied, tmp_path
     command[1] = str(tmp_path / "piped")
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=copied.open("rb")))
     assert main(["-", *command]) == 0
-    assert files_of(tmp_path / "piped") == files_of(tmp_path / "two") == files_of(tmp_path / "one")
+    one, two, piped = (files_of(tmp_path / name, without="stream.json") for name in ("one", "two", "piped"))
+    assert one == two == piped
 
 
 def test_append_drops_copies_of_any_held_out_text_and_holds_out_parts_of_the_same_size(text, tmp_path):
@@ -277,14 +287,19 @@ def test_append_drops_copies_of_any_held_out_text_and_holds_out_parts_of_the_sam
     assert not trained & {text.upper().replace(" ", ",  ") for text in of_month if len(text.split()) > 12}
 
 
-def test_a_mega_batch_without_remaining_documents_is_refused(stream, tmp_path):
+def test_a_mega_batch_without_remaining_documents_is_refused_and_a_damaged_test_set_too(stream, text, tmp_path):
     copies = near_copies([text for text in held_out_texts(stream) if len(text.split()) > 20][:5])
     (tmp_path / "later.txt").write_text("\n\n".join(copies))
     message = r"^--megabatches 1: megabatch-003/train has no document \(5 of 5 documents share .* --no-decontaminate"
     with pytest.raises(AlmaError, match=message):
         run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1)
     assert Stream.open(stream.root).num_megabatches == 3
+    with pytest.raises(AlmaError, match=r"^--one-per-input: .* in total\); remove duplicate input, or add text$"):
+        run(*[tmp_path / "later.txt"] * 2, "--out", stream.root, "--append", "--one-per-input")
     assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1, "--no-decontaminate") == 0
+    (stream.root / "test.bin").write_bytes(b"")
+    with pytest.raises(AlmaError, match=r"test\.bin: expected [\d,]+ bytes .*, found 0"):
+        run(tmp_path / "text.txt", "--out", stream.root, "--append", "--megabatches", 1)
 
 
 def held_out_texts(stream: Stream) -> list[str]:
@@ -360,10 +375,8 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
         (["-", "-", "--out", "s", "--megabatches", "3"], "give - once"),
         (["a"] * 65_536 + ["--out", "s", "--megabatches", "1"], "expected at most 65535 inputs, found 65536"),
         ([*ONE, "--field", "body", "--format", "lines"], "lines has no fields;"),
+        ([*ONE, "--out", ""], "argument --out: expected a path, found an empty string"),
     ],
 )
 def test_usage_errors_end_with_status_2(arguments, message, capsys):
-    with pytest.raises(SystemExit) as raised:
-        main(arguments)
-    assert raised.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in usage_error(capsys, main, arguments)
