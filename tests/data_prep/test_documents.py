@@ -116,9 +116,7 @@ def test_a_value_that_is_not_a_group_is_refused_with_its_row(value, period, need
 
 
 def test_row_groups_are_parts_and_keep_their_rows(tmp_path, monkeypatch):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
     rows = [f"document {number}" for number in range(900)]
     parquet.write_table(pyarrow.table({"text": [*rows, 5 * "x"]}), tmp_path / "a.parquet", row_group_size=100)
     source = Source(tmp_path / "a.parquet", "a.parquet", 0, "parquet", "text")
