@@ -39,7 +39,7 @@ defaults. No options after -- are required: alma-stream --stream STREAM --run RU
 
 COMMAND (--then-evaluate) may contain the placeholders {{checkpoint}}, {{stage}}, {{arrival}}, {{run}} and {{stream}}.
 Learners: {learners}
-A killed run resumes with the same command and gives the same results. Logs are in RUN/stage-NNN/*.log.
+A killed run resumes with the same command and gives the same results. On text, logs are in RUN/stage-NNN/*.log.
 """
 
 
@@ -179,8 +179,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for line in job.recipe.lines if isinstance(job, TextJob) else ():
         print(f"# {line}" if arguments.dry_run else line)
     if arguments.dry_run:
-        for seed, planned in plans.items():
-            job.print_plan(planned, request.folder(seed))
+        for seed in request.seeds if kind == "text" else request.seeds[:1]:  # a process for each seed, or for all
+            job.print_plan(plans[seed], request.folder(seed))
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")

@@ -8,6 +8,7 @@ Letters in shapes: N models, B images, C channels, H height, W width, K classes.
 """
 
 import contextlib
+import itertools
 import sys
 import zipfile
 from dataclasses import dataclass, field, replace
@@ -338,7 +339,7 @@ class Predictions:
         if not is_begun or self._tally.combine != plan.combine or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []
-        for models in _groups(plan, plan.predictors[len(self._counted) :]):
+        for models in _groups(plan.predictors[len(self._counted) :]):
             logits, usage = predict(self.network_of(models), self.test[0], self.joint_logits)
             self._tally.add(logits)
             self._counted += models
@@ -348,7 +349,7 @@ class Predictions:
         """Return mean loss and error of the stage's predictors on ``valid``, the validation set of the stage."""
         tally = Tally(plan.combine)
         self._frozen = {model: network for model, network in self._frozen.items() if model in plan.predictors}
-        for models in _groups(plan, plan.predictors):
+        for models in _groups(plan.predictors):
             network = self._frozen.get(models[0]) or self.network_of(models)
             if plan.stage.index != models[0].stage:
                 self._frozen[models[0]] = network
@@ -356,9 +357,6 @@ class Predictions:
         return tally.result(valid[1])
 
 
-def _groups(plan: StagePlan, models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Group models by network: each earlier model has a separate network; all models of this stage share a network."""
-    new = {training.model for training in plan.trainings}
-    groups = [[model] for model in models if model not in new]
-    together = [model for model in models if model in new]
-    return [*groups, together] if together else groups
+def _groups(models: Sequence[ModelId]) -> list[list[ModelId]]:
+    """Group models by network: all models of a stage share a network, so that results are equal after a restart."""
+    return [[*group] for _, group in itertools.groupby(models, key=lambda model: model.stage)]

@@ -32,6 +32,7 @@ COLUMNS = (
 )  # fmt: skip
 NEUTRAL_TRAIN_OPTIONS = ("--num-workers", "--cpu")
 """Training options that may differ between the runs of one experiment."""
+BATCH_OPTIONS = ("--batch-size", "--max-tokens", "--update-freq")
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
@@ -148,13 +149,21 @@ class RecordedRun:
     @cached_property
     def settings(self) -> dict[str, str]:
         """Return the options that are equal in all runs of one experiment (flag -> value)."""
-        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS}
+        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS} - {*BATCH_OPTIONS}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
         found = {"--preset": preset} if preset not in ("", "paper") else {}
         found |= {OPTION_OF.get(name, flag(name)): value for name, value in options.items() if name not in ignored}
         found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
-        return {name: "" if value is True else str(canonical(value)) for name, value in found.items()}
+        if all(str(found.get(name, "1")).isdecimal() for name in ("--batch-size", "--update-freq")):
+            # The sequences of an update matter, not their division into batches.
+            found["--batch-size"] = int(found.pop("--batch-size", 1)) * int(found.pop("--update-freq", 1))
+        return {name: "" if value is True else _shown(value) for name, value in found.items()}
+
+
+def _shown(value: Any) -> str:
+    number = canonical(value)
+    return str(int(number)) if isinstance(number, float) and number.is_integer() else str(number)
 
 
 def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None) -> RecordedRun:
@@ -391,9 +400,10 @@ def _named(groups: Sequence[Experiment]) -> list[Experiment]:
             same_name = [group for group, other in zip(groups, candidates, strict=True) if other[-1] == names[-1]]
             flags = dict.fromkeys(flag for other in (each, *same_name) for flag in other.first.settings)
             values = {flag: {other.first.settings.get(flag) for other in same_name} for flag in flags}
-            differing = [flag for flag in flags if len(values[flag]) > 1 and flag not in IMPLIED]
+            differing = [flag for flag in flags if len(values[flag]) > 1]
+            differing = [flag for flag in differing if flag not in IMPLIED] or differing
             shown = [f"{flag} {own[flag]}".strip() if flag in own else f"no {flag}" for flag in differing]
-            shown = shown or [f"{len(each.first.arrivals)} arrivals", each.first.stream_key[:8]]
+            shown = shown or [f"{len(each.first.arrivals)} arrivals", each.first.stream["fingerprint"][:8]]
             unique = [", ".join([names[1], *shown])]
         named.append(Experiment(each.runs, each.times, unique[0]))
     return named

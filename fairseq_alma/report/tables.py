@@ -6,6 +6,7 @@ The tables show test metrics, cost, growth steps, i.i.d. controls, held-out loss
 import math
 import re
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Union
 
 from pandas import DataFrame
@@ -234,11 +235,14 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
     for each in groups:
         done = each.first.done
         for arrival in done.index[done.after_growth.notna()]:
-            sizes = each.first.arrivals.experts
+            arrivals = each.first.arrivals
+            sizes, unit = arrivals.experts, ""
+            if arrival and sizes[arrival - 1] == sizes[arrival]:
+                sizes, unit = arrivals.params, " parameters"
             columns = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
             rows.append({
                 "learner": each.label, **_distinguishing(each, groups), "at": f"t{arrival}",
-                "experts": f"{sizes[arrival - 1]:.0f} to {sizes[arrival]:.0f}" if arrival else "–",
+                "experts": f"{sizes[arrival - 1]:,.0f} to {sizes[arrival]:,.0f}{unit}" if arrival else "–",
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"
@@ -253,12 +257,14 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
     for control, sequential, k in iid_pairs(groups):
         iid, other = control.at(k - 1), sequential.at(k - 1)
         if iid is not None and other is not None:
-            gap = other.mean / iid.mean - 1
+            common = iid.by_seed.keys() & other.by_seed.keys()
+            means = [fmean(each.by_seed[seed] for seed in common) if common else each.mean for each in (other, iid)]
+            gap = means[0] / means[1] - 1
             row: Row = {"learner": sequential.first.learner, **_distinguishing(control, groups)}
             row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
             row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
             rows.append(row)
-    notes = "k: mega-batches in both runs; both runs have the same number of updates. gap: sequential / i.i.d. - 1."
+    notes = "k: mega-batches in both runs, with about as many updates. gap: sequential / i.i.d. - 1, over common seeds."
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 

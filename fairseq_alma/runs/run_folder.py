@@ -248,8 +248,9 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Return the name of the folder, also if ``root`` is a relative path such as ``.``."""
-        return self.root.resolve().name
+        """Return the name of the folder, or of a run with several seeds and the folder of one seed."""
+        folder = self.root.resolve()  # also if `root` is a relative path such as ``.``
+        return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
 
     def stage_folder(self, stage: int) -> Path:
         return self.root / f"stage-{stage:03d}"

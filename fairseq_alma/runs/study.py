@@ -86,7 +86,8 @@ class StudyOptions(ScheduleOptions):
     )
     seeds: tuple[int, ...] = of_this_call(
         (1,),
-        f"random seeds, 0 to {MAX_SEED:,}; with several seeds, the run of seed N is RUN/seed-N (default: 1)",
+        f"random seeds, 0 to {MAX_SEED:,}; with several seeds, the run of seed N is RUN/seed-N; on images only for "
+        "sm, ens, gens and bagging (default: 1)",
         range=integer(0, MAX_SEED),
         flag="--seed",
     )
@@ -245,8 +246,9 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
         AlmaError: options or streams differ; the message contains the differences.
     """
     found = [(f"--{name}", before[name], now[name]) for name in ("learner", "seed")]
+    fixed: set[str] = set() if stream.kind == "text" else {"--batch-size"}  # on images, an update is one batch
     for part, prefix in (("options", "--"), ("train_options", "")):
-        for name in sorted({*before[part], *now[part]} - set(FREE_OPTIONS)):
+        for name in sorted({*before[part], *now[part]} - (set(FREE_OPTIONS) - fixed)):
             old, new = before[part].get(name), now[part].get(name)
             # A stream that grows adds stages, so a schedule "experts=4,6" may be extended to "experts=4,6,8".
             sizes = itertools.zip_longest(str(old).split(), str(new).split())
@@ -357,6 +359,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     def plan(self, learner: Learner, num_megabatches: int) -> list[StagePlan]:
         """Return one plan per stage. Raises ValueError if an option is invalid; the message begins with the option."""
         planned = self.stages(num_megabatches)
+        if self.keep and max(self.keep) >= num_megabatches:
+            raise ValueError(f"--keep {max(self.keep)}: expected arrivals of the stream (0 to {num_megabatches - 1})")
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: expected a stage of the run (0 to {len(planned) - 1})")
         learner.check_stages(planned)

@@ -20,6 +20,7 @@ from tests.scripts import end_with, usage_error
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 HARD_GATES = ("--", "--arch", "alma_moe_mlp", "--num-experts", "2", "--gate", "hard", "--max-epoch", "3", "--cpu")
+GENS = ("--learner", "gens", "--num-members", "2", "--wait", "3")
 CHANCE = 0.75  # four classes
 
 
@@ -58,27 +59,26 @@ def test_a_learner_runs_on_a_stream_of_images(options, members, stream, tmp_path
 )
 def test_the_shape_decides_the_default_network_and_augmenting_does_not(shape, augment, arch, tmp_path, capsys):
     small = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=shape, augment=augment)
-    assert main(["--stream", str(small), "--run", str(tmp_path / "R"), "--dry-run"]) == 0
+    assert main(["--stream", str(small), "--run", str(tmp_path / "R"), "--dry-run", "--seed", "1", "2"]) == 0
     out = capsys.readouterr().out
+    assert out.count("\nalma-stream ") == 2  # one process trains both seeds
     assert f"--arch alma_{arch} --optimizer {'sgd' if arch == 'vgg' else 'adadelta'} " in out
 
 
-def test_a_growing_ensemble_keeps_its_models_and_the_papers_preset_changes_no_result(stream, tmp_path):
+def test_a_growing_ensemble_keeps_its_models_and_the_papers_preset_changes_no_result(tmp_path):
+    stream, words = make_stream(tmp_path / "S", shape=(1, 28, 28)), (*WORDS, "--width", "8")  # where rounding shows
     plain, paper, code = (
-        run(
-            stream, tmp_path / (preset or "plain"), "--learner", "gens", "--wait", "3", *preset and ("--preset", preset)
-        )
+        run(stream, tmp_path / (preset or "plain"), *GENS, *preset and ("--preset", preset), words=words)
         for preset in ("", "paper", "released-code")
     )
     assert paper == plain != code
     for stage in ("0", "1"):
-        words = ("--learner", "gens", "--wait", "3", "--preset", "released-code", "--stage", stage)
-        by_stage = run(stream, tmp_path / "by stage", *words)
+        by_stage = run(stream, tmp_path / "by stage", *GENS, "--preset", "released-code", "--stage", stage, words=words)
     assert [record["test"] for record in by_stage] == [record["test"] for record in code]
-    assert [record["num_members"] for record in plain] == [1, 2]
-    assert [record["num_params"] for record in plain] == [plain[0]["num_params"] * n for n in (1, 2)]
+    assert [record["num_members"] for record in plain] == [2, 4]
+    assert plain[1]["num_params"] == 2 * plain[0]["num_params"]
     kept = sorted(path.relative_to(tmp_path / "plain").as_posix() for path in tmp_path.glob("plain/*/member-*/*.pt"))
-    assert kept == [f"stage-00{n}/member-{n}/checkpoint_last.pt" for n in range(2)]
+    assert kept == [f"stage-00{n // 2}/member-{n}/checkpoint_last.pt" for n in range(4)]
     first, second = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("plain", "paper"))
     assert second.pop("preset") == {"name": "paper", "overridden": []}
     assert first == second

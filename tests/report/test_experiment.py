@@ -6,6 +6,10 @@ from fairseq_alma.report.read_run import Spread, experiments, iid_pairs, load_ru
 from tests.report.fakes import image_stream, text_stream, write_run
 
 
+def batch(size, freq):
+    return {"train_options": {"--batch-size": size, "--update-freq": freq}}
+
+
 @pytest.fixture
 def make(tmp_path):
     """Write runs and return their experiments: ``make(dict(learner="ens"), …)``."""
@@ -41,9 +45,17 @@ def test_names_tell_experiments_by_as_little_as_needed(make):
     assert {each.name for each in groups} == {f"gMoE_w1, 4 experts, --grow-method {how}" for how in ("split", "copy")}
 
 
-def test_runs_of_several_lengths_are_named_by_their_arrivals(make):
-    groups = make({"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]})
-    assert [each.name.split(", ")[2] for each in groups] == ["4 arrivals", "2 arrivals"]
+@pytest.mark.parametrize(
+    ("runs", "told"),
+    [
+        ([{"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]}], ["2 arrivals", "4 arrivals"]),
+        ([batch(4, 1), batch(2, 2), batch(4, 2)], ["--batch-size 4", "--batch-size 8"]),
+        ([{"wait": 4}, {"wait": 4, "drop_rest": True}], ["--drop-rest", "no --drop-rest"]),
+    ],
+    ids=["lengths", "batches", "rests"],
+)
+def test_runs_are_told_apart_by_the_options_that_differ(runs, told, make):
+    assert sorted(each.name.split(", ")[2] for each in make(*runs)) == told
 
 
 def test_names_hold_sizes_and_counts_of_experts(make):

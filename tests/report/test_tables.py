@@ -50,15 +50,18 @@ def test_cost_is_summed_over_the_stream(tables):
 
 def test_growth_has_a_row_for_each_step(tables):
     grows = {"values": [40.0, 20.0, 18.0], "learner": "gmoe", "stream": text_stream(3), "num_experts": (4, 6)}
-    (row,) = map(texts, tables(grows)["growth"].rows)
-    assert (row["at"], row["experts"]) == ("t1", "4 to 6")
+    extras = [{}, {"after_growth": {"valid": {"loss": 4.6, "ppl": 25.0}}}]
+    wider = {"values": [40.0, 20.0], "stream": text_stream(3), "num_params": (1000, 1500), "stage_extras": extras}
+    first, row = map(texts, tables(grows, wider)["growth"].rows)
+    assert (first["at"], first["experts"], row["experts"]) == ("t1", "1,000 to 1,500 parameters", "4 to 6")
     assert (row["before"], row["after growth"], row["after training"]) == ("42.00", "25.00", "21.00")
 
 
 def test_controls_stand_next_to_what_learns_sequentially_and_are_never_the_best(tables):
-    found = tables({"values": [30.0, 20.0, 18.0, 16.0]}, {"values": [10.0], "iid": 2}, {"wait": 4, "values": [17.0]})
+    sequential = [{"values": [30.0, value, 18.0, 16.0], "seed": seed} for seed, value in ((1, 20.0), (2, 22.0))]
+    found = tables(*sequential, {"values": [10.0], "iid": 2}, {"wait": 4, "values": [17.0]})
     (row,) = found["iid"].rows
-    assert (row["k"].number, row["i.i.d."].number, row["sequential"].number, row["gap"].text) == (2, 10, 20, "+100.0%")
+    assert (row["k"].number, row["i.i.d."].number, row["sequential"].number, row["gap"].text) == (2, 10, 21, "+100.0%")
     marked = [row[-2][1] for row in found["perplexity"].body()]
     assert marked == [True, False, False]
 

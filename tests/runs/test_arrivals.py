@@ -12,7 +12,7 @@ from tests.runs.runs import complete, make_plans
 
 @pytest.fixture
 def run(tmp_path):
-    return RunFolder(tmp_path / "R")
+    return RunFolder(tmp_path / "R" / "seed-2")
 
 
 def test_a_waiting_arrival_has_the_results_of_the_last_update_at_no_cost(run):
@@ -33,7 +33,7 @@ def test_tensorboard_has_each_arrival_once_after_a_second_launch(run, tmp_path):
         complete(run, plan, 30.0 - plan.stage.index)
         with RunDisplay(plans, "token", ArrivalCurves(run, plans, {"--tensorboard-logdir": str(tmp_path / "tb")})):
             pass
-    events = EventAccumulator(str(tmp_path / "tb" / "R" / "arrivals"))
+    events = EventAccumulator(str(tmp_path / "tb" / "R" / "seed-2" / "arrivals"))
     events.Reload()
     assert [(each.step, each.value) for each in events.Scalars("test/ppl")] == [(0, 30.0), (1, 29.0), (2, 28.0)]
 
