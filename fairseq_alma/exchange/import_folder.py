@@ -151,7 +151,8 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "moe_freq": every,
         "capacity_factor": 1.0,
         "eval_capacity_factor": 0.0,
-        "balance_loss_weight": config.router_aux_loss_coef / sum(mixtures) if is_moe else 0.01,  # as in folder_config
+        # the inverse of the formula in folder_config
+        "balance_loss_weight": config.router_aux_loss_coef / sum(mixtures) if any(mixtures) else 0.01,
         "gate_trees": "",
         "checkpoint_activations": False,
         "compile": False,
