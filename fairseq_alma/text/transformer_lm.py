@@ -55,6 +55,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm in the data type of the weights: under autocast, torch has no fused norm of a bf16 input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 class GroupedQueryAttention(CachedAttention):
     """Grouped-query attention with RMSNorm and rotary position embeddings for queries and keys."""
 
@@ -64,15 +71,13 @@ class GroupedQueryAttention(CachedAttention):
         query_dim, kv_dim = cfg.decoder_attention_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
         self.q_proj, self.k_proj = linear(model_dim, query_dim), linear(model_dim, kv_dim)
         self.v_proj, self.o_proj = linear(model_dim, kv_dim), linear(query_dim, model_dim, is_zero=True)
-        self.q_norm = nn.RMSNorm(cfg.head_dim, cfg.norm_eps)
-        self.k_norm = nn.RMSNorm(cfg.head_dim, cfg.norm_eps)
+        self.q_norm, self.k_norm = HeadNorm(cfg.head_dim, cfg.norm_eps), HeadNorm(cfg.head_dim, cfg.norm_eps)
 
     def forward(self, x: Tensor, state: Optional[IncrementalState], cos: Tensor, sin: Tensor) -> Tensor:
         """Return the (B, T, M) output for the (B, T, M) input; ``cos`` and ``sin`` are (T, 1, D / 2)."""
         heads = (*x.shape[:2], -1, self.head_dim)
-        # torch has fused norms only for inputs with the data type of the weights.
-        query = rotate(self.q_norm(self.q_proj(x).view(heads).float()), cos, sin).transpose(1, 2)  # (B, H, T, D)
-        key = rotate(self.k_norm(self.k_proj(x).view(heads).float()), cos, sin).transpose(1, 2)  # (B, K, T, D)
+        query = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, H, T, D)
+        key = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)  # (B, K, T, D)
         return self.o_proj(self.attend(query, key, self.v_proj(x).view(heads).transpose(1, 2), state))
 
 
