@@ -107,7 +107,7 @@ CORPORA: Mapping[str, Corpus] = {
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Download and check a corpus, and make a stream. For a text corpus without ``--out``, write only the text file."""
     parser = Parser(
         prog="python -m data_prep.corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -132,16 +132,15 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     if args.name not in _TEXTS:
         split = ["--split", args.split] if args.name == "emnist" else []
         words = [args.name, *split, "--source", str(args.source), *rest]
-        prep_images.parse_options(words)  # reports usage errors before the download
+        images = prep_images.parse_options(words)  # reports usage errors before the download
         find(args.name, args.source, *split[1:])
-        return prep_images.main(words)
+        prep_images.run(images)
+        return 0
     if args.out is None and args.text is None:
         parser.error("expected --out or --text, found neither; give --out STREAM, or --text FILE for only a text file")
     text = args.text or HOME / f"{args.name}.txt"
-    words = [str(text), "--out", str(args.out), *rest]
-    if args.out is not None:
-        prep_text.parse_options(words)  # reports usage errors before the download
-    elif rest:
+    stream = None if args.out is None else prep_text.parse_options([str(text), "--out", str(args.out), *rest])
+    if stream is None and rest:
         parser.error(f"{rest[0]}: this option applies to a stream; give --out STREAM, or remove {rest[0]}")
     if args.text is not None or not text.exists():
         refuse_irregular(text)
@@ -150,7 +149,9 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         with open_atomically(text, "w") as file:
             file.writelines(f"{document}\n\n" for document in documents)
         print_line(f"{text}: {len(documents):,} documents", sys.stdout)
-    return 0 if args.out is None else prep_text.main(words)
+    if stream is not None:
+        prep_text.run(stream)
+    return 0
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:

@@ -91,6 +91,13 @@ def real(least: Number = 0, most: Number = 1e30, above: bool = False, below: boo
     return Range(least, most, is_integer=False, above=above, below=below)
 
 
+def any_path(text: str) -> Path:
+    """Convert a string to a path. Raises ArgumentTypeError if the string is empty."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, found an empty string")
+    return Path(text)
+
+
 def flag(name: str) -> str:
     """Return the flag of a dataclass field, such as ``--grow-every`` for ``grow_every``."""
     return f"--{name.replace('_', '-')}"
@@ -223,12 +230,9 @@ of_this_call = functools.partial(opt, recorded=False)
 """Declare an option that run.json does not record, so that the value may differ between calls of the command."""
 
 
-def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Optional[Callable[[str], Any]] = None) -> Any:
+def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = any_path) -> Any:
     """Declare a positional argument as a dataclass field. For the parameters, see ``add_argument`` of argparse."""
-    return field(
-        default=None,
-        metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse or any_path}},
-    )
+    return field(default=None, metadata={"operand": {"help": help, "metavar": metavar, "nargs": nargs, "type": parse}})
 
 
 def _options_of(declaring: Any) -> Mapping[str, Option]:
@@ -286,13 +290,6 @@ def utf8_word(text: str) -> str:
     except UnicodeEncodeError as error:
         raise argparse.ArgumentTypeError(f"expected a name in UTF-8, found {text!r}") from error
     return text
-
-
-def any_path(text: str) -> Path:
-    """Convert a string to a path. Raises ArgumentTypeError if the string is empty."""
-    if not text:
-        raise argparse.ArgumentTypeError("expected a path, found an empty string")
-    return Path(text)
 
 
 def utf8_path(text: str) -> Path:

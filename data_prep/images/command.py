@@ -168,12 +168,17 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Convert an image data set to a stream, print a summary, and return exit status 0."""
-    options = parse_options(argv)
+    """Convert an image data set to a stream, and print a summary."""
+    run(parse_options(argv))
+    return 0
+
+
+def run(options: ImagePrepOptions) -> None:
+    """Write the stream of ``options``, and print a summary. Raises AlmaError as `prepare` does."""
     prepared = prepare(options)
     if prepared is None:
         print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
-        return 0
+        return
     stream, images = prepared
     names = (stream.megabatch(0).name, split_name(0, "valid"), "test")
     num_train, num_valid, num_test = (stream.split(name).num_images for name in names)
@@ -187,7 +192,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN",
     ):
         print_line(line, sys.stdout)
-    return 0
 
 
 if __name__ == "__main__":

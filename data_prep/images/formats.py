@@ -320,7 +320,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
     source, out = given.source, Path(os.path.realpath(given.out))
 
     def visible(folder: Path) -> list[Path]:  # An earlier command may have written the stream into the folder.
-        return sorted(path for path in folder.glob("[!.]*") if Path(os.path.realpath(path)) != out)
+        return sorted(path for path in folder.glob("[!.]*") if not path.is_dir() or Path(os.path.realpath(path)) != out)
 
     found = [path.name for path in visible(source) if path.is_dir()]
     is_split = "train" in found and ("test" in found or any(path.is_dir() for path in visible(source / "train")))

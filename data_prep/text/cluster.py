@@ -58,10 +58,7 @@ class StreamStage(PipelineStep):
                 raise AlmaError(f"--out {self.options.out}: the stream exists; give another folder, or --append")
             return work.save("plan", make_plan(there, self.options, None, default_workers()))
         if work.plan.options != self.options:
-            raise AlmaError(
-                f"{self.folder}: the folder contains files of a command with different options; give another work "
-                "folder and another logging_dir"
-            )
+            raise _other_command(self.folder)
         if self.name == "publish":
             return self._publish(work)
         if self.name in SINGLE:
@@ -145,10 +142,7 @@ def run_stages(
     folder = stages[0].folder
     plan = Work(folder).plan if Path(folder, "plan").exists() else None
     if plan is not None and plan != make_plan(plan.there, stages[0].options, None, plan.num_workers):
-        raise AlmaError(
-            f"{folder}: the folder contains files of a command with different options or input; give another work "
-            "folder and another logging_dir, or remove both"
-        )
+        raise _other_command(folder)
     is_queued = isinstance(executor, type) and issubclass(executor, SlurmPipelineExecutor)
     for stage in stages:
         depends = executor(
@@ -172,3 +166,10 @@ def run_stages(
                 )
     if is_queued and depends is not None:
         depends.run()
+
+
+def _other_command(folder: str) -> AlmaError:
+    return AlmaError(
+        f"{folder}: the folder contains files of a command with different options or input; give another work folder "
+        "and another logging_dir, or remove both"
+    )

@@ -20,7 +20,7 @@ from fairseq_alma.learners.learner import LEARNERS, canonical
 from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import find_run, runs_of_seeds
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF, ROUNDING_OPTIONS, planned_stages
+from fairseq_alma.runs.study import BATCH_OPTIONS, FREE_OPTIONS, OPTION_OF, ROUNDING_OPTIONS, planned_stages
 
 REMEDY = "remove this run from the command, or repeat the training"
 RESULT = {"text": "ppl", "images": "error"}
@@ -32,7 +32,6 @@ COLUMNS = (
 )  # fmt: skip
 NEUTRAL_TRAIN_OPTIONS = ("--num-workers", "--cpu")
 """Training options that may differ between the runs of one experiment."""
-BATCH_OPTIONS = ("--batch-size", "--max-tokens", "--update-freq")
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
@@ -155,9 +154,10 @@ class RecordedRun:
         found = {"--preset": preset} if preset not in ("", "paper") else {}
         found |= {OPTION_OF.get(name, flag(name)): value for name, value in options.items() if name not in ignored}
         found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
-        if all(str(found.get(name, "1")).isdecimal() for name in ("--batch-size", "--update-freq")):
-            # The sequences of an update matter, not their division into batches.
-            found["--batch-size"] = int(found.pop("--batch-size", 1)) * int(found.pop("--update-freq", 1))
+        size, frequency = str(found.get("--batch-size", "")), str(found.get("--update-freq", 1))
+        if size.isdecimal() and frequency.isdecimal():  # compare the sequences of an update, not those of a batch
+            found["--batch-size"] = int(size) * int(frequency)
+            found.pop("--update-freq", None)
         return {name: "" if value is True else _shown(value) for name, value in found.items()}
 
 

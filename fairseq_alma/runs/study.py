@@ -168,10 +168,10 @@ class ProcessOptions(Options):
     )
 
 
+BATCH_OPTIONS = ("--batch-size", "--max-tokens", "--update-freq")
 FREE_OPTIONS = (
     *(name for name, option in options_of(StudyOptions).items() if option.free),
-    *("--log-interval", "--batch-size", "--max-tokens", "--update-freq", "--num-workers", "--checkpoint-activations"),
-    *CURVE_OPTIONS,
+    *("--log-interval", "--num-workers", "--checkpoint-activations", *BATCH_OPTIONS, *CURVE_OPTIONS),
 )
 """Keys of run.json that a resumed run may change; they affect files, logs and batches, but not the sequence order."""
 ROUNDING_OPTIONS = ("jobs",)

@@ -187,8 +187,9 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
             or the sequences exceed the maximum length of the model.
     """
     assert args.stream is not None
-    check_dictionary(checkpoint, args.path, stream := Stream.open(args.stream, "text"))
-    stream.split(args.split)
+    stream = Stream.open(args.stream, "text")
+    check_dictionary(checkpoint, args.path, stream)
+    stream.split(args.split)  # raises an error if the split does not exist
     config = checkpoint["cfg"]["model"]
     length = args.tokens_per_sample or config["tokens_per_sample"]
     longest = config.get("max_target_positions") or config["tokens_per_sample"]

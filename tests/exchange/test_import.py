@@ -135,7 +135,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3", lambda old: old.pop("model.norm.weight"), "lacks 1 tensor(s)"),
         ("qwen3", lambda old: old.pop("lm_head.weight"), "do not match config.json ('lm_head.weight')"),
         ("qwen3", lambda old: old.update({"lm_head.weight": torch.ones(346, 16)}), "with a wrong shape"),
-        ("qwen3", lambda old: old.update({"model.norm.weight": torch.ones(16).int()}), "floating-point weights"),
+        ("qwen3", lambda w: w.update({"model.norm.weight": torch.ones(16).int()}), "expected floating-point weights"),
     ],
 )
 def test_an_unsupported_configuration_and_weights_of_another_are_refused_in_one_line(kind, changes, named, tmp_path):

@@ -6,8 +6,8 @@ from fairseq_alma.report.read_run import Spread, experiments, iid_pairs, load_ru
 from tests.report.fakes import image_stream, text_stream, write_run
 
 
-def batch(size, freq):
-    return {"train_options": {"--batch-size": size, "--update-freq": freq}}
+def batch(*sizes):
+    return {"train_options": dict(zip(("--batch-size", "--update-freq"), sizes, strict=False))}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_names_tell_experiments_by_as_little_as_needed(make):
     ("runs", "told"),
     [
         ([{"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]}], ["2 arrivals", "4 arrivals"]),
-        ([batch(4, 1), batch(2, 2), batch(4, 2)], ["--batch-size 4", "--batch-size 8"]),
+        ([batch(4, 1), batch(2, 2), batch(4, 2), batch()], ["--batch-size 4", "--batch-size 8", "no --batch-size"]),
         ([{"wait": 4}, {"wait": 4, "drop_rest": True}], ["--drop-rest", "no --drop-rest"]),
     ],
     ids=["lengths", "batches", "rests"],
