@@ -182,7 +182,9 @@ class Muon(FactorAdamW):
             for start in range(0, len(matrices), size):
                 batch = matrices[start : start + size]
                 updates = torch.stack([self._momentum(each, each.grad) for each in batch])
-                updates = orthogonalize(updates.view(-1, outputs, inputs)).reshape(len(batch), *shape)
+                # bf16 is precise enough, as in torch.optim.Muon, and several times faster on a GPU.
+                stacked = updates.view(-1, outputs, inputs).to(torch.bfloat16 if updates.is_cuda else updates.dtype)
+                updates = orthogonalize(stacked).reshape(len(batch), *shape).to(updates.dtype)
                 torch._foreach_mul_(batch, 1 - lr * self.weight_decay)
                 torch._foreach_add_(batch, [*updates], alpha=-lr * max(1.0, outputs / inputs) ** 0.5)
 

@@ -15,6 +15,30 @@ from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.gate import DescendingGate, Dispatch, Routing, dispatch_tokens
 
 
+def grouped_linear(x: Tensor, counts: list[int], weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """Apply a linear layer of its own to each of E groups of consecutive rows.
+
+    Args:
+        x: rows of all groups, (K, inputs).
+        counts: number of rows of each group; the sum is K.
+        weight: (E, outputs, inputs).
+        bias: (E, outputs); None: no bias.
+
+    Returns:
+        Output (K, outputs).
+    """
+    if x.is_cuda and torch.is_autocast_enabled("cuda") and not any(size % 8 for size in weight.shape[1:]):
+        # One kernel instead of E. Autocast does not cover it, and it exists only for half precision and these sizes.
+        dtype = torch.get_autocast_dtype("cuda")
+        sizes = torch.tensor(counts).to(x.device, non_blocking=True)
+        ends = sizes.cumsum(0, dtype=torch.int32)
+        out = F.grouped_mm(x.to(dtype), weight.to(dtype).transpose(1, 2), offs=ends)
+        return out if bias is None else out + bias.to(dtype).repeat_interleave(sizes, dim=0, output_size=len(x))
+    # The backward pass of `unbind` is one stack; the backward pass of indexing would sum E padded tensors.
+    groups = zip(x.split(counts), weight.unbind(), [None] * len(weight) if bias is None else bias.unbind(), strict=True)
+    return torch.cat([F.linear(*group) for group in groups])
+
+
 class Experts(nn.Module):
     """Feed-forward networks of equal shape with stacked weights.
 
@@ -66,19 +90,15 @@ class Experts(nn.Module):
         Returns:
             Output (S, M) with the dtype of ``x``; zero for tokens without an expert.
         """
-        rows = x[dispatch.tokens].split(dispatch.counts)
-        # The backward pass of `unbind` is one stack; the backward pass of indexing would sum E padded tensors.
-        weights = zip(*(weight.unbind() for weight in self.parameters()), strict=True)
-        outputs = []
-        for part, own in zip(rows, weights, strict=True):
-            if self.gated:
-                gate_proj, up_proj, *last = own
-                hidden = F.silu(F.linear(part, gate_proj)) * F.linear(part, up_proj)
-            else:
-                fc1_weight, fc1_bias, *last = own
-                hidden = self.activation(F.linear(part, fc1_weight, fc1_bias))
-            outputs.append(F.linear(F.dropout(hidden, self.activation_dropout, self.training), *last))
-        out = torch.cat(outputs) * combine_weights[dispatch.tokens].unsqueeze(1)
+        rows, counts = x[dispatch.tokens], dispatch.counts
+        if self.gated:
+            gate_proj, up_proj, *last = self.parameters()
+            hidden = F.silu(grouped_linear(rows, counts, gate_proj)) * grouped_linear(rows, counts, up_proj)
+        else:
+            fc1_weight, fc1_bias, *last = self.parameters()
+            hidden = self.activation(grouped_linear(rows, counts, fc1_weight, fc1_bias))
+        hidden = F.dropout(hidden, self.activation_dropout, self.training)
+        out = grouped_linear(hidden, counts, *last) * combine_weights[dispatch.tokens].unsqueeze(1)
         return x.new_zeros(x.shape).index_copy(0, dispatch.tokens, out.to(x.dtype))
 
 

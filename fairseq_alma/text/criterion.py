@@ -23,8 +23,8 @@ from torch import Tensor
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
 
-CHUNK_ELEMENTS = 2**25
-"""Maximum number of logits of a chunk (tokens x V), 128 MiB in fp32. Smaller chunks are slower, because each chunk
+CHUNK_ELEMENTS = 2**27
+"""Maximum number of logits of a chunk (tokens x V), 512 MiB in fp32. Smaller chunks are slower, because each chunk
 updates the complete weight gradient."""
 
 
@@ -87,6 +87,7 @@ def token_losses(features: Tensor, weight: Tensor, target: Tensor, bias: Optiona
 
 def _chunks(features: Tensor, weight: Tensor) -> Iterator[slice]:
     size = max(1, CHUNK_ELEMENTS // len(weight))
+    size = size - size % 128 or size  # matrix products of a GPU work in tiles of 128 rows
     for start in range(0, len(features), size):
         yield slice(start, start + size)
 

@@ -1,7 +1,7 @@
 """Measure training updates of this package's language models and of stock fairseq's ``transformer_lm_gpt``.
 
-    OMP_NUM_THREADS=1 python recipes/benchmarks/lm_speed.py --cpu       # base, fp32, CPU time
-    python recipes/benchmarks/lm_speed.py --autocast bf16 --compile     # on a GPU
+    OMP_NUM_THREADS=1 python recipes/benchmarks/lm_speed.py --cpu                     # base, fp32, CPU time
+    python recipes/benchmarks/lm_speed.py --autocast bf16 --compile --batch-size 32   # on a GPU
 
 Each measurement is fairseq's own ``Trainer.train_step`` (forward, backward, gradient norm, Adam, logging) on sequences
 of random tokens. All models have the same active parameters (one expert per token) and alternate within each round;
@@ -70,7 +70,7 @@ def build_trainer(arch: str, num_experts: int, args: argparse.Namespace, data: s
 def random_sample(args: argparse.Namespace) -> dict[str, Any]:
     """Return a batch of random tokens whose frequencies fall off as in text."""
     ranks = torch.distributions.Pareto(1.0, 0.2).sample((args.batch_size, args.tokens_per_sample + 1))
-    tokens = 3 + ranks.clamp(max=args.vocab_size).long()
+    tokens = 3 + ranks.clamp(max=args.vocab_size - 4).long()
     lengths = torch.full((args.batch_size,), args.tokens_per_sample)
     source, target = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     counts = {"nsentences": args.batch_size, "ntokens": target.numel(), "id": torch.arange(args.batch_size)}
@@ -106,7 +106,7 @@ def main() -> None:
     add("--compile", action="store_true", help="compile this package's model and criterion")
     add("--batch-size", type=int, default=4, help="sequences per update (default: %(default)s)")
     add("--tokens-per-sample", type=int, default=512, help="tokens per sequence (default: %(default)s)")
-    add("--vocab-size", type=int, default=50_000, help="vocabulary size (default: %(default)s)")
+    add("--vocab-size", type=int, default=50_000, help="size with fairseq's 4 symbols (default: %(default)s)")
     add("--updates", type=int, default=1, help="updates per round (default: %(default)s)")
     add("--rounds", type=int, default=5, help="measured rounds, after one warm-up (default: %(default)s)")
     add("--cpu", action="store_true", help="run on the CPU")
@@ -116,7 +116,7 @@ def main() -> None:
     torch.manual_seed(0)
     kinds = [(STOCK, 1), *((arch, each) for arch in args.archs for each in (1, *args.experts))]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "dict.txt").write_text("".join(f"unit{unit} 1\n" for unit in range(args.vocab_size)))
+        (Path(folder) / "dict.txt").write_text("".join(f"unit{unit} 1\n" for unit in range(args.vocab_size - 4)))
         trainers = {kind: build_trainer(*kind, args, folder) for kind in kinds}
         sample = random_sample(args)
         rounds = [
