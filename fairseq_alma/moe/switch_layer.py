@@ -31,9 +31,11 @@ def grouped_linear(x: Tensor, counts: list[int], weight: Tensor, bias: Optional[
         # One kernel instead of E. Autocast does not cover it, and it exists only for half precision and these sizes.
         dtype = torch.get_autocast_dtype("cuda")
         sizes = torch.tensor(counts).to(x.device, non_blocking=True)
-        ends = sizes.cumsum(0, dtype=torch.int32)
-        out = F.grouped_mm(x.to(dtype), weight.to(dtype).transpose(1, 2), offs=ends)
-        return out if bias is None else out + bias.to(dtype).repeat_interleave(sizes, dim=0, output_size=len(x))
+        out = F.grouped_mm(x.to(dtype), weight.to(dtype).transpose(1, 2), offs=sizes.cumsum(0, dtype=torch.int32))
+        if bias is not None:  # as a product, because the backward pass of indexing is not deterministic on a GPU
+            group = torch.arange(len(bias), device=x.device).repeat_interleave(sizes, output_size=len(x))
+            out = out + F.one_hot(group, len(bias)).to(dtype) @ bias.to(dtype)
+        return out
     # The backward pass of `unbind` is one stack; the backward pass of indexing would sum E padded tensors.
     groups = zip(x.split(counts), weight.unbind(), [None] * len(weight) if bias is None else bias.unbind(), strict=True)
     return torch.cat([F.linear(*group) for group in groups])
