@@ -286,7 +286,9 @@ class ImageJob:
         """Return the paths of the checkpoints that are evaluated after the stage."""
         return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
 
-    def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
+    def keep_only(
+        self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
+    ) -> None:
         assert self.trainer is not None
         self.trainer.stores[folder.root].remove(gone)
 

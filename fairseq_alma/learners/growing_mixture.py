@@ -135,7 +135,8 @@ class ScheduledGrowth(GrowingModel):
             return None
         layers = self.sizes["layers"][stage.index] if added.get("layers") else None
         how = self.grow_method, self.grow_select, seed
-        return Growth(added.get("experts", 0), *how, noise=self.grow_noise, layers=layers)
+        is_first = bool(added.get("experts")) and self.sizes["experts"][stage.index - 1] == 1
+        return Growth(added.get("experts", 0), *how, noise=self.grow_noise, layers=layers, is_first=is_first)
 
 
 @register_learner("gmoe", "text")

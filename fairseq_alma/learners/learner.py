@@ -139,6 +139,7 @@ class Growth:
         share_of: how ``share`` measures size: number of ``parameters`` or of ``neurons``.
         noise: standard deviation of the Gaussian noise that is added to copied gate rows.
         layers: new number of layers of a language model; None: the number of layers does not change.
+        is_first: whether a dense language model gets its first experts.
     """
 
     num_new: int
@@ -149,6 +150,7 @@ class Growth:
     share_of: str = "parameters"
     noise: float = 0.0
     layers: Optional[int] = None
+    is_first: bool = False
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ class Backend(Protocol):
     def steps(self, folder: RunFolder, plan: StagePlan) -> Sequence[Step]:
         """Return the steps of a stage in order. The number of steps is the same for every seed."""
 
-    def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
+    def keep_only(
+        self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
+    ) -> None:
         """Remove weights of ``gone`` models and temporary files of ``stages``; keep weights of ``needed`` models."""
 
 
@@ -129,7 +131,10 @@ class NeededModels:
                 done += 1
         first, self.tidied = self.tidied, done  # -1 in the first call, which also removes files of earlier launches
         stay = self.after(done)
-        gone = sorted(model for model, last in self.last_use.items() if first <= last < done and model.stage <= done)
+        # An earlier stage may still train, if it shares no weights with this stage (--stage, --init scratch).
+        complete = {index for index in range(done + 1) if (run.folder.stage_folder(index) / STAGE_RECORD).is_file()}
+        unused = [model for model, last in self.last_use.items() if first <= last < done]
+        gone = sorted(model for model in unused if model.stage in complete)
         if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):
             self.user_knows = True
             kept = ", ".join(run.folder.stage_folder(number).name for number in sorted({model.stage for model in stay}))
@@ -138,7 +143,8 @@ class NeededModels:
                 "more, give --keep ARRIVAL (numbered from 0) or --keep-checkpoints",
                 sys.stderr,
             )
-        backend.keep_only(run.folder, range(max(0, first), done + 1), stay, gone)
+        stages = [index for index in range(max(0, first), done + 1) if index in complete]
+        backend.keep_only(run.folder, stages, stay, gone)
 
 
 def run_stages(

@@ -361,6 +361,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         planned = self.stages(num_megabatches)
         if self.keep and max(self.keep) >= num_megabatches:
             raise ValueError(f"--keep {max(self.keep)}: expected arrivals of the stream (0 to {num_megabatches - 1})")
+        if self.keep and min(self.keep) < (first := planned[0].arrivals[-1]):
+            raise ValueError(f"--keep {min(self.keep)}: expected arrivals with a model, the first is {first}")
         if self.stage is not None and not 0 <= self.stage < len(planned):
             raise ValueError(f"--stage {self.stage}: expected a stage of the run (0 to {len(planned) - 1})")
         learner.check_stages(planned)

@@ -60,6 +60,7 @@ class TextJob:
         train_options: function that returns the options after ``--`` for run.json.
         options: options after ``--``, adapted to the number of processes and ``--iid``.
         last: function that returns the values of an option after ``--``; see `TrainOptions.last`.
+        learner: learner of the first seed.
         lengths: number of updates of each stage; None: an option after ``--`` sets the length, or there is no stream.
 
     Raises:
@@ -78,8 +79,8 @@ class TextJob:
         self.carries_optimizer = bool(self.features[CarriedOptimizer].carry_optimizer)
         self.keeps_best = bool(self.features[BestCheckpoint].best_checkpoint)
         self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
-        owned = request.build_learner("text", request.seeds[0]).owned
-        given = TrainOptions(recipe.words, owned)
+        self.learner = request.build_learner("text", request.seeds[0])
+        given = TrainOptions(recipe.words, self.learner.owned)
         self.train_options = given.as_dict
         self.options = given if request.num_procs == 1 else given.shared(request.num_procs)
         self.lengths = recipe.lengths
@@ -177,9 +178,13 @@ class TextJob:
 
     def first_update(self, training: Training, part: str = COMPLETE) -> int:
         """Return the number of optimizer updates before a part (`Train.part`) of a training run."""
-        stage = training.model.stage
-        is_carried = self.carries_optimizer and training.start is not None
-        before = sum(self.stage_updates(each) or 0 for each in range(stage)) if is_carried else 0
+        before, start = 0, training.start if self.carries_optimizer else None
+        num_megabatches = self.request.megabatches if self.stream is None else self.stream.num_megabatches
+        stages = [] if start is None else self.request.stages(num_megabatches or training.model.stage + 1)
+        while start is not None:  # back to the stage that began with random weights
+            before += self.stage_updates(start.stage) or 0
+            trainings = self.learner.plan(stages[start.stage]).trainings
+            start = next(each.start for each in trainings if each.model == start)
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def strip(self, model: ModelId) -> None:
@@ -196,7 +201,9 @@ class TextJob:
             stage_checkpoints.remove(predicting.parent, (last.name,))
         self.stripped[last] = file_identity(last), file_identity(predicting)
 
-    def keep_only(self, folder: RunFolder, stages: range, needed: Sequence[ModelId], gone: Sequence[ModelId]) -> None:
+    def keep_only(
+        self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
+    ) -> None:
         """Strip the models ``needed``; remove checkpoints of the models ``gone`` and temporary files of ``stages``."""
         job = self.of(folder)
         for model in needed:

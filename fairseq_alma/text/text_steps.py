@@ -22,13 +22,21 @@ from fairseq_alma.files import as_record, once_per_file, read_json_object, synch
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.display import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 from fairseq_alma.runs.loop import StageWork, Step
-from fairseq_alma.runs.run_folder import BEST_FILE, BRANCH, PREDICTIONS_FILE, TRAIN_LOG, BeforeRecord, stage_predictor
+from fairseq_alma.runs.run_folder import (
+    AVERAGE_FILE,
+    BEST_FILE,
+    BRANCH,
+    PREDICTIONS_FILE,
+    TRAIN_LOG,
+    BeforeRecord,
+    stage_predictor,
+)
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.helper import Command, call
 from fairseq_alma.text.stage_checkpoints import ModelFacts, Progress
-from fairseq_alma.text.train_options import replace_option
+from fairseq_alma.text.train_options import replace_option, tokens_per_update
 from fairseq_alma.training import features
 
 if TYPE_CHECKING:
@@ -140,7 +148,9 @@ class Grow(TrainingStep):
         ]
         sizes = ("--method", growth.method, "--experts", str(growth.num_new)) if growth.num_new else ()
         layers = ("--layers", str(growth.layers)) if growth.layers is not None else ()
-        groups.append((*sizes, *layers, "--seed", str(growth.seed)))
+        every = job.last("--moe-freq") if growth.is_first else None
+        frequency = () if every is None else ("--moe-freq", *every)
+        groups.append((*sizes, *frequency, *layers, "--seed", str(growth.seed)))
         if job.carries_optimizer:
             groups.append(("--optimizer", "share" if growth.num_new and growth.method == "split" else "copy"))
         if growth.num_new and growth.method != "scratch":
@@ -261,6 +271,8 @@ class Train(TrainingStep):
             print_line(f"note: {last}: older than a mega-batch of its stage; training again", sys.stderr)
             stage_checkpoints.remove(self.folder)
             last, done = None, Progress(0, 0, 0)
+        if last:
+            self._refuse_other_updates(last, done)
         if not last or not done.has_reached(*self.limits):
             done = self._train(work, done.num_updates)
         # Fsync the final checkpoints before writing stage.json.
@@ -279,9 +291,26 @@ class Train(TrainingStep):
             found["batches"] = list(done.batches)
         return {"num_updates": done.num_updates, **found}
 
+    def _refuse_other_updates(self, last: Path, done: Progress) -> None:
+        """Raise AlmaError if another number of tokens per update would change the passes of an interrupted stage."""
+        if self.job.lengths is None or not done.batches:
+            return
+        now, before = self.job.recipe.per_update, done.batches[-1]
+        steps = before["update_freq"][0] * before["num_procs"]
+        limits = {"--batch-size": before["batch_size"], "--max-tokens": before["max_tokens"], "--update-freq": steps}
+        length = self.job.last("--tokens-per-sample") or ("512",)
+        filled = {name: str(value) for name, value in limits.items() if value is not None}
+        begun = tokens_per_update({**filled, "--tokens-per-sample": length[0]})
+        if begun != now:
+            raise AlmaError(
+                f"{last}: the stage began with {begun:,} tokens per update, found {now:,}; give --batch-size and "
+                f"--update-freq for {begun:,} tokens, for example half of the first and twice the second"
+            )
+
     def _train(self, work: StageWork, num_updates: int) -> Progress:
         """Run fairseq-train from update ``num_updates`` of this step; return the progress of the last checkpoint."""
         self.require_start()
+        (self.job.folder.model_folder(self.training.model) / AVERAGE_FILE).unlink(missing_ok=True)  # of fewer updates
         member = self.training.model.member
         log = self.here / TRAIN_LOG.format(f"{member}-branch" if self.part == BRANCH else member)
         (command,) = self.commands()

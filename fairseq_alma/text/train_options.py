@@ -147,6 +147,7 @@ class Recipe:
         features: field name of a feature option that the user does not give before ``--`` -> default.
         passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
         lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
+        per_update: number of tokens per update.
         record: entry ``recipe`` of run.json; None: the run uses no defaults.
         lines: printed description of the defaults.
     """
@@ -158,6 +159,7 @@ class Recipe:
     lengths: Optional[Sequence[int]] = None
     record: Optional[Mapping[str, Any]] = None
     lines: Sequence[str] = ()
+    per_update: int = 0
 
 
 def transformer_params(
@@ -239,6 +241,8 @@ def complete(
         )
     if arch is not None and preferences.size is not None:
         raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
+    if context.has_start and preferences.size is not None:
+        raise ValueError("--size: not allowed with --finetune-from-model, whose checkpoint sets the model; omit --size")
     ends = " and ".join(end for end in END_OPTIONS if end in given)
     if preferences.passes is not None and ends:
         raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
@@ -258,7 +262,8 @@ def complete(
     passes, stages = preferences.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
     if preferences.size is not None:
-        model = model_of(preferences.size, vocab_size, context.num_experts or 1)
+        own = given.get("--num-experts", "")
+        model = model_of(preferences.size, vocab_size, int(own) if own.isdecimal() else context.num_experts or 1)
         row = model._replace(batch=max(1, row.batch * row.length // model.length))
     rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
     chosen = _missing(rows, given, context.owned)
@@ -366,7 +371,7 @@ def _recipe(
     )
     if "ema_half_life" in features:
         lines.append(f"tested weights: moving average, half-life {features['ema_half_life']} of the updates so far")
-    return Recipe(all_words, chosen, features, passes, lengths, {**record, "lines": lines}, lines)
+    return Recipe(all_words, chosen, features, passes, lengths, {**record, "lines": lines}, lines, per_update)
 
 
 _OWNED = {

@@ -58,6 +58,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: the stream has only 4 mega-batches"),
         (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
         (["--keep", "0", "4"], "--keep 4: expected arrivals of the stream (0 to 3)"),
+        (["--keep", "0", "--first-wait", "2"], "--keep 0: expected arrivals with a model, the first is 1"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
         (
             ["--save-every", "1m", "--best-checkpoint"],

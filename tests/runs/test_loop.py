@@ -78,6 +78,13 @@ def test_a_stage_can_run_alone_after_the_stage_before(tmp_path):
     assert run(tmp_path, FakeBackend(), only=1) == (1, [("completed", 1)])
 
 
+def test_a_stage_removes_nothing_of_an_earlier_stage_that_is_incomplete(tmp_path):
+    backend, seen = FakeBackend(), []
+    backend.keep_only = lambda folder, stages, needed, gone: seen.append((list(stages), gone))
+    run(tmp_path, backend, plan(init="scratch"), only=1)
+    assert seen == [([1], [])]
+
+
 @pytest.mark.parametrize(
     ("keep", "stay"), [((), [2]), ((0,), [2]), ((3,), [1, 2]), ((9, 2), [0, 2]), ((1, 3), [0, 1, 2])]
 )

@@ -104,6 +104,7 @@ def test_a_size_is_met_within_a_third(size):
     given = options(made(size=size))
     width, layers = (int(given[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
     assert 0.67 < num_params(width, layers, 996) / size < 1.5
+    assert int(options(made(["--num-experts", "8"], size=size))["--decoder-embed-dim"]) < width
     assert tokens_per_update(given) == tokens_per_update(options(made()))
 
 
@@ -121,6 +122,7 @@ def test_every_size_gives_a_model_whose_heads_divide_its_width():
         ({"size": 10**11}, [], "--size 100,000,000,000: expected .* parameters"),
         ({"size": 10}, [], "--size 10: "),
         ({"size": 10**6}, OWN, "--size: not allowed with --arch"),
+        ({"size": 10**6, "has_start": True}, [], "--size: not allowed with --finetune-from-model"),
         ({"passes": 2}, ["--max-update", "3"], "--passes: not allowed with --max-update .*; omit --passes or --max-"),
         ({"tokens": None}, [], "--dry-run without a stream"),
         ({}, ["--arch", "transformer_lm"], "--arch transformer_lm after --: expected an architecture of this package"),

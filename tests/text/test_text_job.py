@@ -1,5 +1,8 @@
 """The commands of a stage on text."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from fairseq_alma.learners.learner import stages
@@ -71,6 +74,9 @@ def test_a_mixture_grows_and_is_tested_before_it_is_trained():
     assert has(grow.arguments, "--method", "copy", "--experts", "2") and has(grow.arguments, "--cpu")
     assert has(after.arguments, "--path", "R/stage-001/grown.pt", "--gen-subset", "valid")
     assert has(train.arguments, "--finetune-from-model", "R/stage-001/grown.pt")
+    plan = plan_learner("gmoe", stages(2, 1), grow_schedule="1,2")[1]
+    job = make_job("--learner", "gmoe", "--grow-schedule", "1,2", words=(*TRAIN, "--moe-freq", "1"))
+    assert has(commands_of(job, plan)[0].arguments, "--experts", "1", "--moe-freq", "1")
 
 
 def test_the_curves_of_each_training_have_their_own_folder_and_name():
@@ -98,6 +104,14 @@ def test_a_carried_optimizer_continues_to_count_updates():
     train, *_ = anytime("--carry-optimizer")
     start = ("--continue-once", "R/stage-000/member-0/checkpoint_last.pt", "--continue-as", "stage")
     assert has(train.arguments, *start) and has(train.arguments, "--max-update", "200")
+
+
+def test_a_learner_that_began_anew_counts_updates_from_there():
+    job, planned = make_job("--carry-optimizer"), plan_learner("sm", stages(4, 1))
+    (training,) = planned[2].trainings
+    planned[2] = replace(planned[2], trainings=(replace(training, start=None),))
+    job.learner = SimpleNamespace(plan=lambda stage: planned[stage.index])
+    assert [job.first_update(*plan.trainings) for plan in planned] == [0, 1000, 0, 1000]
 
 
 def test_an_average_predicts():

@@ -87,9 +87,19 @@ def write_checkpoint(job, model):
 
 
 def test_a_killed_training_resumes_and_counts_each_token_once(job, launched, monkeypatch):
+    average = write_checkpoint(job, PLAN.trainings[0].model).with_name("checkpoint_average.pt")
+    average.touch()  # of an earlier call with fewer --passes
     pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000))
     assert train(job) == {"num_updates": 10, "train_tokens": 1000, "train_flops": 6000}
-    assert launched.programs == ["fairseq-train"]
+    assert launched.programs == ["fairseq-train"] and not average.exists()
+
+
+def test_an_interrupted_stage_keeps_its_tokens_per_update(job, monkeypatch):
+    batches = [{"from_update": 0, "batch_size": 4, "max_tokens": None, "update_freq": [1], "num_procs": 1}]
+    pretend(monkeypatch, Progress(5, 0, 500, batches=batches))
+    job.lengths = [10]
+    with pytest.raises(AlmaError, match=r"began with 2,048 tokens per update, found 0; give --batch-size and"):
+        train(job)
 
 
 def test_a_training_on_fewer_megabatches_than_its_stage_has_starts_again(job, launched, monkeypatch, capsys):
