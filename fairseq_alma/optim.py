@@ -83,8 +83,8 @@ class FusedAdamConfig(FairseqDataclass):
     """Options of ``fused_adam``. Options with the same name as in fairseq's ``adam`` have the same meaning."""
 
     adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas of Adam"})
-    adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of Adam"})
-    weight_decay: float = field(default=0.0, metadata={"help": "weight decay"})
+    adam_eps: float = opt(1e-8, "epsilon of Adam", range=real())
+    weight_decay: float = opt(0.0, "weight decay", range=real())
     lr: Any = field(default=II("optimization.lr"))
     embedding_lr_factor: float = opt(
         10.0, "learning rate of untied input embeddings of alma_transformer_lm, as a multiple of --lr", range=FACTOR
@@ -203,7 +203,7 @@ class MuonConfig(FusedAdamConfig):
     """Options of ``muon``; ``--lr`` is the learning rate of weight matrices."""
 
     adam_betas: Any = field(default=(0.9, 0.99), metadata={"help": "betas of Adam"})
-    adam_eps: float = field(default=1e-10, metadata={"help": "epsilon of Adam"})
+    adam_eps: float = opt(1e-10, "epsilon of Adam", range=real())
     muon_momentum: float = opt(0.95, "decay of Muon's momentum", range=real(0, 1, below=True))
     adam_lr_factor: float = opt(
         0.15, "learning rate of Adam (for parameters other than weight matrices), as a multiple of --lr", range=FACTOR

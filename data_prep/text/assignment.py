@@ -291,7 +291,9 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             own_total = int(own_ends[-1]) if len(own) else 0
             size = bytes_of(shares.holdout, own_total) or 0
             num_held_out = _count(own_ends, size)
-            if (len(own) > 1 and 2 * size > own_total) or 1 < num_held_out == len(own):
+            if len(own) > 1 and 2 * own_ends[num_held_out - 1] > own_total:  # hold out only the shortest document
+                own, num_held_out = own[np.argsort(sizes[own], kind="stable")], 1
+            if len(own) > 1 and 2 * size > own_total:
                 raise TooLittleTextError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch "
                     f"{shares.first + number} (without duplicates), so that documents remain for training; give a "

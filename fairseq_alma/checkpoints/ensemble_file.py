@@ -10,6 +10,7 @@ a ``weight`` (all weights sum to 1), the ``sha256`` of the member's file, and th
 """
 
 import os
+import re
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ _REMEDY = (
     "members need the same dictionary (text), or the same number of classes and image size (images); train all "
     "members on one stream"
 )
+
+
+_EMBEDDINGS = re.compile(r"embed_tokens(\.embeddings\.\d+\.0)?\.weight$")
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,10 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
     shared: dict[str, int] = {}
     for path, checkpoint in zip(paths, checkpoints, strict=True):
         weights = checkpoint["model"]
-        vocab_sizes = [tensor.size(0) for name, tensor in weights.items() if name.endswith("embed_tokens.weight")]
+        # An adaptive input layer has a table for each band of the vocabulary.
+        vocab_sizes = [tensor.size(0) for name, tensor in weights.items() if _EMBEDDINGS.search(name)]
         if vocab_sizes:
-            found = {"vocab_size": vocab_sizes[0]}
+            found = {"vocab_size": sum(vocab_sizes)}
         else:  # linear weights have shape (N, O, I), convolutions (N, O, I, 3, 3)
             shapes = [tensor.shape for name, tensor in weights.items() if name.startswith("network.")]
             linear, convolutions = ([shape for shape in shapes if len(shape) == length] for length in (3, 5))

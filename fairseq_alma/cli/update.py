@@ -33,7 +33,7 @@ from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.helper import call
-from fairseq_alma.text.train_options import num_params, row_of
+from fairseq_alma.text.train_options import BALANCING, END_OPTIONS, TrainOptions, model_of, num_params, row_of
 
 RECORD, VERSION = "update.json", 2
 STREAM, LOG = "stream", "update.log"
@@ -62,6 +62,8 @@ LEAST_OF_USUAL = 0.75
 
 For tokenizers of novels, Wikipedia and Python source, later months have 0.81 to 0.96, other languages 0.36 to 0.71."""
 SAMPLED_DOCUMENTS = 200
+_SHAPE = {"--arch", "--decoder-embed-dim"}
+"""Options after ``--`` that fix the size of each new model."""
 EPILOG = """\
 The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
 new text and then on samples of all text so far, tests the model, and updates report and export. The same command
@@ -131,7 +133,7 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
         text).
     """
     total = sum(tokens)
-    affordable = (budget * total - spent) / total
+    affordable = min(budget * total - spent, budget * tokens[-1]) / total
     if not parameters:
         return "begin", budget
     if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
@@ -228,8 +230,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error("--redo uses the newest month; remove NEW_TEXT" if options.redo else missing)
     try:
         given = dict(group_words(words))
+        if end := next((each for each in END_OPTIONS if each in given), None):
+            raise ValueError(f"{end} after --: --budget sets the length of the training; remove {end}")
+        TrainOptions(["--max-update", "1", "--criterion", BALANCING, *words])  # refuses what alma-stream would refuse
     except ValueError as error:
         parser.error(str(error))
+    if options.redo and (words or options.format or options.field):
+        parser.error("--redo uses the text and the options of the first call; remove --format, --field and --")
     refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
     root, is_new = options.model, not options.model.exists()
     read_record(root)  # Before writing a lock file, refuse a folder that is not a model folder.
@@ -252,8 +259,10 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
     if not record.months:
         record.text, record.words = text, words
     elif words and text in ([], record.text) and not any(month.params for month in record.months):
-        record.words = words  # The user can correct an option as long as no month is trained.
-        record.save(root)
+        if words != record.words:  # The user can correct an option as long as no month is trained.
+            record.months = [_plan([], Stream.open(root / STREAM), words, options.budget, options.size)]
+            record.words = words
+            record.save(root)
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, *(["--", *record.words] if record.words else [])]) or "none"
         raise AlmaError(
@@ -268,13 +277,20 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         hashes = sorted(file_sha256(Path(source.path)) for source in sources)
         known = [sorted(each.get("sha256", "") for each in entry["inputs"]) for entry in stream.history]
         is_planned = len(record.months) == len(known)
+        *before, newest = record.months
+        differs = False
+        if is_planned and hashes in known and (options.budget, options.size) != (BUDGET, None):
+            wanted = _plan(before, stream, record.words, options.budget, options.size)
+            differs = (wanted.step, wanted.size) != (newest.step, newest.size)
+            if differs and hashes == known[-1] and not newest.params:  # An untrained month takes other options.
+                run = RunFolder(root / (NEXT if newest.replaces else RUN))
+                shutil.rmtree(run.stage_folder(len(before) - newest.first), ignore_errors=True)
+                record.months[-1], differs = wanted, False
+                record.save(root)
         was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
         if hashes in known:
             note = "" if was_unfinished else f"month {known.index(hashes) + 1} already has this text; nothing to do"
-            *before, newest = record.months
-            wanted = _plan(before, stream, record.words, options.budget, options.size)
-            differs = (wanted.step, wanted.size) != (newest.step, newest.size)
-            if is_planned and differs and (options.budget, options.size) != (BUDGET, None):
+            if differs:
                 note += f"{'; ' if note else ''}to train the newest month with another --budget or --size, give --redo"
             if note:
                 print_line(f"{root}: {note}", sys.stdout)
@@ -287,7 +303,10 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             given = [*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split]
             prepare_text(replace(parse_options(given), ignored=root))
         except TooLittleTextError as error:
-            raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({error})") from error
+            fault = str(error).rpartition("; ")[0]  # The advice names options of alma-prep-text.
+            raise AlmaError(
+                f"{options.inputs[0]}: too little new text for a month ({fault}); give more text"
+            ) from error
     _finish(root, record, options.budget, options.size)
 
 
@@ -298,6 +317,7 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
     was_unfinished = record.redo is None and _finish(root, record)
     last = record.months[-1]
     action = last.step[0] if options.size is None else "restart"
+    _check_size(Stream.open(root / STREAM), record.words, options.size)
     first = last.first if action == "continue" else len(record.months) - 1
     redo = Month((action, options.budget), first, options.size or last.size, True, last.before)
     redo.train_tokens = last.train_tokens
@@ -338,9 +358,13 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
 
 def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget: float, size: Optional[int]) -> Month:
     """Return the record of a month before its training, given the records of the months before."""
+    _check_size(stream, words, size)
     tokens = [stream.megabatch(t).num_tokens for t in range(len(before) + 1)]
     spent = sum(month.train_tokens for month in before)
-    action, passes = next_step(before[-1].params if before else 0, tokens, spent, budget)
+    parameters = before[-1].params if before else 0
+    if before and _SHAPE & dict(group_words(words)).keys():
+        parameters = sum(tokens)  # A new model would not be larger.
+    action, passes = next_step(parameters, tokens, spent, budget)
     if before and size is not None:
         action, passes = "restart", budget
     if action != "continue" and size is None and "--arch" not in dict(group_words(words)):
@@ -350,12 +374,26 @@ def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget:
     return Month((action, passes), first, size, replaces=action == "restart")
 
 
+def _check_size(stream: Stream, words: Sequence[str], size: Optional[int]) -> None:
+    """Raise AlmaError if alma-stream would refuse ``--size``, before update.json records the size."""
+    if size is None:
+        return
+    if "--arch" in dict(group_words(words)):
+        raise AlmaError("--size: not allowed with --arch after --, as both set the model; remove --size")
+    assert stream.tokenizer is not None
+    try:
+        model_of(size, stream.tokenizer.vocab_size)
+    except ValueError as error:
+        raise AlmaError(str(error)) from error
+
+
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
-    """Return the current model's bits per byte on the held-out text of the newest month, or None without such text."""
+    """Return the current model's bits per byte on the held-out text of the newest month; None without text or model."""
     split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
-    if not split.num_tokens:
+    stage = run.read_stage(len(record.months) - 2 - record.months[-2].first)
+    if not split.num_tokens or stage is None:
         return None
-    path = stage_predictor(run, run.read_stage(len(record.months) - 2 - record.months[-2].first) or {})
+    path = stage_predictor(run, stage)
     words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name]
     words += ["--cpu"] if "--cpu" in record.words else []
     losses = call("fairseq_alma.text.split_losses:main", words=words, log=root / LOG)
@@ -403,6 +441,9 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
     new.rename(root / EXPORT)
     split = stream.megabatch(len(months) - 1)
     first = f"month {len(months)} of {root}: {split.num_documents:,} documents, {split.num_bytes:,} bytes"
+    made = stream.history[len(months) - 1]
+    if dropped := made["duplicate_bytes"] + made.get("contaminated_bytes", 0):
+        first += f" ({dropped:,} bytes dropped that repeat earlier or held-out text, see {root / LOG})"
     last = (f"report: {root / REPORT / 'index.html'}", f"model for transformers: {root / EXPORT}")
     held_out = [stream.split(split_name(t, "holdout")).num_bytes for t in range(len(months))]
     for line in (first, *describe(months, held_out, stream.split("test").num_bytes), *last):
@@ -411,7 +452,8 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
 
 def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     """Raise AlmaError if the text of a month needs many more tokens per byte than the test set of the first month."""
-    blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 1)]
+    # The second block has the last document of a short file.
+    blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 2)]
     texts = [text for block in blocks for text in documents_of(block)[:SAMPLED_DOCUMENTS]]
     num_tokens = sum(map(len, StreamTokenizer.open(stream.root).encode_batch(texts))) + len(texts)
     found = sum(len(text.encode()) for text in texts) / max(1, num_tokens)

@@ -116,6 +116,11 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     assert num_new is not None and method is not None
     if trees and args.moe_freq is not None:
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
+    if not trees and args.optimizer == "share" and num_new > 1:  # the copies are no halves
+        raise AlmaError(
+            f"--optimizer share: a dense layer is split into {num_new + 1} experts, not in halves; give --experts 1, "
+            "or --optimizer copy"
+        )
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
         args = replace(args, stream=None)

@@ -138,8 +138,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 raise AlmaError(f"{flag(option)}: not supported; omit this option, because {OWNED[flag(option)]}")
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
             raise AlmaError(
-                "--context-window: must be smaller than --tokens-per-sample; reduce --context-window by "
-                f"{1 - cfg.tokens_per_sample} or more"
+                "--tokens-per-sample: must be positive and larger than --context-window; increase --tokens-per-sample "
+                f"by {1 - cfg.tokens_per_sample} or more"
             )
         stream = Stream.open(cfg.data, "text")
         stream.verify([])
@@ -167,6 +167,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             super().load_dataset(split, epoch, combine, **kwargs)
             return
         last, wait = self.args.megabatch, self.args.wait
+        if self.args.new_first and not self.args.replay:
+            raise AlmaError(f"--new-first {self.args.new_first:g} requires --replay; add --replay")
         if last is None:
             raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
         self.stream.megabatch(last)  # raises an error if the mega-batch does not exist
@@ -197,6 +199,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             raise AlmaError(
                 f"--max-tokens {max_tokens}: must not be smaller than --tokens-per-sample {length}; give "
                 f"--max-tokens {length} or more, or --tokens-per-sample {max_tokens} or less"
+            )
+        elif max_positions is not None and self.args.add_bos_token and max_positions == length:
+            raise AlmaError(
+                f"--add-bos-token: <s> needs a position in addition to --tokens-per-sample {length}; train with "
+                f"--max-target-positions {length + 1} or more"
             )
         elif max_positions is not None and max_positions < length:
             raise AlmaError(

@@ -245,6 +245,14 @@ class LRBranch(Feature):
         count = part.num_updates
         return {} if count is None else {"branch_updates": self.num_updates(count, part.first_update)}
 
+    def prepare(self, setting: Setting) -> None:
+        start, end = self.branch_from, self.branch_until
+        if (start is None) != (end is None) or (start is not None and end is not None and start >= end):
+            raise AlmaError(
+                f"--branch-from {start}, --branch-until {end}: expected both options, with --branch-from below "
+                "--branch-until; give both, or omit both"
+            )
+
     def before_step(self, optimizer: Any, update: int) -> None:
         if self.branch_from is not None and self.branch_until is not None:
             self._groups = optimizer.param_groups

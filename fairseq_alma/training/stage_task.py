@@ -28,7 +28,7 @@ from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import StageOptions
-from fairseq_alma.options import TRAINING, opt, real
+from fairseq_alma.options import NONE, TRAINING, opt, real
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, Feature, Features, Setting, import_from
 
@@ -276,6 +276,8 @@ def require_batch_size(limits: Mapping[str, Any]) -> None:
     """Raise AlmaError if neither ``max_sentences`` nor ``max_tokens``, which limit a batch, is set."""
     if limits.get("max_sentences") is None and limits.get("max_tokens") is None:
         raise AlmaError("--batch-size: not given; give the number of samples per batch, or --max-tokens")
+    if (size := limits.get("max_sentences")) is not None and size < 1:
+        raise AlmaError(f"--batch-size {size}: must be positive; give 1 or more")
 
 
 def features_of(cfg: DictConfig) -> Features:
@@ -294,6 +296,8 @@ def features_of(cfg: DictConfig) -> Features:
         saving=root.get("checkpoint"),
         batches=batches,
     )
+    if cfg.path is not None and not any(word.startswith("--autocast") for word in sys.argv):
+        cfg.autocast = NONE  # fairseq-validate reads the options of the training run, but tests use fp32
     features = Features.of(cfg, setting)
     features.prepare()
     return features

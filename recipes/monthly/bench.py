@@ -188,6 +188,8 @@ def main() -> None:
         help="train oracle models for these months (from 1)",
     )
     options, words = parser.parse_args(argv[:cut]), argv[cut + 1 :]
+    if "update" in options.policies and options.seeds != [1]:
+        parser.error("--seeds: alma-update has only seed 1; give --seeds 1, or --policies without update")
     options.out.mkdir(parents=True, exist_ok=True)
     results, stream = Results(options.out / "results.csv"), options.out / "stream"
     manifest = stream / "stream.json"

@@ -12,4 +12,10 @@ MODEL=${1:?folder of the model} INBOX=${2:?folder with a folder for each month}
 : "${BUDGET:=3}"                                           # passes through the text of a month
 exec 9>"$MODEL.lock"
 flock -n 9 || exit 0 # the call of the previous month is still running
-alma-update "$MODEL" "$INBOX/$MONTH" --budget "$BUDGET" >>"$MODEL.log" 2>&1
+status=0
+update() { alma-update "$MODEL" "$1" --budget "$BUDGET" >>"$MODEL.log" 2>&1 || status=$?; }
+for text in "$INBOX"/????-??; do
+    if [[ ${text##*/} < $MONTH ]]; then update "$text"; fi # a month that an earlier call missed
+done
+update "$INBOX/$MONTH"
+exit "$status"

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,7 @@ def test_a_model_that_is_too_small_for_its_text_is_replaced_if_the_budget_allows
     assert next_step(100, [1000, 10_000], 3000)[0] == "restart"
     assert next_step(100, [1000] * 4, 9000) == ("continue", 3.0)  # 0.75 passes are too few for a new model
     assert next_step(10_000, [1000, 10_000], 3000) == ("continue", 3.0)  # large enough
+    assert next_step(50, [1000] * 6, 5000) == ("continue", 3.0)  # cheap months before allow no expensive one
     tokens, spent, parameters = [], 0.0, 0
     for month in range(24):
         tokens.append(1000 * (1 + month % 3))
@@ -89,7 +91,12 @@ def model(first, tmp_path):
 
 
 def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte(model, tmp_path, capsys):
-    output = call(capsys, model, write_month(tmp_path, 1))
+    month = write_month(tmp_path, 1)
+    month.write_text(f"{month.read_text()}\n\n{month_of(0, 1)}")
+    output = call(capsys, model, month)
+    assert re.search(
+        r"^month 2 of .* bytes \(\d+ bytes dropped that repeat earlier or held-out text, see ", output, re.M
+    )
     for what in ("all text so far", "old text", "new month", "test set of the first month"):
         change = r"\d\.\d+ bits per byte before, \d\.\d+ after \(\d+\.\d % (better|worse); \d+ bytes\)"
         assert re.search(f"^{what}: {change}$", output, re.M)
@@ -98,7 +105,7 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
     new = Stream.open(model / "stream").megabatch(1).num_tokens
     assert stage["train_tokens"] == pytest.approx(3 * new, rel=0.1)
     assert (model / "export/config.json").is_file() and (model / "report/index.html").is_file()
-    again = call(capsys, model, tmp_path / "month-1.txt", "--budget", "6")
+    again = call(capsys, model, month, "--budget", "6")
     assert "month 2 already has this text; nothing to do; to train the newest month with another --budget" in again
 
 
@@ -172,6 +179,14 @@ def test_a_larger_model_is_trained_in_a_new_run_that_replaces_the_run(model, tmp
     assert len(json.loads((model / "run/stage-000/stage.json").read_text())["holdouts"]) == 2
     output = call(capsys, model, write_month(tmp_path, 2))
     assert "training: current model, 1 pass through" in output and (model / "run/stage-001/stage.json").is_file()
+    (model / "run/stage-001/stage.json").unlink()  # the advice about a damaged record
+    assert "training: new model" in call(capsys, model, write_month(tmp_path, 3), "--size", "80k")
+
+
+def test_a_model_of_a_given_width_is_not_replaced_by_an_equal_one():
+    stream = SimpleNamespace(megabatch=lambda t: SimpleNamespace(num_tokens=1000))
+    plan = update._plan([Month(("begin", 3.0), 0, params=10)], stream, ["--decoder-embed-dim", "8"], BUDGET, None)
+    assert plan.step == ("continue", 3.0)
 
 
 @pytest.mark.slow
@@ -238,7 +253,8 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
         ("", "no document|empty|too little new text|nothing"),
         (month_of(0), "month 1 already has this text"),
         (month_of(0, 1), r"bad.txt: too little new text for a month \(INPUT: .* already contains all 1 documents"),
-        (f"{month_of(1, 2)} ".replace("\n\n", " "), r"has no document \(1 documents in total\); .* or --format lines"),
+        (f"{month_of(1, 2)} ".replace("\n\n", " "), r"has no document \(1 documents in total\)\); give more text"),
+        (f"{month_of(1, 1)}\n\n{'Жили-были старик со старухой ' * 300}", "bytes per token, as in the"),
         ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, as in the .*, found \d"),
     ],
 )
@@ -274,6 +290,25 @@ def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_c
 def test_other_options_than_those_of_the_first_call_are_refused(model, tmp_path):
     expected = "expected the options of the first call (-- --decoder-embed-dim 8 "
     assert expected in refusal(model, write_month(tmp_path, 1), "--", "--lr", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["text", "--", "--max-update", "10"], "--max-update after --: --budget sets the length of the training"),
+        (["text", "--", "--seed", "2"], "--seed is not allowed"),
+        (["--redo", "--", "--lr", "0.5"], "--redo uses the text and the options of the first call; remove --format"),
+    ],
+)
+def test_options_that_alma_update_cannot_use_are_usage_errors(words, message, tmp_path, capsys):
+    assert refusal(tmp_path / "M", *words) == "2"
+    assert message in capsys.readouterr().err and not (tmp_path / "M").exists()
+
+
+def test_an_impossible_size_is_refused_before_it_is_recorded(model, tmp_path):
+    before = (model / RECORD).read_bytes()
+    assert "--size 5: expected" in refusal(model, write_month(tmp_path, 1), "--size", "5")
+    assert (model / RECORD).read_bytes() == before
 
 
 @pytest.mark.parametrize("words", [["--arch", "lstm_lm"], ["--arch=lstm_lm"], ["-a", "lstm_lm"]])

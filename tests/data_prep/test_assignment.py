@@ -66,6 +66,12 @@ def test_held_out_parts_are_cut_from_their_mega_batch_and_change_no_other_set(by
         assert all(np.array_equal(np.unique(arguments[sets[1] == t]), [t]) for t in (1, 2))
 
 
+def test_of_two_documents_the_shorter_one_is_held_out():
+    for sizes in ([37_000, 60], [60, 37_000]):
+        found = assign(np.array(sizes), np.zeros(2, int), Shares(1, first=2, holdout=741))
+        assert [size for size, place in zip(sizes, found, strict=True) if place == 1] == [60]
+
+
 def test_the_key_of_a_document_follows_from_its_hash_and_the_seed():
     hashes = np.random.default_rng(0).integers(0, 2**64, 1000, dtype=np.uint64)
     assert np.array_equal(keys_of(hashes, 3)[::-1], keys_of(hashes[::-1], 3))

@@ -165,6 +165,13 @@ def test_members_are_found_after_a_move_of_the_ensemble_only(paths, tmp_path):
     load(tmp_path / "there" / "below" / "E.pt")
 
 
+def test_a_model_with_adaptive_input_is_a_member(tmp_path):
+    config = {**transformer_config(), "adaptive_input": True, "adaptive_input_cutoff": "10,20"}
+    config |= {"adaptive_softmax_cutoff": "10,20", "share_decoder_input_output_embed": False}
+    member = save_member(tmp_path / "a.pt", config, 0)
+    load(save_ensemble(tmp_path / "E.pt", [member, member]))
+
+
 @pytest.mark.parametrize("damage", ["changed", "truncated"])
 def test_a_changed_member_is_refused(paths, tmp_path, damage):
     member = shutil.copy(paths[0], tmp_path / "a.pt")

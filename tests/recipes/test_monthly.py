@@ -2,9 +2,13 @@
 
 import json
 import lzma
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 MONTHLY = Path(__file__).parents[2] / "recipes/monthly"
 SCRIPT = MONTHLY / "streams.py"
@@ -32,6 +36,26 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
             assert sentence in document and "Nothing" not in document
             assert document.endswith(paragraph.strip()[-9:]) or document.endswith(paragraph)
             assert longest["wikipedia"] - len(paragraph) <= len(document) <= longest["wikipedia"]
+
+
+def test_cron_also_trains_months_that_an_earlier_call_missed(tmp_path, monkeypatch):
+    for month in ("2026-07", "2026-08", "2026-09", "2026-10"):
+        (tmp_path / "inbox" / month).mkdir(parents=True)
+    fake = tmp_path / "bin/alma-update"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$2"\ncase $2 in *08) exit 3;; esac\n')
+    fake.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "MONTH": "2026-09"}
+    words = [str(MONTHLY / "cron.sh"), str(tmp_path / "M"), str(tmp_path / "inbox")]
+    assert subprocess.run(words, env=environment, check=False).returncode == 3
+    assert [line[-2:] for line in (tmp_path / "M.log").read_text().split()] == ["07", "08", "09"]
+
+
+def test_the_benchmark_has_one_seed_of_alma_update(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench.py", "1.txt", "--out", str(tmp_path / "out"), "--seeds", "1", "2"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(MONTHLY / "bench.py"), run_name="__main__")
+    assert "--seeds: alma-update has only seed 1" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_killed_benchmark_runs_an_arrival_again_whose_row_was_cut_off(tmp_path):

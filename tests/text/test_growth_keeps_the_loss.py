@@ -7,6 +7,7 @@ from fairseq_alma.checkpoints import AVERAGE, TASK_STATE
 from fairseq_alma.checkpoints.checkpoint_file import with_shared_names, write_average
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.checkpoints.model_options import GrowOptions
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.grow import grow
 from tests.models.ensembles import switch_config
@@ -119,6 +120,8 @@ def test_experts_made_of_a_dense_transformer_keep_its_moments_and_gates_have_non
         before = known[f"{name.replace('.experts', '')}.weight" if is_expert else name]
         assert torch.equal(grown[number]["momentum"], torch.stack([before] * 2) if is_expert else before)
         assert grown[number]["momentum"].shape == parameter.shape
+    with pytest.raises(AlmaError, match="--optimizer share: a dense layer is split into 4 experts, not in halves"):
+        grown_of(tmp_path, method="split", experts=3, optimizer="share")
 
 
 def test_copies_of_a_dense_transformer_nearly_keep_the_output(tmp_path):

@@ -100,6 +100,8 @@ def test_an_unsuitable_carried_stage_is_rejected(trained, tmp_path):
         (["--megabatch", "2", "--continue-as", "stage"], "--continue-as stage: needs a starting checkpoint"),
         (stage(trained.checkpoint, "--optimizer", "sgd"), "expected optimizer SGD, found FairseqAdam"),
         (stage(tmp_path / "bare.pt"), "bare.pt: has no optimizer state"),
+        (["--megabatch", "2", "--branch-from", "10"], "--branch-from 10, --branch-until None: expected both options"),
+        (["--megabatch", "2", "--branch-from", "3", "--branch-until", "3"], "with --branch-from below --branch-until"),
     ):
         with pytest.raises(AlmaError, match=message):
             train_model(trained.stream, tmp_path / "m", *words)

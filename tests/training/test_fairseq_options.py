@@ -18,6 +18,8 @@ from tests.text.stock_commands import training_options
         (["--dropout", "nan"], "--dropout: expected a number, found nan"),
         (["--new-first", "2"], "--new-first: expected a number of at most 1, found 2"),
         (["--optimizer", "muon", "--muon-momentum", "1"], "--muon-momentum: expected a number below 1, found 1"),
+        (["--optimizer", "muon", "--weight-decay", "-1"], "--weight-decay: expected a number of at least 0, found -1"),
+        (["--optimizer", "fused_adam", "--adam-eps", "-1"], "--adam-eps: expected a number of at least 0, found -1"),
     ],
 )
 def test_a_stock_command_rejects_a_number_out_of_range(trained, capsys, words, message):

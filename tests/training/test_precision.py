@@ -3,9 +3,10 @@
 import pytest
 import torch
 from fairseq import options, tasks
-from fairseq_cli import train
+from fairseq_cli import train, validate
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.training.fairseq_options import configuration_of
 from tests.text.stock_commands import evaluate, train_model, training_config
 
 needs_bf16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
@@ -41,6 +42,20 @@ def test_evaluation_in_bf16_differs_by_rounding(trained):
     exact, half = (float(each["loss"]) for each in figures)
     assert exact != half
     assert exact == pytest.approx(half, rel=0.01)
+
+
+def test_fairseq_validate_does_not_inherit_autocast_from_training(trained, tmp_path, monkeypatch):
+    checkpoint = torch.load(trained.checkpoint)
+    checkpoint["cfg"]["task"]["autocast"] = "bf16"
+    torch.save(checkpoint, tmp_path / "m.pt")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    words = [str(trained.stream), "--task", "alma_lm", "--path", str(tmp_path / "m.pt"), "--valid-subset", "test"]
+    words += ["--batch-size", "4", "--cpu", "--num-workers", "0"]
+    args, given = (
+        options.parse_args_and_arch(options.get_validation_parser(), words, suppress_defaults=each)
+        for each in (False, True)
+    )
+    validate.main(configuration_of(args), override_args=given)  # raises an error if it computes in bf16
 
 
 def test_a_device_without_bf16_is_rejected(trained, monkeypatch):
