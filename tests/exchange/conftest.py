@@ -115,7 +115,6 @@ def logits_here(path, tokens, stream):
 @pytest.fixture(scope="session")
 def test_ids(stream):
     """Rows of the test set as fairseq cuts it, the last one padded."""
-    opened = Stream.open(stream)
-    ids = torch.from_numpy(TokenFile(opened.root / "test").ids[:200].astype("int64"))
+    ids = torch.from_numpy(TokenFile(stream / "test").ids[:200].astype("int64"))
     rows = torch.cat([torch.tensor([EOS]), ids]).split(LONGEST)
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)

@@ -90,8 +90,7 @@ def test_the_configuration_states_what_transformers_would_otherwise_assume(folde
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
 def test_the_tokenizer_gives_the_ids_of_the_test_set_and_finds_special_tokens(kind, folders, stream):
     opened, tokenizer = StreamTokenizer.open(stream), AutoTokenizer.from_pretrained(folders[kind])
-    manifest = Stream.open(stream)
-    file = TokenFile(manifest.root / "test")
+    file = TokenFile(stream / "test")
     start, num_literal = 0, 0
     for size in file.sizes.tolist():
         ids = file.ids[start : start + size].tolist()

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fairseq_alma.images.firefly import vgg_size
+from fairseq_alma.images.image_batches import seeded
 from fairseq_alma.images.networks import (
     NUM_CONVOLUTIONS,
     VGG,
@@ -16,10 +17,6 @@ from fairseq_alma.images.networks import (
 
 BATCH, INPUTS, OUTPUTS, SIDE = 6, 3, 5, 7
 MEMBERS = [1, 4]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def noise(*shape, seed=0):
@@ -132,7 +129,6 @@ def torch_vgg(channels, last_pool="mean"):
 
 
 def copy_member(network, member, plain):
-    """Copy the weights of a member to the plain network."""
     state = network.member_states()[member]
     targets = [module for module in plain if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear))]
     ours = [f"blocks.{layer}.{part}" for layer in range(NUM_CONVOLUTIONS) for part in ("conv", "norm")]

@@ -23,9 +23,7 @@ from tests.scripts import run_script
 
 fairseq_alma.register()
 
-SAVED, LOG = ("--save-dir", "model"), ("--log-format", "simple")
-OWN = Path(__file__).parents[1] / "training" / "clipping.py"
-FEATURES = ("--features-from", str(OWN), "--clip-weights", "0.4", "--ema-half-life", "1/8")
+CLIPPING = str(Path(__file__).parents[1] / "training" / "clipping.py")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +45,9 @@ def trained(stream, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     words = ["--megabatch", "3", "--wait", "2", "--criterion", "alma_image_cross_entropy", "--arch", "alma_mlp"]
     words += ["--width", "16", "--optimizer", "adadelta", "--lr", "1.0", "--max-epoch", "12", "--batch-size", "32"]
-    out = stock(folder, "fairseq-train", stream, *words, "--no-epoch-checkpoints", *LOG, *SAVED, *FEATURES)
-    return folder, out
+    words += ["--no-epoch-checkpoints", "--log-format", "simple", "--save-dir", "model"]
+    words += ["--features-from", CLIPPING, "--clip-weights", "0.4", "--ema-half-life", "1/8"]
+    return folder, stock(folder, "fairseq-train", stream, *words)
 
 
 def plain_network(checkpoint):
@@ -159,21 +158,22 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
 
 
 @pytest.mark.parametrize(
-    ("arch", "trained_with", "flag"),
+    ("arch", "sizes", "other", "flag"),
     [
-        ("alma_moe_vgg", {"gate": "hard", "last_pool": "max"}, "--gate 'hard' --last-pool 'max'"),
-        ("alma_umix", {"member_options": "--channels 4 --last-pool max"}, "--last-pool 'max' in --member-options"),
+        ("alma_moe_vgg", {"channels": 4}, {"gate": "hard", "last_pool": "max"}, "--gate 'hard' --last-pool 'max'"),
+        (
+            "alma_umix",
+            {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"},
+            {"member_options": "--channels 4 --last-pool max"},
+            "--last-pool 'max' in --member-options",
+        ),
     ],
 )
-def test_a_checkpoint_with_other_options_but_equal_sizes_is_refused(arch, trained_with, flag, tmp_path):
+def test_a_checkpoint_with_other_options_but_equal_sizes_is_refused(arch, sizes, other, flag, tmp_path):
     large = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=(3, 32, 32))
-    if arch == "alma_umix":
-        sizes = {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"}
-    else:
-        sizes = {"channels": 4} if "vgg" in arch else {"width": 4}
     task, start = task_of(large), tmp_path / "checkpoint.pt"
     config_class = MODEL_DATACLASS_REGISTRY[arch]
-    configs = [OmegaConf.structured(config_class(_name=arch, **{**sizes, **own})) for own in (trained_with, {})]
+    configs = [OmegaConf.structured(config_class(_name=arch, **{**sizes, **own})) for own in (other, {})]
     model = task.build_model(configs[0])
     saved = OmegaConf.to_container(configs[0], enum_to_str=True)
     config = {"model": saved, "task": {"_name": "alma_image_classification"}}
