@@ -101,10 +101,6 @@ def task_of(stream, **options):
     return AlmaImageClassificationTask.setup_task(OmegaConf.structured(cfg))
 
 
-def model_config(**options):
-    return OmegaConf.structured(AlmaMLPConfig(**options))
-
-
 def rows_of(stream, split, **options):
     task = task_of(stream, **options)
     task.load_dataset(split)
@@ -141,7 +137,7 @@ def test_stages_and_splits_that_do_not_exist_are_refused(stream):
 
 
 def test_an_architecture_of_text_and_a_missing_batch_size_are_refused(stream):
-    config = model_config(_name="transformer_lm")
+    config = OmegaConf.structured(AlmaMLPConfig(_name="transformer_lm"))
     with pytest.raises(AlmaError, match=r"--arch transformer_lm: not an image model; choose from .*alma_mlp"):
         task_of(stream).build_model(config)
     with pytest.raises(AlmaError, match="--batch-size: not given"):
@@ -154,26 +150,23 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
     task.cfg.save_dir = str(folder / "model")
     message = r"checkpoint_last\.pt: the model sizes in this file differ from the command line; .*width 16"
     with pytest.raises(AlmaError, match=message):
-        task.build_model(model_config(_name="alma_mlp", width=5))
+        task.build_model(OmegaConf.structured(AlmaMLPConfig(_name="alma_mlp", width=5)))
 
 
 @pytest.mark.parametrize(
-    ("arch", "sizes", "other", "flag"),
+    ("arch", "trained_with", "flag"),
     [
-        ("alma_moe_vgg", {"channels": 4}, {"gate": "hard", "last_pool": "max"}, "--gate 'hard' --last-pool 'max'"),
-        (
-            "alma_umix",
-            {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"},
-            {"member_options": "--channels 4 --last-pool max"},
-            "--last-pool 'max' in --member-options",
-        ),
+        ("alma_moe_vgg", {"gate": "hard", "last_pool": "max"}, "--gate 'hard' --last-pool 'max'"),
+        ("alma_umix", {"member_options": "--channels 4 --last-pool max"}, "--last-pool 'max' in --member-options"),
     ],
 )
-def test_a_checkpoint_with_other_options_but_equal_sizes_is_refused(arch, sizes, other, flag, tmp_path):
+def test_a_checkpoint_with_other_options_but_equal_sizes_is_refused(arch, trained_with, flag, tmp_path):
     large = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=(3, 32, 32))
+    members = {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"}
+    sizes = members if arch == "alma_umix" else {"channels": 4}
     task, start = task_of(large), tmp_path / "checkpoint.pt"
     config_class = MODEL_DATACLASS_REGISTRY[arch]
-    configs = [OmegaConf.structured(config_class(_name=arch, **{**sizes, **own})) for own in (other, {})]
+    configs = [OmegaConf.structured(config_class(_name=arch, **{**sizes, **own})) for own in (trained_with, {})]
     model = task.build_model(configs[0])
     saved = OmegaConf.to_container(configs[0], enum_to_str=True)
     config = {"model": saved, "task": {"_name": "alma_image_classification"}}
