@@ -13,7 +13,6 @@ NAMES = (split_name(0), split_name(1), "valid", "test")
 
 
 def write_stream(root: Path) -> Stream:
-    """Write a small stream with made-up token files and return it."""
     splits = []
     for number, name in enumerate(NAMES):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ TRAINING = ["the cat and the dog are in the house " * 20, "a naïve cat, the dog
 
 @pytest.fixture(scope="module", params=["tokenizers", "sentencepiece"])
 def folder(request, tmp_path_factory):
-    """A folder with a tokenizer of each kind."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "tokenizers":
         (folder / "tokenizer.json").write_bytes(tokens.train_tokenizer([TRAINING], 320))

@@ -72,7 +72,6 @@ def stream(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory, stream) -> dict[str, Path]:
-    """Checkpoints that can be exported, and others."""
     folder = tmp_path_factory.mktemp("checkpoints")
     kinds = {
         "dense": transformer_config(),
@@ -95,7 +94,6 @@ def sentencepiece_stream(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(checkpoints, tmp_path_factory) -> dict[str, Path]:
-    """An exported folder of every kind."""
     root = tmp_path_factory.mktemp("folders")
     for kind in KINDS:
         assert export([str(checkpoints[kind]), "--out", str(root / kind)]) == 0

@@ -60,7 +60,6 @@ def perplexity(logits, rows):
 
 
 def test_a_folder_works_without_fairseq_and_without_this_package(folders, checkpoints, stream, test_ids, tmp_path):
-    """Logits, perplexity, pipeline, generation with and without a cache and left padding, save_pretrained."""
     torch.save(test_ids, tmp_path / "rows.pt")
     words = ["-c", ELSEWHERE, "rows.pt", "saved", *(str(folders[kind]) for kind in KINDS)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, timeout=600)

@@ -1,5 +1,3 @@
-"""Invalid options after ``--``: one line each, before anything is written."""
-
 import pytest
 import torch
 
