@@ -14,8 +14,8 @@ GOLDEN_TRAIN = [7, 0, 1, 2, 5, 9, 6, 3]
 GOLDEN_VALID = [8, 4]
 
 
-def write(root, seed=1, num_megabatches=4, **options):
-    return write_image_stream(root, IMAGES, LABELS, 43, "tiny", 7, num_megabatches, seed, **options)
+def write(root, seed=1, images=IMAGES, labels=LABELS, **options):
+    return write_image_stream(root, images, labels, 43, "tiny", 7, 4, seed, **options)
 
 
 @pytest.mark.parametrize("num_train", [2, 43, 60, 1000])
@@ -55,11 +55,9 @@ def test_fingerprint_depends_on_pixels_labels_and_seed_and_not_on_the_place(tmp_
     assert np.array_equal(np.load(tmp_path / "a/valid.npy"), valid)
     assert fingerprint != write(tmp_path / "c", seed=2).fingerprint
     assert fingerprint != write(tmp_path / "d", augment=True).fingerprint
-    order = write_image_stream(tmp_path / "g", np.asfortranarray(IMAGES), LABELS.astype(np.uint8), 43, "tiny", 7, 4, 1)
+    order = write(tmp_path / "g", images=np.asfortranarray(IMAGES), labels=LABELS.astype(np.uint8))
     assert fingerprint == order.fingerprint
     images = IMAGES.copy()
     images[7, 0, 0, 0] ^= 1
-    other = write_image_stream(tmp_path / "e", images, LABELS, 43, "tiny", 7, 4, 1)
-    assert fingerprint != other.fingerprint
-    other = write_image_stream(tmp_path / "f", IMAGES, LABELS[::-1].copy(), 43, "tiny", 7, 4, 1)
-    assert fingerprint != other.fingerprint
+    assert fingerprint != write(tmp_path / "e", images=images).fingerprint
+    assert fingerprint != write(tmp_path / "f", labels=LABELS[::-1].copy()).fingerprint

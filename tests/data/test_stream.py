@@ -13,7 +13,6 @@ NAMES = (split_name(0), split_name(1), "valid", "test")
 
 
 def write_stream(root: Path) -> Stream:
-    """Write a small stream with made-up token files and return it."""
     splits = []
     for number, name in enumerate(NAMES):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -27,11 +26,6 @@ def write_stream(root: Path) -> Stream:
     stream = Stream(root, "text", 1, tuple(splits), tokenizer, StreamFile.describe(root, "dict.txt"))
     write_manifest(stream, root / MANIFEST)
     return stream
-
-
-def edit_manifest(root: Path, **changes: object) -> None:
-    content = json.loads((root / MANIFEST).read_text())
-    (root / MANIFEST).write_text(json.dumps({**content, **changes}))
 
 
 def test_a_manifest_is_read_as_it_was_written_and_a_missing_split_is_refused_with_the_existing_ones(tmp_path):
@@ -77,7 +71,8 @@ def test_a_stream_with_held_out_parts_of_some_mega_batches_only_is_damaged(tmp_p
 )
 def test_a_damaged_manifest_is_refused(tmp_path, changes, message):
     write_stream(tmp_path)
-    edit_manifest(tmp_path, **changes)
+    manifest = tmp_path / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
     with pytest.raises(AlmaError, match=message):
         Stream.open(tmp_path)
 

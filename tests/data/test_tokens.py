@@ -17,7 +17,6 @@ TRAINING = ["the cat and the dog are in the house " * 20, "a naïve cat, the dog
 
 @pytest.fixture(scope="module", params=["tokenizers", "sentencepiece"])
 def folder(request, tmp_path_factory):
-    """A folder with a tokenizer of each kind."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "tokenizers":
         (folder / "tokenizer.json").write_bytes(tokens.train_tokenizer([TRAINING], 320))
@@ -46,26 +45,19 @@ def test_fairseq_dictionary_gives_token_u_the_id_u_plus_4(folder, tmp_path):
     assert tokenizer.decode(dictionary.string(ids).split()) == TEXT
 
 
-def test_pieces_that_a_dictionary_cannot_hold_get_other_names(tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    vocabulary = {"</s>": 0, "a b": 1, "": 2, "c": 3, "\u2003": 4, "d": 7}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="c"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    symbols = StreamTokenizer(tmp_path).symbols
-    assert symbols == ["<unit:0>", "<unit:1>", "<unit:2>", "c", "<unit:4>", "<unit:5>", "<unit:6>", "d"]
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "expected"),
     [
+        (
+            {"</s>": 0, "a b": 1, "": 2, "c": 3, "\u2003": 4, "d": 7},
+            ["<unit:0>", "<unit:1>", "<unit:2>", "c", "<unit:4>", "<unit:5>", "<unit:6>", "d"],
+        ),
         ({"<unit:2>": 0, "c": 1, "a b": 2}, ["<unit:2>", "c", "<<unit:2>>"]),
         ({"a b": 0, "c": 1, "<unit:0>": 2, "<<unit:0>>": 3}, ["<<<unit:0>>>", "c", "<unit:0>", "<<unit:0>>"]),
     ],
-    ids=["before", "after"],
+    ids=["all", "before", "after"],
 )
-def test_a_replacement_symbol_is_not_the_piece_of_another_token(tmp_path, vocabulary, expected):
+def test_pieces_that_a_dictionary_cannot_hold_get_names_that_no_other_token_has(tmp_path, vocabulary, expected):
     from fairseq.data import Dictionary
     from tokenizers import Tokenizer, models
 

@@ -14,7 +14,6 @@ from fairseq_alma.errors import AlmaError
 
 
 def documents(number: int, num_arguments: int = 1, longest: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """Return sizes and arguments of random documents."""
     generator = np.random.default_rng(number)
     sizes = generator.integers(1, longest, number).astype(np.uint32)
     return sizes, generator.integers(0, num_arguments, number).astype(np.uint16)

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import random
 import shutil
 import sys
 import sysconfig
@@ -11,7 +10,7 @@ import pytest
 
 from data_prep.text.command import main
 from fairseq_alma.errors import AlmaError
-from tests.data_prep.test_command import files_of
+from tests.data_prep.test_command import files_of, make_documents
 
 pytest.importorskip("datatrove", reason="datatrove is not installed (extra cluster)")
 from datatrove.data import Document
@@ -38,14 +37,11 @@ def small_pieces():
 def made(small_pieces, tmp_path_factory):
     """A folder with two files of 420 documents, 20 of them duplicates, and their stream, made by the command."""
     folder = tmp_path_factory.mktemp("made")
-    generator = random.Random(0)
-    words = [f"{start}{end}" for start in ("ba", "co", "é") for end in ("n", "ming", "北")]
-    documents = [" ".join(generator.choices(words, k=generator.randrange(3, 120))) for _ in range(400)]
+    documents = make_documents(400)
     (folder / "texts").mkdir()
     for number in range(2):
-        content = "\n\n".join(documents[number::2] + documents[:10])
-        (folder / f"texts/{number}.txt").write_text(content)
-    command(str(folder / "texts"), "--out", str(folder / "one"), *SIZES)
+        (folder / f"texts/{number}.txt").write_text("\n\n".join(documents[number::2] + documents[:10]))
+    assert main([str(folder / "texts"), "--out", str(folder / "one"), *SIZES, "--workers", "1"]) == 0
     return folder
 
 
@@ -75,10 +71,6 @@ class OneByOne(PipelineExecutor):
         return LocalPipelineExecutor.get_distributed_env(self, node_rank)
 
 
-def command(inputs, flag, out, *more):
-    assert main([inputs, flag, out, *more, "--workers", "1"]) == 0
-
-
 def run(inputs, out, *more, tasks=2, executor=OneByOne, work=None, **options):
     stages = stream_stages([str(inputs), "--out", str(out), *more], work or f"{out}-work")
     run_stages(stages, executor, tasks, f"{out}-logs", **options)
@@ -96,20 +88,18 @@ def test_ranks_append_the_same_mega_batches_as_the_command(texts, tmp_path):
     (tmp_path / "later.txt").write_text("\n\n".join(f"{number} new words {number * 7919}" for number in range(90)))
     shutil.copytree(tmp_path / "one", tmp_path / "stream")
     more = ["--append", "--megabatches", "2"]
-    command(str(tmp_path / "later.txt"), "--out", str(tmp_path / "one"), *more)
+    assert main([str(tmp_path / "later.txt"), "--out", str(tmp_path / "one"), *more, "--workers", "1"]) == 0
     run(tmp_path / "later.txt", tmp_path / "stream", *more)
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
 
 
 def test_a_run_that_failed_in_a_stage_resumes_and_ends_with_the_same_stream(texts, tmp_path, monkeypatch):
-    for name in ("hash", "assign", "sample", "prepare", "encode"):
+    steps = [f"data_prep.text.steps.Work.{name}" for name in ("hash", "assign", "sample", "prepare", "encode")]
+    for function in (*steps, "fairseq_alma.data.stream.write_manifest"):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            patch.setattr(f"data_prep.text.steps.Work.{name}", lambda *_: sys.exit(9))
+            patch.setattr(function, lambda *_: sys.exit(9))
             run(texts, tmp_path / "stream", *SIZES)
         assert not (tmp_path / "stream").exists()
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr("fairseq_alma.data.stream.write_manifest", lambda *_: sys.exit(9))
-        run(texts, tmp_path / "stream", *SIZES)
     run(texts, tmp_path / "stream", *SIZES)
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "one")
 
@@ -161,6 +151,5 @@ def test_a_stage_with_incomplete_ranks_is_an_error(texts, tmp_path):
         def run(self):
             pass
 
-    stages = stream_stages([str(texts), "--out", str(tmp_path / "stream"), *SIZES], str(tmp_path / "work"))
     with pytest.raises(AlmaError, match="plan: some ranks did not complete"):
-        run_stages(stages, Silent, 2, str(tmp_path / "logs"))
+        run(texts, tmp_path / "stream", *SIZES, executor=Silent)

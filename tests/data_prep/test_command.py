@@ -39,7 +39,6 @@ def files_of(folder: Path, without: str = "") -> dict[str, str]:
 
 
 def texts_of(stream: Stream, name: str) -> list[str]:
-    """Decode a split from its token file."""
     tokenizer, file = StreamTokenizer.open(stream.root), TokenFile(stream.root / name)
     sequences = np.split(file.ids, np.cumsum(file.sizes)[:-1])
     assert all(sequence[-1] == 2 for sequence in sequences)
@@ -200,9 +199,8 @@ def test_each_month_is_a_mega_batch_and_held_out_text_is_from_all_months(tmp_pat
     assert run(later, *by_month, "--out", stream.root, "--append") == 0
     assert run(later, *by_month, "--out", stream.root, "--append") == 0  # the same command does nothing
     again = write_dated(tmp_path / "again.jsonl", {"2024-12": 20, "2025-01": 20}, seed=5)
-    with pytest.raises(
-        AlmaError, match=r"--by date: .* already has groups: 2024-12 \(2024-12 is megabatch-004/train\)"
-    ):
+    message = r"--by date: .* already has groups: 2024-12 \(2024-12 is megabatch-004/train\)"
+    with pytest.raises(AlmaError, match=message):
         run(again, *by_month, "--out", stream.root, "--append")
     assert Stream.open(stream.root).num_megabatches == 5
 

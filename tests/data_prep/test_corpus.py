@@ -17,7 +17,7 @@ from data_prep.images.formats import emnist_names
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from tests.data_prep.images.published import MNIST_NAMES, write_cifar, write_mnist
+from tests.data_prep.images.published import MNIST_NAMES, write, write_cifar, write_mnist
 from tests.scripts import usage_error
 
 IMAGES = ["--out", "s", "--megabatches", "2"]
@@ -52,10 +52,9 @@ def publish(monkeypatch):
 
 def test_wikipedia_articles_are_checked_and_lose_their_tags(folder, publish, capsys):
     articles = [f'<doc id="{number}">\nTitle {number}\n\nA &amp; {number}.\n</doc>\n' for number in range(40)]
-    for name, content in (("AA/wiki_00", "".join(articles[:20])), ("AA/wiki_01", "".join(articles[20:]))):
-        (folder / "corpora/wikipedia-2015" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "corpora/wikipedia-2015" / name).write_text(content)
     names = ("AA/wiki_00", "AA/wiki_01")
+    for name, some in zip(names, (articles[:20], articles[20:]), strict=True):
+        write(folder / "corpora/wikipedia-2015" / name, "".join(some).encode())
     publish("wikipedia-2015", names=names, sha256=(sha256("".join(articles).encode()),))
     assert main(["wikipedia-2015", "--text", "a.txt"]) == 0
     assert Path("a.txt").read_text().split("\n\n")[:2] == ["Title 0\nA & 0.", "Title 1\nA & 1."]

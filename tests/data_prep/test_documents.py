@@ -38,20 +38,15 @@ def test_documents_of_each_form_with_a_byte_order_mark_and_any_line_feed(form, c
     assert documents_of(block(form, content)) == expected
 
 
-def odd_text(seed: int) -> bytes:
-    """Few letters and much white space of all kinds, so that boundaries are everywhere."""
-    generator = random.Random(seed)
-    return "".join(generator.choices(["a", "é", "\n", "\n\n", " ", "\r\n", "\t", "\u3000"], k=60)).encode()
-
-
 @pytest.mark.parametrize("form", ["text", "lines", "file"])
 @pytest.mark.parametrize("block_size", [1, 3, 1000])
 def test_each_document_is_in_one_piece_wherever_blocks_and_pieces_are_cut(tmp_path, monkeypatch, form, block_size):
     monkeypatch.setattr(module, "BLOCK_SIZE", block_size)
     num_pieces = 0
+    letters = ["a", "é", "\n", "\n\n", " ", "\r\n", "\t", "\u3000"]  # so that boundaries are everywhere
     for seed in range(12):
         path = tmp_path / f"{seed}.txt"
-        path.write_bytes(odd_text(seed))
+        path.write_bytes("".join(random.Random(seed).choices(letters, k=60)).encode())
         source = Source(path, "a", 0, form, "text")
         expected = documents_of(Block(source, path.read_bytes()))
         for width in (1, 2, 5, 17, 100):

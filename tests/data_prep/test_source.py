@@ -122,14 +122,13 @@ def test_files_about_a_data_set_are_ignored_unless_there_are_no_others(tmp_path,
 
 
 def test_zstandard_frames_of_all_kinds_are_read_in_any_order(tmp_path):
-    half = len(TEXT) // 2
-    frames = [zstandard(TEXT[:half]), zstandard(TEXT[half:])]
+    first, second = parts_of("zst")
     skippable = struct.pack("<II", 0x184D2A53, 7) + b"skipped"
     empty = zstandard(b"")
     for content in (
-        skippable + frames[0] + skippable + empty + frames[1],
-        empty + frames[0] + bytes(100) + frames[1] + skippable,
-        frames[0] + empty + empty + skippable + skippable + frames[1] + bytes(4),
+        skippable + first + skippable + empty + second,
+        empty + first + bytes(100) + second + skippable,
+        first + empty + empty + skippable + skippable + second + bytes(4),
     ):
         (tmp_path / "a.txt.zst").write_bytes(content)
         assert read(tmp_path / "a.txt.zst") == DOCUMENTS

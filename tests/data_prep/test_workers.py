@@ -1,5 +1,3 @@
-"""Workers: results in order, errors passed on, no process remains."""
-
 import multiprocessing
 import os
 import signal

@@ -72,7 +72,6 @@ def stream(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory, stream) -> dict[str, Path]:
-    """Checkpoints that can be exported, and others."""
     folder = tmp_path_factory.mktemp("checkpoints")
     kinds = {
         "dense": transformer_config(),
@@ -95,7 +94,6 @@ def sentencepiece_stream(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def folders(checkpoints, tmp_path_factory) -> dict[str, Path]:
-    """An exported folder of every kind."""
     root = tmp_path_factory.mktemp("folders")
     for kind in KINDS:
         assert export([str(checkpoints[kind]), "--out", str(root / kind)]) == 0
@@ -115,7 +113,6 @@ def logits_here(path, tokens, stream):
 @pytest.fixture(scope="session")
 def test_ids(stream):
     """Rows of the test set as fairseq cuts it, the last one padded."""
-    opened = Stream.open(stream)
-    ids = torch.from_numpy(TokenFile(opened.root / "test").ids[:200].astype("int64"))
+    ids = torch.from_numpy(TokenFile(stream / "test").ids[:200].astype("int64"))
     rows = torch.cat([torch.tensor([EOS]), ids]).split(LONGEST)
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)

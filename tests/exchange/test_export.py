@@ -60,7 +60,6 @@ def perplexity(logits, rows):
 
 
 def test_a_folder_works_without_fairseq_and_without_this_package(folders, checkpoints, stream, test_ids, tmp_path):
-    """Logits, perplexity, pipeline, generation with and without a cache and left padding, save_pretrained."""
     torch.save(test_ids, tmp_path / "rows.pt")
     words = ["-c", ELSEWHERE, "rows.pt", "saved", *(str(folders[kind]) for kind in KINDS)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, timeout=600)
@@ -90,8 +89,7 @@ def test_the_configuration_states_what_transformers_would_otherwise_assume(folde
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
 def test_the_tokenizer_gives_the_ids_of_the_test_set_and_finds_special_tokens(kind, folders, stream):
     opened, tokenizer = StreamTokenizer.open(stream), AutoTokenizer.from_pretrained(folders[kind])
-    manifest = Stream.open(stream)
-    file = TokenFile(manifest.root / "test")
+    file = TokenFile(stream / "test")
     start, num_literal = 0, 0
     for size in file.sizes.tolist():
         ids = file.ids[start : start + size].tolist()

@@ -15,7 +15,6 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.cli.export import main as export
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
 from tests import scripts
 from tests.exchange.conftest import TEXT, exported, write_stream
@@ -54,8 +53,7 @@ def write_folder(folder, kind="qwen3", **options):
 def perplexity_there(folder, stream, length):
     """Return the perplexity of a folder's model in transformers, on the windows of fairseq-eval-lm."""
     tokenizer, model = transformers.AutoTokenizer.from_pretrained(folder), exported(folder)
-    opened = Stream.open(stream)
-    file = TokenFile(opened.root / "test")
+    file = TokenFile(stream / "test")
     end, tokens = tokenizer.eos_token_id, file.ids.astype("int64") - 4
     tokens[file.ids == 2] = end
     ids = torch.cat([torch.tensor([end]), torch.from_numpy(tokens)])

@@ -20,9 +20,10 @@ from fairseq_alma.images.firefly import (
 from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, grow_network
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
 from fairseq_alma.learners.learner import Growth
-from tests.images.image_streams import NUM_CLASSES, make_images
+from tests.images.image_streams import make_images
 
-CHANNELS = 4
+SHAPE, CHANNELS = (3, 16, 16), 4
+SIDES = [16] * 2 + [8] * 2 + [4] * 4 + [2] * 4 + [1] * 4
 FIRST = [CHANNELS] * NUM_CONVOLUTIONS
 FIRST_SIZE = vgg_size(3, FIRST, 10)
 
@@ -35,14 +36,14 @@ def batches_of(num_batches=2, seed=0, dtype=torch.float32):
     """Return batches of noise; the mean color of an image depends on its class."""
     generator = seeded(seed)
     labels = torch.randint(10, (num_batches, 24), generator=generator)
-    images = torch.randn(num_batches, 24, 3, 16, 16, generator=generator)
+    images = torch.randn(num_batches, 24, *SHAPE, generator=generator)
     colours = torch.randn(10, 3, 1, 1, generator=seeded(99))
     return list(zip((images + colours[labels]).to(dtype), labels, strict=True))
 
 
 def trained_network(dtype=torch.float32, channels=FIRST, updates=8):
     """Return a network after a few updates, so that all channels and statistics differ."""
-    network = VGG((3, 16, 16), 10, channels)
+    network = VGG(SHAPE, 10, channels)
     network.reset_parameters([seeded(1)])
     network.to(dtype)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
@@ -57,9 +58,8 @@ def grown(network, seed=3, share=0.25, batches=None):
     return grow_firefly(network, batches or batches_of(), CHANNELS, share, seeded(seed))[0]
 
 
-def test_a_share_of_neurons_adds_as_many_at_each_step():
+def test_a_share_of_neurons_adds_as_many_at_each_step(network):
     """64 neurons and a quarter of them: 16 more, then 16 more, as in the paper's released code."""
-    network = trained_network()
     for num_neurons in (80, 96):
         network, _ = grow_firefly(network, batches_of(), CHANNELS, 0.25, seeded(3), share_of="neurons")
         assert sum(channels_of(network)) == num_neurons
@@ -200,29 +200,19 @@ def test_a_network_on_a_gpu_grows_there(network):
     assert num_params(wide) == pytest.approx(1.25 * FIRST_SIZE, rel=0.03)
 
 
-SHAPE = (3, 16, 16)
-SIDES = [16] * 2 + [8] * 2 + [4] * 4 + [2] * 4 + [1] * 4
-
-
-def untrained(channels):
-    network = VGG(SHAPE, NUM_CLASSES, channels)
-    network.reset_parameters([seeded(1)])
-    return network
-
-
 def candidate_forward_flops(channels, num_new):
     """Return 2 FLOPs for each weight and pixel: channels, splits, new channels, and weights for new inputs."""
     total, inputs, new_before = 0, SHAPE[0], 0
     for side, outputs in zip(SIDES, channels, strict=True):
         total += 2 * 9 * side**2 * ((2 * outputs + num_new) * inputs + outputs * new_before)
         inputs, new_before = outputs, num_new
-    return total + 2 * NUM_CLASSES * (inputs + new_before)
+    return total + 2 * 10 * (inputs + new_before)
 
 
 def test_growth_depends_on_its_generator_and_does_not_change_the_network():
     images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))  # a single last image
     channels = [4, 5] * 8
-    network = untrained(channels)
+    network = trained_network(channels=channels, updates=0)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     examples, config = (images / 255, labels), AlmaFireflyVGGConfig(channels=CHANNELS)
     growth = Growth(0, "firefly", "loss", 1, share=0.5)
@@ -232,7 +222,7 @@ def test_growth_depends_on_its_generator_and_does_not_change_the_network():
 
     (grown, flops), (again, _), (other, _) = map(grow, (2, 2, 3))
     assert flops == 2 * 3 * 17 * candidate_forward_flops(channels, FEWEST_NEW)  # two forward and backward passes
-    assert flops > 2 * 17 * count_flops(untrained(channels), SHAPE).train
+    assert flops > 2 * 17 * count_flops(copy.deepcopy(network), SHAPE).train
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in grown.state_dict().items())
     assert network.training and grown.training

@@ -12,10 +12,6 @@ CHANNELS = [2, 3]
 PARAMETERS, NEURONS = (partial(vgg_size, 1, num_classes=2, share_of=share_of) for share_of in ("parameters", "neurons"))
 
 
-def test_the_number_of_parameters_of_a_vgg_network():
-    assert vgg_size(1, [2, 3], 2) == 18 + 54 + 10 + 8
-
-
 @pytest.mark.parametrize(
     ("size", "num_added", "first", "second"),
     [

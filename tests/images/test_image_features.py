@@ -18,7 +18,6 @@ from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
 from tests.scripts import end_with, usage_error
 
 WORDS = ["--", "--width", "6", "--max-epoch", "12", "--batch-size", "16", "--cpu"]
-NEEDS_BF16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
 COPY = ["--branch-share", "0.3"]
 
 
@@ -102,7 +101,7 @@ def test_a_copy_has_a_decaying_rate_and_does_not_change_the_model(stream, tmp_pa
     assert extra == pytest.approx(0.3, abs=0.02) and copy[0]["train_flops"] > plain[0]["train_flops"]
 
 
-@NEEDS_BF16
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
 def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path):
     large = make_stream(tmp_path / "S", num_megabatches=1, num_train=120, shape=(1, 16, 16))
     own = ["--arch", "alma_moe_vgg", "--channels", "4", "--gate", "soft", "--max-epoch", "3", "--cpu"]

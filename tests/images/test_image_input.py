@@ -7,15 +7,12 @@ import torch.nn.functional as F
 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_batches import PADDING, ImageInput
+from fairseq_alma.images.image_batches import PADDING, ImageInput, seeded
 from fairseq_alma.images.image_task import ImageDataset
 from tests.images.image_streams import make_stream
 
 MEAN, STD = [0.5, 0.25, 0.125], [0.2, 0.3, 0.4]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+SOURCE = ImageInput(MEAN, STD, augment=True)
 
 
 def bytes_of(num_images, height=6, width=9, seed=0):
@@ -23,40 +20,35 @@ def bytes_of(num_images, height=6, width=9, seed=0):
     return torch.randint(1, 256, (num_images, 3, height, width), generator=seeded(seed), dtype=torch.uint8)
 
 
-@pytest.fixture
-def source():
-    return ImageInput(MEAN, STD, augment=True)
-
-
-def all_crops(image, source):
+def all_crops(image):
     """Return every crop of one padded image, straight and mirrored, normalised: (2, 9, 9, C, H, W)."""
     height, width = image.shape[1:]
     black = F.pad(image, (PADDING,) * 4)
     places = [torch.stack([black[:, row : row + height, left : left + width] for left in range(9)]) for row in range(9)]
     straight = torch.stack(places)
-    return source.normalised(torch.stack([straight, straight.flip(-1)]))
+    return SOURCE.normalised(torch.stack([straight, straight.flip(-1)]))
 
 
-def test_normalised_images_are_those_of_the_formula(source):
+def test_normalised_images_are_those_of_the_formula():
     images = bytes_of(4)
-    found = source.normalised(images)
+    found = SOURCE.normalised(images)
     assert found.dtype == torch.float32
     for channel in range(3):
         expected = (images[:, channel] / 255 - MEAN[channel]) / STD[channel]
         torch.testing.assert_close(found[:, channel], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_every_augmented_image_is_a_crop_of_its_padded_image(source):
+def test_every_augmented_image_is_a_crop_of_its_padded_image():
     images = bytes_of(50)
-    for image, found in zip(images, source.augmented(images, seeded(1)), strict=True):
-        same = (all_crops(image, source) == found).flatten(3).all(dim=3)  # flipped?, row, column
+    for image, found in zip(images, SOURCE.augmented(images, seeded(1)), strict=True):
+        same = (all_crops(image) == found).flatten(3).all(dim=3)  # flipped?, row, column
         assert same.any()
 
 
-def test_all_crops_and_both_directions_are_about_equally_frequent(source):
+def test_all_crops_and_both_directions_are_about_equally_frequent():
     image = bytes_of(1)
-    crops = all_crops(image[0], source).flatten(3)
-    found = source.augmented(image.expand(1620, -1, -1, -1), seeded(1)).flatten(1)
+    crops = all_crops(image[0]).flatten(3)
+    found = SOURCE.augmented(image.expand(1620, -1, -1, -1), seeded(1)).flatten(1)
     places = (crops[None] == found[:, None, None, None]).all(dim=4)  # (1620, 2, 9, 9)
     assert (places.flatten(1).sum(dim=1) == 1).all()
     counts = places.sum(dim=0)

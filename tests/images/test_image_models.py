@@ -11,20 +11,9 @@ import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.images import image_models as models
 from fairseq_alma.images.image_batches import seeded
 from fairseq_alma.images.image_job import ImageTrainOptions
-from fairseq_alma.images.image_models import (
-    AlmaFireflyVGG,
-    AlmaFireflyVGGConfig,
-    AlmaMLP,
-    AlmaMLPConfig,
-    AlmaMoEMLP,
-    AlmaMoEMLPConfig,
-    AlmaMoEVGG,
-    AlmaMoEVGGConfig,
-    AlmaVGG,
-    AlmaVGGConfig,
-)
 from fairseq_alma.images.model_store import TrainedModel, write_model
 from fairseq_alma.images.networks import ImageKind, NetworkList, count_flops, mixture_layers
 from fairseq_alma.images.stage_training import ImageSettings
@@ -36,19 +25,21 @@ fairseq_alma.register()
 SHAPE, NUM_CLASSES, PIXELS = (3, 16, 16), 10, 3 * 16 * 16
 TASK = SimpleNamespace(image_shape=SHAPE, num_classes=NUM_CLASSES)
 KIND = ImageKind(SHAPE, NUM_CLASSES)
-TREE, ROWS, EXPERTS = "[0,[1,3],2]", 5, 4
+TREE, EXPERTS = "[0,[1,3],2]", 4
 SIDES = [16] * 2 + [8] * 2 + [4] * 4 + [2] * 4 + [1] * 4
-
 CHANNELS = "4,4,5,4,4,4,4,4,6,4,4,4,4,4,4,7"
 
 BUILT = {
-    "alma_firefly_vgg": (AlmaFireflyVGG, AlmaFireflyVGGConfig(channels=4, layer_channels=CHANNELS)),
-    "alma_mlp": (AlmaMLP, AlmaMLPConfig(width=7, hidden_layers=3)),
-    "alma_vgg": (AlmaVGG, AlmaVGGConfig(channels=4)),
-    "alma_moe_mlp": (AlmaMoEMLP, AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate_trees=f"[{TREE},[0,1,2,3]]")),
+    "alma_firefly_vgg": (models.AlmaFireflyVGG, models.AlmaFireflyVGGConfig(channels=4, layer_channels=CHANNELS)),
+    "alma_mlp": (models.AlmaMLP, models.AlmaMLPConfig(width=7, hidden_layers=3)),
+    "alma_vgg": (models.AlmaVGG, models.AlmaVGGConfig(channels=4)),
+    "alma_moe_mlp": (
+        models.AlmaMoEMLP,
+        models.AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate_trees=f"[{TREE},[0,1,2,3]]"),
+    ),
     "alma_moe_vgg": (
-        AlmaMoEVGG,
-        AlmaMoEVGGConfig(channels=4, num_experts=EXPERTS, gate="hard", gate_trees=f"[{','.join([TREE] * 16)}]"),
+        models.AlmaMoEVGG,
+        models.AlmaMoEVGGConfig(channels=4, num_experts=EXPERTS, gate="hard", gate_trees=f"[{','.join([TREE] * 16)}]"),
     ),
 }
 
@@ -69,16 +60,13 @@ def test_members_in_one_network_are_the_models_of_their_seeds(arch):
         torch.testing.assert_close(together[member], alone.eval()(images)[0], rtol=1e-3, atol=1e-4)
 
 
-def mlp_weights(width, hidden):
-    return PIXELS * width + (hidden - 1) * width**2 + width * NUM_CLASSES
-
-
 def test_parameters_and_flops_of_the_fully_connected_network_follow_the_formula():
     model_class, config = BUILT["alma_mlp"]
     network = model_class.build_members(config, KIND, 2)
-    assert sum(p.numel() for p in network.parameters()) == 2 * (mlp_weights(7, 3) + 3 * 7 + NUM_CLASSES)
+    num_weights = PIXELS * 7 + 2 * 7**2 + 7 * NUM_CLASSES
+    assert sum(p.numel() for p in network.parameters()) == 2 * (num_weights + 3 * 7 + NUM_CLASSES)
     flops = count_flops(network, SHAPE)
-    assert flops.test == 2 * 2 * mlp_weights(7, 3)
+    assert flops.test == 2 * 2 * num_weights
     assert flops.train == 3 * flops.test
 
 
@@ -95,17 +83,13 @@ def test_flops_of_the_vgg_network_follow_the_formula():
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
 
 
-def gate_flops(inputs, rows=ROWS):
-    """Return the FLOPs of the rows, and of two products that sum along the paths."""
-    return 2 * rows * inputs + 2 * 2 * rows * EXPERTS
-
-
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 def test_a_mixture_costs_all_experts_in_training_and_with_hard_gates_one_at_test(gate):
-    config = AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate=gate, gate_trees=f"[{TREE},{TREE}]")
-    network = AlmaMoEMLP.build_members(config, KIND, 1)
+    config = models.AlmaMoEMLPConfig(width=7, num_experts=EXPERTS, gate=gate, gate_trees=f"[{TREE},{TREE}]")
+    network = models.AlmaMoEMLP.build_members(config, KIND, 1)
     network.reset_parameters([seeded(1)])
-    gates, last = gate_flops(PIXELS) + gate_flops(7), 2 * 7 * NUM_CLASSES
+    gates = sum(2 * 5 * inputs + 2 * 2 * 5 * EXPERTS for inputs in (PIXELS, 7))  # 5 rows, two products along the paths
+    last = 2 * 7 * NUM_CLASSES
     one_expert = 2 * (PIXELS * 7 + 7 * 7)
     everyone = gates + last + EXPERTS * one_expert + 2 * (2 * EXPERTS * 7)
     flops = count_flops(network, SHAPE)
@@ -114,8 +98,8 @@ def test_a_mixture_costs_all_experts_in_training_and_with_hard_gates_one_at_test
 
 
 def test_a_mixture_of_one_expert_is_the_plain_network():
-    plain = AlmaMLP.build_members(AlmaMLPConfig(width=7), KIND, 1)
-    mixture = AlmaMoEMLP.build_members(AlmaMoEMLPConfig(width=7), KIND, 1)
+    plain = models.AlmaMLP.build_members(models.AlmaMLPConfig(width=7), KIND, 1)
+    mixture = models.AlmaMoEMLP.build_members(models.AlmaMoEMLPConfig(width=7), KIND, 1)
     plain.reset_parameters([seeded(1)])
     mixture.reset_parameters([seeded(2)])
     layers = [*(layer.linear for layer in mixture_layers(mixture)), mixture.classifier]
@@ -149,24 +133,25 @@ def test_invalid_options_of_a_model_are_refused_in_one_line(arch, options, parts
 
 
 def test_grown_layers_or_their_options_build_the_grown_network_again():
-    network = AlmaMoEMLP.build_members(AlmaMoEMLPConfig(width=7, num_experts=2), KIND, 1)
+    network = models.AlmaMoEMLP.build_members(models.AlmaMoEMLPConfig(width=7, num_experts=2), KIND, 1)
     network.reset_parameters([seeded(1)])
-    assert AlmaMoEMLP.grown_layers(network).options() == {"num_experts": 2, "gate_trees": ""}
+    assert models.AlmaMoEMLP.grown_layers(network).options() == {"num_experts": 2, "gate_trees": ""}
     for number, layer in enumerate(mixture_layers(network)):
         layer.grow(number, seeded(number))
-    grown = AlmaMoEMLP.grown_layers(network)
+    grown = models.AlmaMoEMLP.grown_layers(network)
     options = grown.options()
     assert options == {"num_experts": 3, "gate_trees": "[[[0,2],1],[0,[1,2]]]"}
     assert grown.trees == (GateTree.from_nested([[0, 2], 1]), GateTree.from_nested([0, [1, 2]]))
-    written = AlmaMoEMLPConfig(width=7, **options)
-    assert AlmaMoEMLP.read_grown(written) == grown
+    written = models.AlmaMoEMLPConfig(width=7, **options)
+    assert models.AlmaMoEMLP.read_grown(written) == grown
     images = torch.randn(5, *SHAPE)
-    for config, given in ((written, None), (AlmaMoEMLPConfig(width=7, num_experts=2), grown)):
-        again = AlmaMoEMLP.build_members(config, KIND, 1, given)
+    for config, given in ((written, None), (models.AlmaMoEMLPConfig(width=7, num_experts=2), grown)):
+        again = models.AlmaMoEMLP.build_members(config, KIND, 1, given)
         again.load_state_dict(network.state_dict())
         assert torch.equal(again.eval()(images), network.eval()(images))
-        assert AlmaMoEMLP.grown_layers(again) == grown
-    assert AlmaMoEMLP.grown_layers(AlmaMoEMLP.build_members(written, KIND, 3)) == grown  # members share their trees
+        assert models.AlmaMoEMLP.grown_layers(again) == grown
+    together = models.AlmaMoEMLP.build_members(written, KIND, 3)  # members share their trees
+    assert models.AlmaMoEMLP.grown_layers(together) == grown
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-"""Invalid options after ``--``: one line each, before anything is written."""
-
 import pytest
 import torch
 
@@ -11,8 +9,6 @@ from fairseq_alma.learners.learner import SingleModel
 from tests.images.image_streams import make_stream
 
 fairseq_alma.register()
-
-ADAM = ["--optimizer", "adam", "--lr", "0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +42,8 @@ def test_invalid_options_are_refused_in_one_line(words, reason, images):
 
 
 def test_the_optimizer_of_a_stage_is_the_one_that_fairseq_builds(images):
-    settings = settings_of(images, *ADAM, "--adam-betas", "(0.5, 0.6)", "--weight-decay", "0.25")
+    words = ["--optimizer", "adam", "--lr", "0.1", "--adam-betas", "(0.5, 0.6)", "--weight-decay", "0.25"]
     parameter = torch.nn.Parameter(torch.zeros(2))
-    optimizer = settings.training.build_optimizer([parameter])
-    (group,) = optimizer.param_groups
+    (group,) = settings_of(images, *words).training.build_optimizer([parameter]).param_groups
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.1, (0.5, 0.6), 0.25)
     assert group["params"] == [parameter]

@@ -17,7 +17,7 @@ def images_and_labels(num_images=60):
 def network_of(gate, num_experts=3):
     network = MixtureMLP(SHAPE, NUM_CLASSES, 5, [GateTree.flat(num_experts)] * 2, gate)
     network.reset_parameters([seeded(1)])
-    return network
+    return network.eval()
 
 
 @pytest.mark.parametrize("gate", ["soft", "hard"])
@@ -25,7 +25,6 @@ def test_the_losses_of_experts_are_those_of_the_images_routed_to_them(gate):
     network = network_of(gate)
     images, labels = images_and_labels()
     expected = [torch.zeros(3), torch.zeros(3)]
-    network.eval()
     for image, label in zip(images, labels, strict=True):
         logits = network(image[None])[0]
         loss = torch.nn.functional.cross_entropy(logits, label[None]).detach()
@@ -60,7 +59,6 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
 def test_a_copy_shares_a_flat_gate():
     network = network_of("soft")
     images, labels = images_and_labels()
-    network.eval()
     before = [(layer.gate.weight.clone(), layer.gate.bias.clone()) for layer in mixture_layers(network)]
     parents = grow_losing_experts(network, images, labels, seeded(1), "copy")
     for layer, parent, (weight, bias) in zip(mixture_layers(network), parents, before, strict=True):

@@ -8,14 +8,7 @@ from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, parse_gate_trees
 from fairseq_alma.images.image_models import GrownLayers
-from fairseq_alma.images.model_store import (
-    TRAINING_KEY,
-    Tally,
-    TrainedModel,
-    read_model,
-    read_unfinished,
-    write_model,
-)
+from fairseq_alma.images.model_store import TRAINING_KEY, Tally, TrainedModel, read_model, read_unfinished, write_model
 
 CONFIG = {"model": {"_name": "alma_mlp"}, "optimizer": {"_name": "adadelta"}}
 GROWN = GrownLayers(trees=(GateTree.from_nested([0, [1, 2]]), GateTree.flat(3)))
@@ -69,17 +62,13 @@ def test_a_damaged_checkpoint_is_reported_with_the_stage_to_remove(path, damage,
     assert "\n" not in str(error.value)
 
 
-def test_an_unfinished_training_is_read_back(tmp_path):
+def test_an_unfinished_training_is_read_back_and_a_damaged_one_counts_as_absent(tmp_path, capsys):
     path = tmp_path / "stage-000/member-0/training.pt"
     assert read_unfinished(path) is None
     write_checkpoint({"epoch": 3, "best": [{"w": torch.ones(2)}]}, path)
     found = read_unfinished(path)
     assert found["epoch"] == 3 and torch.equal(found["best"][0]["w"], torch.ones(2))
     assert os.listdir(path.parent) == ["training.pt"]
-
-
-def test_a_damaged_unfinished_training_counts_as_absent(tmp_path, capsys):
-    path = tmp_path / "training.pt"
     path.write_bytes(b"half")
     assert read_unfinished(path) is None
     assert capsys.readouterr().err == f"note: {path}: damaged; restarting the training of the stage\n"

@@ -4,22 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from fairseq_alma.images import networks
 from fairseq_alma.images.firefly import vgg_size
-from fairseq_alma.images.networks import (
-    NUM_CONVOLUTIONS,
-    VGG,
-    MemberBatchNorm2d,
-    MemberConv2d,
-    MemberLinear,
-    measure_batch_norm,
-)
+from fairseq_alma.images.image_batches import seeded
 
 BATCH, INPUTS, OUTPUTS, SIDE = 6, 3, 5, 7
 MEMBERS = [1, 4]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def noise(*shape, seed=0):
@@ -40,7 +30,7 @@ def gradients_of(outputs, parameters, weights):
 @pytest.mark.parametrize("num_members", MEMBERS)
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own inputs", "shared inputs"])
 def test_a_linear_layer_equals_torchs_layer_of_each_member_forward_and_backward(num_members, is_shared):
-    layer = filled(MemberLinear(num_members, INPUTS, OUTPUTS))
+    layer = filled(networks.MemberLinear(num_members, INPUTS, OUTPUTS))
     x = noise(BATCH, INPUTS) if is_shared else noise(num_members, BATCH, INPUTS)
     weights = noise(num_members, BATCH, OUTPUTS, seed=1)
     found = layer(x)
@@ -59,7 +49,7 @@ def test_a_linear_layer_equals_torchs_layer_of_each_member_forward_and_backward(
 @pytest.mark.parametrize("num_members", MEMBERS)
 @pytest.mark.parametrize("is_shared", [False, True], ids=["own inputs", "shared inputs"])
 def test_a_convolution_equals_torchs_layer_of_each_member_forward_and_backward(num_members, is_shared):
-    layer = filled(MemberConv2d(num_members, INPUTS, OUTPUTS))
+    layer = filled(networks.MemberConv2d(num_members, INPUTS, OUTPUTS))
     x = noise(BATCH, INPUTS if is_shared else num_members * INPUTS, SIDE, SIDE)
     weights = noise(BATCH, num_members * OUTPUTS, SIDE, SIDE, seed=1)
     found = layer(x)
@@ -76,7 +66,7 @@ def test_a_convolution_equals_torchs_layer_of_each_member_forward_and_backward(n
 
 @pytest.mark.parametrize("num_members", MEMBERS)
 def test_batch_norm_equals_torchs_layer_of_each_member_in_training_and_at_test(num_members):
-    layer = filled(MemberBatchNorm2d(num_members, OUTPUTS))
+    layer = filled(networks.MemberBatchNorm2d(num_members, OUTPUTS))
     alone = [nn.BatchNorm2d(OUTPUTS) for _ in range(num_members)]
     for member, one in enumerate(alone):
         one.weight.data.copy_(layer.weight[member])
@@ -92,7 +82,8 @@ def test_batch_norm_equals_torchs_layer_of_each_member_in_training_and_at_test(n
 
 
 @pytest.mark.parametrize(
-    ("build", "initial_weights"), [(MemberLinear, None), (MemberConv2d, "he"), (MemberConv2d, "default")]
+    ("build", "initial_weights"),
+    [(networks.MemberLinear, None), (networks.MemberConv2d, "he"), (networks.MemberConv2d, "default")],
 )
 def test_initial_weights_of_a_member_depend_only_on_its_generator(build, initial_weights):
     together, alone = build(3, 8, 9), build(1, 8, 9)
@@ -105,7 +96,7 @@ def test_initial_weights_of_a_member_depend_only_on_its_generator(build, initial
 
 
 def test_initial_weights_have_the_spread_of_torchs_linear_layers_and_vgg_convolutions():
-    linear, convolution = MemberLinear(1, 100, 400), MemberConv2d(1, 20, 60)
+    linear, convolution = networks.MemberLinear(1, 100, 400), networks.MemberConv2d(1, 20, 60)
     linear.reset_parameters([seeded(1)])
     convolution.reset_parameters([seeded(1)])
     assert linear.weight.abs().max() <= 0.1 and linear.bias.abs().max() <= 0.1  # 1 / sqrt(100), uniform
@@ -132,10 +123,9 @@ def torch_vgg(channels, last_pool="mean"):
 
 
 def copy_member(network, member, plain):
-    """Copy the weights of a member to the plain network."""
     state = network.member_states()[member]
     targets = [module for module in plain if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear))]
-    ours = [f"blocks.{layer}.{part}" for layer in range(NUM_CONVOLUTIONS) for part in ("conv", "norm")]
+    ours = [f"blocks.{layer}.{part}" for layer in range(networks.NUM_CONVOLUTIONS) for part in ("conv", "norm")]
     for module, name in zip(targets, [*ours, "classifier"], strict=True):
         for parameter in ("weight", "bias"):
             if getattr(module, parameter) is not None:
@@ -146,7 +136,7 @@ def copy_member(network, member, plain):
 @pytest.mark.parametrize(("side", "num_members", "last_pool"), [(16, 1, "mean"), (40, 2, "mean"), (32, 1, "max")])
 def test_vgg_computes_the_same_as_an_independent_vgg19_in_training_and_at_test(side, num_members, last_pool):
     channels = [4, 6] * 8
-    network = VGG((3, side, side), NUM_CLASSES, channels, num_members, last_pool)
+    network = networks.VGG((3, side, side), NUM_CLASSES, channels, num_members, last_pool)
     network.reset_parameters([seeded(member) for member in range(num_members)])
     plain = [copy_member(network, member, torch_vgg(channels, last_pool)) for member in range(num_members)]
     for seed, training in ((1, True), (2, False)):
@@ -158,7 +148,7 @@ def test_vgg_computes_the_same_as_an_independent_vgg19_in_training_and_at_test(s
 
 
 def test_default_initial_weights_are_those_of_torch():
-    network = VGG((3, 32, 32), NUM_CLASSES, [4] * NUM_CONVOLUTIONS, initial_weights="default")
+    network = networks.VGG((3, 32, 32), NUM_CLASSES, [4] * networks.NUM_CONVOLUTIONS, initial_weights="default")
     network.reset_parameters([seeded(1)])
     for block in network.blocks:
         weight = block.conv.weight[0]
@@ -170,17 +160,18 @@ def test_the_number_of_parameters_follows_the_formula():
     channels = [3, 5] * 8
     expected = sum(9 * before * after + 2 * after for before, after in zip([3, *channels], channels, strict=False))
     expected += channels[-1] * 10 + 10
-    assert sum(parameter.numel() for parameter in VGG((3, 32, 32), 10, channels).parameters()) == expected
+    assert sum(parameter.numel() for parameter in networks.VGG((3, 32, 32), 10, channels).parameters()) == expected
     assert vgg_size(3, channels, 10) == expected
+    assert vgg_size(1, [2, 3], 2) == 18 + 54 + 10 + 8  # weights, batch norm, classifier
 
 
 def test_measured_batch_norm_statistics_are_the_mean_over_batches():
-    network = VGG((1, 32, 32), 4, [3] * 16, num_members=2)
+    network = networks.VGG((1, 32, 32), 4, [3] * 16, num_members=2)
     network.reset_parameters([seeded(1), seeded(2)])
     images = noise(12, 1, 32, 32)
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}
-    measure_batch_norm(network, images.split(4))
-    norm = next(module for module in network.modules() if isinstance(module, MemberBatchNorm2d))
+    networks.measure_batch_norm(network, images.split(4))
+    norm = next(module for module in network.modules() if isinstance(module, networks.MemberBatchNorm2d))
     measured = norm.running_mean.flatten().clone(), norm.running_var.flatten().clone()
     seen = []
     hook = norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))

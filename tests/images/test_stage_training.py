@@ -32,14 +32,10 @@ def training_of(build, members, optimizer="adadelta", shape=MLP_SHAPE, augment=F
     network = build(num_members=1 if settings.get("is_joint") and len(members) == 1 else len(members))
     network.reset_parameters([seeded(member, 0) for member in members])
     given = {"max_epoch": 5, "batch_size": 16, "patience": None, **settings}
-    return StageTraining(
-        network,
-        TrainingImages(images, labels, rows, source),
-        source.normalised(valid),
-        valid_labels,
-        TrainingSettings(build_optimizer=OPTIMIZERS[optimizer], **given),
-        [seeded(member, 1) for member in members],
-    )
+    data = TrainingImages(images, labels, rows, source)
+    chosen = TrainingSettings(build_optimizer=OPTIMIZERS[optimizer], **given)
+    generators = [seeded(member, 1) for member in members]
+    return StageTraining(network, data, source.normalised(valid), valid_labels, chosen, generators)
 
 
 def run(training):

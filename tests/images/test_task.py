@@ -23,9 +23,7 @@ from tests.scripts import run_script
 
 fairseq_alma.register()
 
-SAVED, LOG = ("--save-dir", "model"), ("--log-format", "simple")
-OWN = Path(__file__).parents[1] / "training" / "clipping.py"
-FEATURES = ("--features-from", str(OWN), "--clip-weights", "0.4", "--ema-half-life", "1/8")
+CLIPPING = str(Path(__file__).parents[1] / "training" / "clipping.py")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +45,9 @@ def trained(stream, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     words = ["--megabatch", "3", "--wait", "2", "--criterion", "alma_image_cross_entropy", "--arch", "alma_mlp"]
     words += ["--width", "16", "--optimizer", "adadelta", "--lr", "1.0", "--max-epoch", "12", "--batch-size", "32"]
-    out = stock(folder, "fairseq-train", stream, *words, "--no-epoch-checkpoints", *LOG, *SAVED, *FEATURES)
-    return folder, out
+    words += ["--no-epoch-checkpoints", "--log-format", "simple", "--save-dir", "model"]
+    words += ["--features-from", CLIPPING, "--clip-weights", "0.4", "--ema-half-life", "1/8"]
+    return folder, stock(folder, "fairseq-train", stream, *words)
 
 
 def plain_network(checkpoint):
@@ -102,10 +101,6 @@ def task_of(stream, **options):
     return AlmaImageClassificationTask.setup_task(OmegaConf.structured(cfg))
 
 
-def model_config(**options):
-    return OmegaConf.structured(AlmaMLPConfig(**options))
-
-
 def rows_of(stream, split, **options):
     task = task_of(stream, **options)
     task.load_dataset(split)
@@ -142,7 +137,7 @@ def test_stages_and_splits_that_do_not_exist_are_refused(stream):
 
 
 def test_an_architecture_of_text_and_a_missing_batch_size_are_refused(stream):
-    config = model_config(_name="transformer_lm")
+    config = OmegaConf.structured(AlmaMLPConfig(_name="transformer_lm"))
     with pytest.raises(AlmaError, match=r"--arch transformer_lm: not an image model; choose from .*alma_mlp"):
         task_of(stream).build_model(config)
     with pytest.raises(AlmaError, match="--batch-size: not given"):
@@ -155,7 +150,7 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
     task.cfg.save_dir = str(folder / "model")
     message = r"checkpoint_last\.pt: the model sizes in this file differ from the command line; .*width 16"
     with pytest.raises(AlmaError, match=message):
-        task.build_model(model_config(_name="alma_mlp", width=5))
+        task.build_model(OmegaConf.structured(AlmaMLPConfig(_name="alma_mlp", width=5)))
 
 
 @pytest.mark.parametrize(
@@ -167,10 +162,8 @@ def test_a_checkpoint_of_another_size_is_refused_before_training_goes_on_from_it
 )
 def test_a_checkpoint_with_other_options_but_equal_sizes_is_refused(arch, trained_with, flag, tmp_path):
     large = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=(3, 32, 32))
-    if arch == "alma_umix":
-        sizes = {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"}
-    else:
-        sizes = {"channels": 4} if "vgg" in arch else {"width": 4}
+    members = {"num_members": 2, "member_arch": "alma_vgg", "member_options": "--channels 4"}
+    sizes = members if arch == "alma_umix" else {"channels": 4}
     task, start = task_of(large), tmp_path / "checkpoint.pt"
     config_class = MODEL_DATACLASS_REGISTRY[arch]
     configs = [OmegaConf.structured(config_class(_name=arch, **{**sizes, **own})) for own in (trained_with, {})]

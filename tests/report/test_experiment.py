@@ -2,18 +2,12 @@ import math
 
 import pytest
 
-from fairseq_alma.report.read_run import Spread, experiments, iid_pairs, load_run
-from tests.report.fakes import image_stream, text_stream, write_run
+from fairseq_alma.report.read_run import Spread, iid_pairs
+from tests.report.fakes import image_stream, text_stream
 
 
 def batch(*sizes):
     return {"train_options": dict(zip(("--batch-size", "--update-freq"), sizes, strict=False))}
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Write runs and return their experiments: ``make(dict(learner="ens"), …)``."""
-    return lambda *runs: experiments([load_run(write_run(tmp_path / str(n), **run)) for n, run in enumerate(runs)])
 
 
 def test_a_spread_is_mean_deviation_and_a_95_percent_interval():
@@ -24,29 +18,29 @@ def test_a_spread_is_mean_deviation_and_a_95_percent_interval():
     assert spread.minus(Spread.of({1: 0.5, 4: 9.0})).by_seed == {1: 0.5}
 
 
-def test_runs_that_differ_by_their_seeds_alone_are_averaged(make):
+def test_runs_that_differ_by_their_seeds_alone_are_averaged(groups):
     runs = [{"values": [30.0 + s, 20.0 + 2 * s], "stream": text_stream(2), "seed": s} for s in (1, 2, 3)]
     other = {"values": [99.0, 99.0], "stream": text_stream(2), "init": "scratch"}
     under_way = {"values": [50.0], "stream": text_stream(2), "seed": 4}
-    one, two = make(*runs, other, under_way)
+    one, two = groups(*runs, other, under_way)
     assert [run.seeds[0] for run in one.runs] == [1, 2, 3, 4]
     assert one.spread(lambda run: run.final) == Spread(24.0, 2.0, {(s, None): 20.0 + 2 * s for s in (1, 2, 3)})
     assert list(one.course.curve) == [32, 24] and list(one.course.deviation) == [1, 2]
     assert two.name.startswith("SM_w1, 4 experts, --init scratch")
 
 
-def test_streams_of_images_in_another_order_belong_together(make):
+def test_streams_of_images_in_another_order_belong_together(groups):
     runs = [{"stream": image_stream(4, seed), "seed": 1} for seed in (1, 2)]
-    assert [len(each.runs) for each in make(*runs)] == [2]
+    assert [len(each.runs) for each in groups(*runs)] == [2]
 
 
-def test_names_tell_experiments_by_as_little_as_needed(make):
-    groups = make({"learner": "gmoe", "grow_method": "split"}, {"learner": "gmoe", "grow_method": "copy"})
-    assert {each.name for each in groups} == {f"gMoE_w1, 4 experts, --grow-method {how}" for how in ("split", "copy")}
+def test_names_tell_experiments_by_as_little_as_needed(groups):
+    found = groups({"learner": "gmoe", "grow_method": "split"}, {"learner": "gmoe", "grow_method": "copy"})
+    assert {each.name for each in found} == {f"gMoE_w1, 4 experts, --grow-method {how}" for how in ("split", "copy")}
 
 
 @pytest.mark.parametrize(
-    ("runs", "told"),
+    ("options", "told"),
     [
         ([{"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]}], ["2 arrivals", "4 arrivals"]),
         ([batch(4, 1), batch(2, 2), batch(4, 2), batch()], ["--batch-size 4", "--batch-size 8", "no --batch-size"]),
@@ -54,40 +48,40 @@ def test_names_tell_experiments_by_as_little_as_needed(make):
     ],
     ids=["lengths", "batches", "rests"],
 )
-def test_runs_are_told_apart_by_the_options_that_differ(runs, told, make):
-    assert sorted(each.name.split(", ")[2] for each in make(*runs)) == told
+def test_runs_are_told_apart_by_the_options_that_differ(options, told, groups):
+    assert sorted(each.name.split(", ")[2] for each in groups(*options)) == told
 
 
-def test_names_hold_sizes_and_counts_of_experts(make):
+def test_names_hold_sizes_and_counts_of_experts(groups):
     sizes = [{"train_options": {"--arch": "alma_switch_lm", "--decoder-embed-dim": d}} for d in ("64", "96")]
-    assert [each.name for each in make(*sizes, {"num_experts": (8,)}, {"wait": 2})] == [
+    assert [each.name for each in groups(*sizes, {"num_experts": (8,)}, {"wait": 2})] == [
         "SM_w1, 8 experts", "SM_w2", "SM_w1, width 64", "SM_w1, width 96",
     ]  # fmt: skip
 
 
-def test_longer_stages_are_named_as_in_table_2(make):
+def test_longer_stages_are_named_as_in_table_2(groups):
     updates = [{"wait": wait, "train_options": {"--max-update": str(100 * wait)}} for wait in (1, 3)]
-    assert [each.label for each in make(*updates)] == ["SM_w1", "SM_w3 (3x steps)"]
+    assert [each.label for each in groups(*updates)] == ["SM_w1", "SM_w3 (3x steps)"]
 
 
-def test_names_of_dense_models_have_only_the_flag_of_a_switch(make):
-    groups = make(*({"num_experts": (1,), "best_checkpoint": best} for best in (True, False)))
-    assert {each.name for each in groups} == {f"SM_w1, dense, {no}--best-checkpoint" for no in ("", "no ")}
+def test_names_of_dense_models_have_only_the_flag_of_a_switch(groups):
+    found = groups(*({"num_experts": (1,), "best_checkpoint": best} for best in (True, False)))
+    assert {each.name for each in found} == {f"SM_w1, dense, {no}--best-checkpoint" for no in ("", "no ")}
 
 
-def test_lengths_that_follow_from_the_text_are_compared_in_passes(make):
+def test_lengths_that_follow_from_the_text_are_compared_in_passes(groups):
     def chosen(updates, passes, **more):
         options = {"--max-update": updates}
         recipe = {"chosen": options, "passes": passes, "preferences": {}, "features": more, "lines": []}
         return {"train_options": options, "recipe": recipe}
 
     long, short = chosen("87", 1.0), chosen("28", 1.0, carry_optimizer=True)
-    groups = make({"iid": 3, **long}, {"carry_optimizer": True, **short}, {"wait": 2, **chosen("56", 4.0)})
-    assert [each.label for each in groups] == ["SM_w1", "SM_w2 (4x steps)", "SM iid k3"]
-    assert [(control.label, each.label) for control, each, _ in iid_pairs(groups)] == [("SM iid k3", "SM_w1")]
+    found = groups({"iid": 3, **long}, {"carry_optimizer": True, **short}, {"wait": 2, **chosen("56", 4.0)})
+    assert [each.label for each in found] == ["SM_w1", "SM_w2 (4x steps)", "SM iid k3"]
+    assert [(control.label, each.label) for control, each, _ in iid_pairs(found)] == [("SM iid k3", "SM_w1")]
 
 
-def test_an_iid_control_finds_the_learner_of_its_settings(make):
-    groups = make({"learner": "ens", "iid": 3}, {"learner": "ens"}, {"learner": "ens", "wait": 3}, {"iid": 3})
-    (pair,) = iid_pairs(groups)
+def test_an_iid_control_finds_the_learner_of_its_settings(groups):
+    found = groups({"learner": "ens", "iid": 3}, {"learner": "ens"}, {"learner": "ens", "wait": 3}, {"iid": 3})
+    (pair,) = iid_pairs(found)
     assert (pair[0].label, pair[1].label, pair[2]) == ("Ens iid k3", "Ens_w1", 3)

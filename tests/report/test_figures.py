@@ -3,19 +3,13 @@ import pytest
 pytest.importorskip("matplotlib", reason="extra [report]")
 
 from fairseq_alma.report.figures import draw_all, write
-from fairseq_alma.report.read_run import experiments, load_run
-from tests.report.fakes import image_stream, text_stream, write_run
+from tests.report.fakes import image_stream, text_stream
 
 
 @pytest.fixture
-def draw(tmp_path):
+def draw(groups):
     """Write runs and draw the figures over them, by name."""
-
-    def make(*options):
-        runs = [load_run(write_run(tmp_path / str(number), **each)) for number, each in enumerate(options)]
-        return {drawing.name: drawing for drawing in draw_all(experiments(runs))}
-
-    return make
+    return lambda *options: {drawing.name: drawing for drawing in draw_all(groups(*options))}
 
 
 def test_text_has_a_curve_that_holds_each_value_until_the_next_arrival(draw, tmp_path):
@@ -43,12 +37,9 @@ def test_sizes_are_panels_controls_markers_and_seeds_a_band(draw):
     assert list(control.get_xdata()) == [1] and list(control.get_ydata()) == [20]
 
 
-def test_the_trade_off_is_a_path_for_text_and_a_point_for_images(draw):
+def test_the_trade_off_of_text_is_a_path_and_that_of_images_a_point_over_compute_and_memory(draw):
     text = draw({"learner": "gens", "num_members": (1, 2, 3, 4), "num_params": (10, 20, 30, 40)})["trade-off"].figure
     assert list(text.axes[1].lines[0].get_xdata()) == [10, 20, 30, 40]
-
-
-def test_images_are_points_over_compute_and_memory(draw):
     images = draw({"stream": image_stream(4), "num_params": (10,)})["trade-off"].figure
     assert list(images.axes[0].lines[0].get_xdata()) == [4e12] and list(images.axes[1].lines[0].get_xdata()) == [40]
 
@@ -56,7 +47,4 @@ def test_images_are_points_over_compute_and_memory(draw):
 def test_growth_shows_three_points_a_step_and_nothing_is_drawn_of_runs_that_have_not_begun(draw):
     grown = draw({"learner": "gmoe", "values": [40.0, 20.0], "stream": text_stream(2), "num_experts": (4, 6)})
     assert [list(line.get_ydata()) for line in grown["growth"].figure.axes[0].lines] == [[42.0, 25.0, 21.0]]
-
-
-def test_nothing_is_drawn_of_runs_that_have_not_begun(draw):
     assert draw({"num_stages": 0}) == {}

@@ -9,17 +9,8 @@ from tests.report.fakes import image_stream, text_stream, write_run
 
 
 def test_a_run_of_images_has_a_row_for_each_arrival(tmp_path):
-    options = {"--arch": "alma_moe_mlp", "--width": "64"}
-    root = write_run(
-        tmp_path / "R",
-        [0.5, 0.25, 0.125],
-        "gmoe",
-        image_stream(6),
-        num_experts=(2, 3, 4),
-        wait=2,
-        train_options=options,
-    )
-    run = load_run(root)
+    options = {"num_experts": (2, 3, 4), "wait": 2, "train_options": {"--arch": "alma_moe_mlp", "--width": "64"}}
+    run = load_run(write_run(tmp_path / "R", [0.5, 0.25, 0.125], "gmoe", image_stream(6), **options))
     assert (run.label, run.size, run.experts) == ("gMoE_w2", "mlp, width 64", "2, 3, 4")
     assert list(run.arrivals.planned) == list(run.arrivals.done) == [False, True] * 3
     assert list(run.done.value) == [0.5, 0.25, 0.125]

@@ -3,20 +3,14 @@ import io
 
 import pytest
 
-from fairseq_alma.report.read_run import experiments, load_run
 from fairseq_alma.report.tables import Cell, Table, all_tables, show_count, shown_arrivals
-from tests.report.fakes import image_stream, text_stream, write_run
+from tests.report.fakes import image_stream, text_stream
 
 
 @pytest.fixture
-def tables(tmp_path):
+def tables(groups):
     """Write runs and return the tables over them, by name."""
-
-    def make(*runs):
-        found = [load_run(write_run(tmp_path / str(number), **run)) for number, run in enumerate(runs)]
-        return {table.name: table for table in all_tables(experiments(found))}
-
-    return make
+    return lambda *options: {table.name: table for table in all_tables(groups(*options))}
 
 
 def texts(row):
@@ -73,13 +67,9 @@ def test_figures_of_an_evaluation_have_a_row_each(tables):
 
 
 def test_held_out_parts_have_a_row_for_each_arrival(tables):
-    parts = [{"megabatch": t, "loss": 8.0, "ppl": 256.0, "bits_per_byte": 2.0 + t} for t in (0, 1)]
-    extras = [
-        {"holdouts": parts[:1]},
-        {"holdouts": [parts[0], parts[1] | {"before": {**parts[1], "bits_per_byte": 3.5}}]},
-    ]
-    for part in extras[1]["holdouts"][1:]:
-        del part["before"]["megabatch"]
+    figures = [{"loss": 8.0, "ppl": 256.0, "bits_per_byte": bits} for bits in (2.0, 3.0, 3.5)]
+    old, new = ({"megabatch": t, **figures[t]} for t in (0, 1))
+    extras = [{"holdouts": [old]}, {"holdouts": [old, {**new, "before": figures[2]}]}]
     first, second = map(texts, tables({"stream": text_stream(2), "stage_extras": extras})["holdouts"].rows)
     assert (first["newest, before"], first["m0"], first["m1"]) == ("–", "2.000", "–")
     assert (second["newest, before"], second["m0"], second["m1"]) == ("3.500", "2.000", "3.000")

@@ -3,7 +3,6 @@
 import gzip
 import struct
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 
@@ -56,11 +55,10 @@ def write_cifar(folder: Path, dataset: str, per_file: int = 8) -> tuple[np.ndarr
     return images, labels
 
 
-def save_arrays(folder: Path, **arrays: Optional[np.ndarray]) -> list[str]:
+def save_arrays(folder: Path, **arrays: np.ndarray) -> list[str]:
     """Save arrays; return the options of ``alma-prep-images arrays`` with their paths."""
     options = []
     for name, array in arrays.items():
-        if array is not None:
-            np.save(folder / f"{name}.npy", array)
-            options += [f"--{name.replace('_', '-')}", str(folder / f"{name}.npy")]
+        np.save(folder / f"{name}.npy", array)
+        options += [f"--{name.replace('_', '-')}", str(folder / f"{name}.npy")]
     return options

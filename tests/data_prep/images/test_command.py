@@ -23,7 +23,7 @@ def run(*arguments: object) -> int:
 def create(folder: Path, out: str = "stream", *more: object) -> ImageStream:
     """Write a stream of 3 mega-batches from a small MNIST."""
     if not (folder / "mnist").exists():
-        write_mnist(folder / "mnist", num_train=40, num_test=10)
+        write_mnist(folder / "mnist")
     assert run("mnist", "--source", folder / "mnist", "--out", folder / out, "--megabatches", 3, *more) == 0
     return ImageStream.open(folder / out)
 
