@@ -34,8 +34,6 @@ _REMEDY = (
     "members need the same dictionary (text), or the same number of classes and image size (images); train all "
     "members on one stream"
 )
-
-
 _EMBEDDINGS = re.compile(r"embed_tokens(\.embeddings\.\d+\.0)?\.weight$")
 
 

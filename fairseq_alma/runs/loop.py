@@ -131,10 +131,12 @@ class NeededModels:
                 done += 1
         first, self.tidied = self.tidied, done  # -1 in the first call, which also removes files of earlier launches
         stay = self.after(done)
-        # An earlier stage may still train, if it shares no weights with this stage (--stage, --init scratch).
-        complete = {index for index in range(done + 1) if (run.folder.stage_folder(index) / STAGE_RECORD).is_file()}
+
+        def is_complete(index: int) -> bool:  # An earlier stage may still train (--stage, --init scratch).
+            return (run.folder.stage_folder(index) / STAGE_RECORD).is_file()
+
         unused = [model for model, last in self.last_use.items() if first <= last < done]
-        gone = sorted(model for model in unused if model.stage in complete)
+        gone = sorted(model for model in unused if is_complete(model.stage))
         if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):
             self.user_knows = True
             kept = ", ".join(run.folder.stage_folder(number).name for number in sorted({model.stage for model in stay}))
@@ -143,8 +145,7 @@ class NeededModels:
                 "more, give --keep ARRIVAL (numbered from 0) or --keep-checkpoints",
                 sys.stderr,
             )
-        stages = [index for index in range(max(0, first), done + 1) if index in complete]
-        backend.keep_only(run.folder, stages, stay, gone)
+        backend.keep_only(run.folder, [*filter(is_complete, range(max(0, first), done + 1))], stay, gone)
 
 
 def run_stages(

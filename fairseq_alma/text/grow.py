@@ -116,11 +116,6 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     assert num_new is not None and method is not None
     if trees and args.moe_freq is not None:
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
-    if not trees and args.optimizer == "share" and num_new > 1:  # the copies are no halves
-        raise AlmaError(
-            f"--optimizer share: a dense layer is split into {num_new + 1} experts, not in halves; give --experts 1, "
-            "or --optimizer copy"
-        )
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
         args = replace(args, stream=None)
@@ -155,6 +150,12 @@ def _with_gates(
     checkpoint: Checkpoint, names: list[str], args: GrowOptions
 ) -> tuple[Checkpoint, list[str], dict[str, GateTree]]:
     """Return (checkpoint with one expert in each new Switch layer, parameter names, gate tree by Switch layer)."""
+    assert args.experts is not None
+    if args.optimizer == "share" and args.experts > 1:  # the copies are no halves
+        raise AlmaError(
+            f"--optimizer share: a dense layer is split into {args.experts + 1} experts, not in halves; give --experts "
+            "1, or --optimizer copy"
+        )
     config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:
@@ -167,7 +168,6 @@ def _with_gates(
         raise AlmaError(f"--moe-freq {every}: gives no Switch layer in {args.path} ({depth} layers); give 1 to {depth}")
     if args.optimizer == "reset":
         checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
-    assert args.experts is not None
     # Equal experts of a layer share the gate's probability, so their outputs are multiplied by the number of experts.
     factor = args.experts + 1 if args.method == "copy" else 1
     mixture, new_names = with_one_expert(checkpoint, names, every, factor)

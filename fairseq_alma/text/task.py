@@ -167,8 +167,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             super().load_dataset(split, epoch, combine, **kwargs)
             return
         last, wait = self.args.megabatch, self.args.wait
-        if self.args.new_first and not self.args.replay:
-            raise AlmaError(f"--new-first {self.args.new_first:g} requires --replay; add --replay")
+        self.features[NewFirst].require_replay(self.args.replay)
         if last is None:
             raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
         self.stream.megabatch(last)  # raises an error if the mega-batch does not exist

@@ -23,12 +23,12 @@ from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.display import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 from fairseq_alma.runs.loop import StageWork, Step
 from fairseq_alma.runs.run_folder import (
-    AVERAGE_FILE,
     BEST_FILE,
     BRANCH,
     PREDICTIONS_FILE,
     TRAIN_LOG,
     BeforeRecord,
+    predicting_checkpoint,
     stage_predictor,
 )
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
@@ -298,9 +298,10 @@ class Train(TrainingStep):
         now, before = self.job.recipe.per_update, done.batches[-1]
         steps = before["update_freq"][0] * before["num_procs"]
         limits = {"--batch-size": before["batch_size"], "--max-tokens": before["max_tokens"], "--update-freq": steps}
-        length = self.job.last("--tokens-per-sample") or ("512",)
         filled = {name: str(value) for name, value in limits.items() if value is not None}
-        begun = tokens_per_update({**filled, "--tokens-per-sample": length[0]})
+        begun = tokens_per_update(
+            {**filled, "--tokens-per-sample": " ".join(self.job.last("--tokens-per-sample") or ())}
+        )
         if begun != now:
             raise AlmaError(
                 f"{last}: the stage began with {begun:,} tokens per update, found {now:,}; give --batch-size and "
@@ -310,7 +311,8 @@ class Train(TrainingStep):
     def _train(self, work: StageWork, num_updates: int) -> Progress:
         """Run fairseq-train from update ``num_updates`` of this step; return the progress of the last checkpoint."""
         self.require_start()
-        (self.job.folder.model_folder(self.training.model) / AVERAGE_FILE).unlink(missing_ok=True)  # of fewer updates
+        # An average of fewer updates would count as complete.
+        predicting_checkpoint(self.job.folder, self.training.model, "average").unlink(missing_ok=True)
         member = self.training.model.member
         log = self.here / TRAIN_LOG.format(f"{member}-branch" if self.part == BRANCH else member)
         (command,) = self.commands()

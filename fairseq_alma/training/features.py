@@ -300,8 +300,12 @@ class NewFirst(Feature):
     )
 
     def check(self, run: PlannedRun) -> None:
-        if not run.replay:
-            raise ValueError(f"--new-first {self.new_first:g} requires --replay; add --replay")
+        self.require_replay(run.replay)
+
+    def require_replay(self, replay: bool) -> None:
+        """Raise AlmaError if the option is given without ``--replay``."""
+        if self.new_first and not replay:
+            raise AlmaError(f"--new-first {self.new_first:g} requires --replay; add --replay")
 
     def draw_first(self, num_all: int, num_new: int, seed: int) -> "numpy.ndarray":
         """Return the indices of the sequences with which training starts: a random sample of the new sequences.
