@@ -378,11 +378,9 @@ def _check_size(stream: Stream, words: Sequence[str], size: Optional[int]) -> No
     """Raise AlmaError if alma-stream would refuse ``--size``, before update.json records the size."""
     if size is None:
         return
-    if "--arch" in dict(group_words(words)):
-        raise AlmaError("--size: not allowed with --arch after --, as both set the model; remove --size")
     assert stream.tokenizer is not None
     try:
-        model_of(size, stream.tokenizer.vocab_size)
+        model_of(size, stream.tokenizer.vocab_size, {name: " ".join(values) for name, values in group_words(words)})
     except ValueError as error:
         raise AlmaError(str(error)) from error
 

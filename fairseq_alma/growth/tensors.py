@@ -122,7 +122,7 @@ def grow_tensor(
         name: name of the parameter within the layer: `GATE_TENSOR`, or a name with the prefix `EXPERTS`.
         old: value of the parameter.
         growth: growth plan.
-        generator: random generator for the noise and for new weights: Xavier's uniform distribution; zero for biases.
+        generator: random generator for the noise and for new weights, which have the distributions of a new model.
         noise: standard deviation of the Gaussian noise that is added to copied gate rows, not to the originals.
     """
 
@@ -131,7 +131,12 @@ def grow_tensor(
         if name == GATE_TENSOR:  # Xavier's uniform distribution for the shape of the complete gate
             bound = (6 / (growth.new.num_rows + old.size(1))) ** 0.5
             return nn.init.uniform_(new, -bound, bound, generator)
-        return nn.init.zeros_(new) if new.dim() == 1 else nn.init.xavier_uniform_(new, 1.0, generator)
+        if new.dim() == 1 or name.endswith("down_proj"):  # biases; outputs of experts without biases
+            return nn.init.zeros_(new)
+        if name.endswith(("gate_proj", "up_proj")):  # as `transformer_lm.init_uniform`
+            bound = (3 / new.size(-1)) ** 0.5
+            return nn.init.uniform_(new, -bound, bound, generator)
+        return nn.init.xavier_uniform_(new, 1.0, generator)
 
     if name != GATE_TENSOR:
         return gather_slices(old, growth.expert_source, new_slice)

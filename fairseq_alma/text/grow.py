@@ -37,12 +37,15 @@ from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_exper
 from fairseq_alma.growth.tensors import grow_mixture, select_experts
 from fairseq_alma.moe.gate import ExpertLosses
 from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import track
 from fairseq_alma.text.criterion import token_losses
 from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 
+MEASURING = ("stream", "split", "select", "batch_size", "tokens_per_sample")
+"""Options that measure and select existing experts."""
 _UNALTERED = "no file was written; give an unaltered checkpoint"
 
 
@@ -118,7 +121,6 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
-        args = replace(args, stream=None)
         if method == "copy" and args.noise == 0:  # with equal gate rows, all tokens would go to one expert
             args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
     elif args.stream is None and args.select != "random" and method != "scratch":
@@ -156,6 +158,9 @@ def _with_gates(
             f"--optimizer share: a dense layer is split into {args.experts + 1} experts, not in halves; give --experts "
             "1, or --optimizer copy"
         )
+    unused = [name for name in MEASURING if getattr(args, name) != getattr(GrowOptions, name)]
+    if unused:
+        raise AlmaError(f"{flag(unused[0])}: {args.path} has no experts to measure or select; omit {flag(unused[0])}")
     config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:

@@ -7,7 +7,7 @@ from typing import Callable, Iterable, Optional, Sequence
 import fairseq_alma
 from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.files import FileIdentity, file_identity
-from fairseq_alma.learners.learner import ModelId, StagePlan, Training
+from fairseq_alma.learners.learner import ModelId, Stage, StagePlan, Training
 from fairseq_alma.runs.display import describe_stage
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Run
@@ -179,13 +179,17 @@ class TextJob:
     def first_update(self, training: Training, part: str = COMPLETE) -> int:
         """Return the number of optimizer updates before a part (`Train.part`) of a training run."""
         before, start = 0, training.start if self.carries_optimizer else None
-        num_megabatches = self.request.megabatches if self.stream is None else self.stream.num_megabatches
-        stages = [] if start is None else self.request.stages(num_megabatches or training.model.stage + 1)
+        stages = [] if start is None else self.stages(training.model.stage)
         while start is not None:  # back to the stage that began with random weights
             before += self.stage_updates(start.stage) or 0
             trainings = self.learner.plan(stages[start.stage]).trainings
             start = next(each.start for each in trainings if each.model == start)
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
+
+    def stages(self, index: int) -> Sequence[Stage]:
+        """Return the stages of the run; ``index``: number of a stage, for a dry run of unknown length."""
+        num_megabatches = self.request.megabatches if self.stream is None else self.stream.num_megabatches
+        return self.request.stages(num_megabatches or index + 1)
 
     def strip(self, model: ModelId) -> None:
         """Remove a trained model's intermediate checkpoints, and the optimizer states that no later stage needs."""

@@ -29,7 +29,6 @@ from fairseq_alma.runs.run_folder import (
     TRAIN_LOG,
     BeforeRecord,
     predicting_checkpoint,
-    stage_predictor,
 )
 from fairseq_alma.runs.study import SAVE_EVERY_UPDATES, seconds_of
 from fairseq_alma.terminal import print_line
@@ -153,7 +152,7 @@ class Grow(TrainingStep):
         groups.append((*sizes, *frequency, *layers, "--seed", str(growth.seed)))
         if job.carries_optimizer:
             groups.append(("--optimizer", "share" if growth.num_new and growth.method == "split" else "copy"))
-        if growth.num_new and growth.method != "scratch":
+        if growth.num_new and growth.method != "scratch" and not growth.is_first:
             groups.append(("--select", growth.select))
             if growth.select != "random":
                 shared = [words for words in job.options.for_evaluation() if words[0] in ("--cpu", "--batch-size")]
@@ -421,9 +420,9 @@ class Before(TextStep):
                 if (path := self.job.starting_checkpoint(training.start)) != self.job.predicting(training.start):
                     found.append(("before_growth", path, ["valid"]))
         index, splits = self.plan.stage.index, self.job.holdouts(self.plan.stage.arrivals)
-        if index > 0 and splits and (record := self.job.folder.read_stage(index - 1)) is not None:
-            with contextlib.suppress(AlmaError):  # the checkpoint was removed
-                found.append(("holdouts", stage_predictor(self.job.folder, record), splits))
+        if index > 0 and splits:
+            previous = self.job.learner.plan(self.job.stages(index)[index - 1])
+            found.append(("holdouts", *self.job.predictors(self.job.folder, previous), splits))
         return found
 
     def commands(self) -> Sequence[Command]:
@@ -435,7 +434,11 @@ class Before(TextStep):
         known = set((found or {}).get("holdouts") or ())
         has_more = bool(known) and not known.issuperset(self.job.holdouts(self.plan.stage.arrivals))  # appended since
         if found is None or has_more:
-            found = {name: self.test(work, path, splits, name) for name, path, splits in self.tests}
+            found = {
+                name: self.test(work, path, splits, name)
+                for name, path, splits in self.tests
+                if name != "holdouts" or path.is_file()  # the run may not keep the weights of the previous stage
+            }
             write_json_atomically(self.here / BEFORE_RECORD, found)
         return {name: found[name] for name in ("before_growth", "after_growth") if found.get(name)}
 

@@ -196,12 +196,27 @@ def row_of(tokens: float) -> Row:
     return next(row for row in TABLE if tokens <= row.tokens)
 
 
-def model_of(size: int, vocab_size: int, num_experts: int = 1) -> Row:
-    """Return a `Row` for the model closest in size to ``size``; raise ValueError if ``size`` is out of range."""
+def model_of(size: int, vocab_size: int, given: Mapping[str, str], num_experts: Optional[int] = None) -> Row:
+    """Return a `Row` for the model closest in size to ``size`` parameters.
+
+    Args:
+        size: number of parameters.
+        vocab_size: vocabulary size of the tokenizer.
+        given: options after ``--``; the size takes ``--num-experts`` and ``--decoder-layers`` into account.
+        num_experts: number of experts that the learner sets; None: it does not set this number.
+
+    Raises:
+        ValueError: ``size`` is out of range, or ``--arch`` is given too.
+    """
+    if "--arch" in given:
+        raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
+    numbers = (given.get(name, "") for name in ("--num-experts", "--decoder-layers"))
+    experts, layers = (int(number) if number.isdecimal() else None for number in numbers)
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % usual_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
-    sizes = [num_params(row.width, row.layers, vocab_size, num_experts) for row in models]
+    models = models if layers is None else [row._replace(layers=layers) for row in models]
+    sizes = [num_params(row.width, row.layers, vocab_size, experts or num_experts or 1) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
             f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters (vocabulary: {vocab_size:,} tokens); "
@@ -239,8 +254,7 @@ def complete(
             f"--arch {arch} after --: expected an architecture of this package, such as alma_transformer_lm or "
             "alma_switch_lm_base; give one of them, or train with fairseq-train"
         )
-    if arch is not None and preferences.size is not None:
-        raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
+    model = preferences.size and model_of(preferences.size, vocab_size, given, context.num_experts)
     if context.has_start and preferences.size is not None:
         raise ValueError("--size: not allowed with --finetune-from-model, whose checkpoint sets the model; omit --size")
     ends = " and ".join(end for end in END_OPTIONS if end in given)
@@ -261,9 +275,7 @@ def complete(
         )
     passes, stages = preferences.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
-    if preferences.size is not None:
-        own = given.get("--num-experts", "")
-        model = model_of(preferences.size, vocab_size, int(own) if own.isdecimal() else context.num_experts or 1)
+    if model:
         row = model._replace(batch=max(1, row.batch * row.length // model.length))
     rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
     chosen = _missing(rows, given, context.owned)

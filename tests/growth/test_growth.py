@@ -79,6 +79,12 @@ def test_new_experts_from_scratch_do_not_change_old_experts():
     assert not grown.experts.fc1_bias[3:].any()
 
 
+def test_new_gated_experts_from_scratch_have_the_weights_of_a_new_model():
+    made = torch.ones(1, 40, 90), grow_mixture(GateTree.flat(1), "scratch", [None]), torch.Generator().manual_seed(1)
+    up, down = (grow_tensor(f"experts.{kind}_proj", *made) for kind in ("up", "down"))
+    assert up[1].var().item() == pytest.approx(1 / 90, rel=0.1) and not down[1].any()
+
+
 def test_methods_can_be_combined():
     tree = GateTree.flat(2)
     for method, parents in (("split", [1]), ("copy", [1, 2]), ("scratch", [None]), ("split", [5])):

@@ -104,13 +104,14 @@ def test_a_size_is_met_within_a_third(size):
     given = options(made(size=size))
     width, layers = (int(given[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
     assert 0.67 < num_params(width, layers, 996) / size < 1.5
-    assert int(options(made(["--num-experts", "8"], size=size))["--decoder-embed-dim"]) < width
+    for words in (["--num-experts", "8"], ["--decoder-layers", "12"]):
+        assert int(options(made(words, size=size))["--decoder-embed-dim"]) < width
     assert tokens_per_update(given) == tokens_per_update(options(made()))
 
 
 def test_every_size_gives_a_model_whose_heads_divide_its_width():
     for size in (round(1.01**power) for power in range(1200, 2200)):  # 153 k to 3.2 G parameters
-        model = model_of(size, 996)
+        model = model_of(size, 996, {})
         options = defaultdict(lambda: None, decoder_embed_dim=model.width, decoder_layers=model.layers)
         complete_sizes(options, "alma_transformer_lm")  # raises an error where heads do not divide the width
         assert options["decoder_attention_heads"] == usual_heads(model.width)

@@ -122,6 +122,8 @@ def test_experts_made_of_a_dense_transformer_keep_its_moments_and_gates_have_non
         assert grown[number]["momentum"].shape == parameter.shape
     with pytest.raises(AlmaError, match="--optimizer share: a dense layer is split into 4 experts, not in halves"):
         grown_of(tmp_path, method="split", experts=3, optimizer="share")
+    with pytest.raises(AlmaError, match="has no experts to measure or select; omit --select"):
+        grown_of(tmp_path, method="copy", experts=1, select="usage")
 
 
 def test_copies_of_a_dense_transformer_nearly_keep_the_output(tmp_path):

@@ -15,7 +15,7 @@ from fairseq_alma.text.helper import Command
 from fairseq_alma.text.stage_checkpoints import Progress
 from tests.checkpoints.small import small_checkpoint
 from tests.runs.fakes import write_manifest
-from tests.runs.runs import plan_learner, stage_record
+from tests.runs.runs import plan_learner
 from tests.text.jobs import make_job as job_of
 
 PLAN = plan_learner("sm", stages(1, 1))[0]
@@ -182,9 +182,8 @@ def test_the_held_out_part_of_each_arrival_is_tested_before_and_after(job, launc
     plan = plan_learner("sm", stages(2, 1))[1]
     monkeypatch.setattr(type(job), "holdouts", lambda self, arrivals: [f"megabatch-{t:03d}/holdout" for t in arrivals])
     monkeypatch.setattr(type(job.stream), "split", lambda self, name: self.splits[0])
-    monkeypatch.setattr(text_steps, "stage_predictor", lambda folder, record: folder.root / "before.pt")
-    job.folder.stage_folder(0).mkdir(parents=True)
-    job.folder.write_stage(0, stage_record(0, [0]))
+    assert "megabatch-001/holdout" in str(text_steps.Before(job, plan).commands()[0])  # in a dry run
+    write_checkpoint(job, plan.trainings[0].start)
     run_steps(job, plan, text_steps.Before)
     launched.loss = 2.0
     old, new = figures_of(job, plan)["holdouts"]
