@@ -1,7 +1,7 @@
 """Read plain and compressed files through one interface, and raise AlmaError for damaged data.
 
 The first bytes of a file determine the format, so standard input and files without a suffix can be compressed too.
-Like the command-line tools, `DecompressedFile` reads files with several members, and skips padding, empty frames and
+Like gzip, bzip2, xz and zstd, `DecompressedFile` reads files with several members, and skips padding, empty frames and
 skippable frames. xopen and fsspec have two disadvantages: they stop at a damaged second member of bzip2 or xz data
 without an error, and they do not limit the memory of decompression.
 """
@@ -10,6 +10,7 @@ import bz2
 import functools
 import gzip
 import lzma
+import re
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 
@@ -18,11 +19,11 @@ from fairseq_alma.errors import AlmaError
 COMPRESSION_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
 _MAGIC = {
     b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstandard",
     **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # pzstd writes skippable frames
 }
+_BZIP2 = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")  # text may begin with BZh
 _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses each input at once, to at most 30,000 times the size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
@@ -46,9 +47,10 @@ class DecompressedFile:
 
     def __init__(self, raw: BinaryIO, label: str) -> None:
         self._raw, self._label = raw, label
-        start, suffix = raw.read(6), Path(raw.name).suffix
+        start, suffix = raw.read(10), Path(raw.name).suffix
         raw.seek(0)
         self._kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
+        self._kind = "bzip2" if _BZIP2.match(start) else self._kind
         self.is_packed = bool(self._kind)
         if suffix in COMPRESSION_SUFFIXES and not self.is_packed:
             expected, found = COMPRESSION_SUFFIXES[suffix], f"data that begins with {start!r}" if start else "no data"

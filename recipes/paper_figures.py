@@ -49,8 +49,10 @@ def main() -> None:
     parser.add_argument("--stream", type=Path, metavar="DIR", help="stream of images (default: the stream of the run)")
     args = parser.parse_args()
     runs = [load_run(path) for path in args.runs]
+    if len({run.is_text for run in runs}) > 1:
+        parser.error("RUN: expected runs on text or runs on images, found both")
     groups = experiments(runs)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, "text.parse_math": True}):  # for markers that are numbers
         drawings = [
             *draw_maps(runs, args.stream),
             draw_usage(runs),

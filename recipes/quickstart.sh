@@ -10,7 +10,8 @@
 #            the package is active)
 #
 #   bash recipes/quickstart.sh              # a second call resumes, or prints the table again
-#   bash recipes/quickstart.sh --dry-run    # print the commands
+#   bash recipes/quickstart.sh --dry-run    # prepare the data and print the training commands
+#   PASSES=1 RUNS=runs/one-pass bash recipes/quickstart.sh    # better models
 #   LEARNERS=sm bash recipes/quickstart.sh  # one learner
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +19,7 @@ source recipes/lib/environment.sh
 
 : "${RUNS:=runs/quickstart}"            # output folder
 : "${LEARNERS:=ens gmoe sm retrain}"    # the longest run first
-: "${PASSES:=0.2}"                     # passes over each mega-batch; PASSES=1 trains better models
+: "${PASSES:=0.2}"                     # passes over each mega-batch
 : "${SEED:=1}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # faster than one run at a time with two threads
 OPTIONS=("$@") # options of alma-stream

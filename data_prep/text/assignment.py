@@ -293,7 +293,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             num_held_out = _count(own_ends, size)
             if len(own) > 1 and 2 * own_ends[num_held_out - 1] > own_total:  # hold out only the shortest document
                 own, num_held_out = own[np.argsort(sizes[own], kind="stable")], 1
-            if len(own) > 1 and 2 * size > own_total:
+            if len(own) > 1 and 2 * size > own_total + 1:  # a share of 50 % may be rounded up
                 raise TooLittleTextError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch "
                     f"{shares.first + number} (without duplicates), so that documents remain for training; give a "

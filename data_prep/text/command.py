@@ -178,7 +178,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="file, folder or pipe with text, JSON lines or Parquet (also .gz, .bz2, .xz, .zst), or - for stdin",
+        help="file, folder or pipe with text or JSON lines (also .gz, .bz2, .xz, .zst) or Parquet, or - for stdin",
     )
     PrepOptions.add_to(parser)
     args = parser.parse_intermixed_args(argv)
@@ -196,6 +196,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     for name in ("field", "by"):
         if (value := vars(args)[name]) is not None and args.format in FORMS_OF_TEXT:
             parser.error(f"--{name} {value}: --format {args.format} has no fields; remove --{name} or --format")
+    if args.no_decontaminate and args.decontaminate_ngram is not None:
+        parser.error("--no-decontaminate: not allowed with --decontaminate-ngram; remove one of them")
     if args.period is not None and args.by is None:
         parser.error(f"--period {args.period}: expected --by with a field of dates, found no --by; give --by NAME")
     chosen = [given[name] for name in ("megabatches", "one_per_input", "by") if given.get(name)]
@@ -253,6 +255,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         plan = work.plan
         record = record_of(plan, [*in_order(work.digest, len(plan.sources), plan.num_workers)])
         if there is not None and completed_before(options, there, record):
+            there.verify(split.name for split in there.splits)
             return None
         deque(_each_piece(plan, work.hash, "reading"), maxlen=0)
         work.assign()

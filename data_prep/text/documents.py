@@ -28,8 +28,8 @@ FORMS_OF_TEXT = ("text", "lines", "file")  # formats without fields
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _SPLIT_NAME = re.compile(r"(train|test|valid|validation|dev)(?=[-_.])")
 _ABOUT_DATA = re.compile(
-    r"(readme|license|licence|copying|notice|citation|changelog|dataset_infos?|dataset_card|checksums?|sha256sums?)"
-    r"([._-][a-z0-9_-]*)?(\.(md|txt|rst|json|cff|bib))?",
+    r"((readme|licen[cs]e)([._-][a-z0-9_-]*)?|copying|notice|citation|changelog|dataset_infos?|dataset_card|"
+    r"checksums?|sha256sums?)(\.(md|txt|rst|json|cff|bib))?",
     re.IGNORECASE,
 )
 PERIODS = {"year": 4, "month": 7, "day": 10}
@@ -42,7 +42,7 @@ _BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)"), "file": re.compile(rb
 _LINE_END = re.compile(rb"\n")
 _JSON_OBJECT = re.compile(rb'(\xef\xbb\xbf)?\s*\{[ \t]*"[^"\n]*"[ \t]*:')
 _START_SIZE = 1 << 12  # number of bytes that identify JSON lines
-_DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
+_DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?(?!-?\d)")
 _MAX_GROUP_NAME = 100
 _ROWS_AT_ONCE = 256
 
@@ -139,7 +139,7 @@ def _text_of(block: Block) -> str:
     """Return the text of a block of bytes, with line feeds instead of CRLF and without a byte-order mark."""
     content = block.content
     assert isinstance(content, bytes)
-    remedy = "convert the file to UTF-8 (iconv), or remove the file from the input"
+    remedy = "convert the file to UTF-8 (iconv), unpack an archive, or remove the file from the input"
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -168,7 +168,7 @@ def _records(block: Block) -> Iterator[tuple[int, object, object]]:
         except (ValueError, RecursionError) as error:
             raise AlmaError(
                 f"{block.where(number)}: expected one JSON object on each line, found an invalid line ({error}); "
-                "correct the line, or choose another --format"
+                "correct the line, choose another --format, or convert an array (jq -c '.[]')"
             ) from error
         if not isinstance(record, dict):
             raise AlmaError(
@@ -194,9 +194,8 @@ def _group_name(block: Block, number: int, value: object) -> str:
     if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _MAX_GROUP_NAME:
         if period is None:
             return name
-        length = PERIODS[period]
-        if len(name) >= length and _DATE.fullmatch(name[:length]):
-            return name[:length]
+        if (date := _DATE.match(name)) and len(date[0]) >= PERIODS[period]:
+            return name[: PERIODS[period]]
     expected = f"a date with a {period}, such as 2024-05-17"
     if period is None:
         expected = f"an integer, or 1 to {_MAX_GROUP_NAME} printable characters"
@@ -252,6 +251,37 @@ class FilePart:
 
 Piece = tuple[FilePart, ...]
 """Input of one task: one range of a large file, or one or more complete files."""
+
+
+@dataclass
+class Batch:
+    """Documents of consecutive blocks of a piece: about one MiB or more, unless the piece ends."""
+
+    documents: list[str]
+    groups: list[str]  # group of each document
+    arguments: list[int]  # index of the INPUT of each document
+    label: str = ""  # name of the last file
+    bytes_read: int = 0
+
+
+def batches_of(piece: Piece) -> Iterator[Batch]:
+    """Yield the documents of a piece in batches, which are faster to process than the blocks of many small files.
+
+    Raises:
+        AlmaError: a file is damaged, a document is too long or invalid.
+    """
+    batch, size = Batch([], [], []), 0
+    for block in (block for part in piece for block in part.blocks()):
+        pairs = documents_and_groups_of(block)
+        batch.documents += [document for document, _ in pairs]
+        batch.groups += [group for _, group in pairs]
+        batch.arguments += [block.source.argument] * len(pairs)
+        batch.label, batch.bytes_read = block.source.label, batch.bytes_read + block.bytes_read
+        size += sum(len(document) for document, _ in pairs)
+        if size >= BLOCK_SIZE // 2:
+            yield batch
+            batch, size = Batch([], [], []), 0
+    yield batch
 
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:

@@ -8,6 +8,7 @@
 """
 
 import pickle
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from data_prep.text.assignment import (
     held_out_ngrams,
     keys_of,
 )
-from data_prep.text.documents import Piece, Source, cut_into_pieces, documents_and_groups_of, documents_of, find_sources
+from data_prep.text.documents import Piece, Source, batches_of, cut_into_pieces, find_sources
 from fairseq_alma.data.stream import (
     DICTIONARY,
     TOKEN_SUFFIXES,
@@ -52,6 +53,7 @@ from fairseq_alma.data.tokens import (
 )
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import MAX_MEGABATCHES, open_atomically
+from fairseq_alma.terminal import print_line
 
 if TYPE_CHECKING:
     from data_prep.text.command import PrepOptions
@@ -190,25 +192,23 @@ class Work:
         yield file_sha256(self.plan.sources[number].path)
 
     def hash(self, number: int) -> Iterator[int]:
-        """Write (hash, sort key, size, INPUT or group) of each document in a piece. Yield the bytes read per block."""
+        """Write (hash, sort key, size, INPUT or group) of each document in a piece. Yield the bytes read per batch."""
         options = self.plan.options
         groups: dict[str, int] = {}
         parts, num_documents = [np.empty(0, _HASHED)], 0
-        for part in self.plan.pieces[number]:
-            for block in part.blocks():
-                pairs = documents_and_groups_of(block)
-                numbers = [groups.setdefault(group, len(groups)) for _, group in pairs]
-                _refuse_many_groups(len(groups))
-                own = np.empty(len(pairs), _HASHED)
-                own["hash"] = document_hashes([document for document, _ in pairs])
-                own["bytes"] = [len(document.encode()) for document, _ in pairs]
-                own["argument"] = block.source.argument if options.by is None else numbers
-                positions = np.arange(num_documents, num_documents + len(own), dtype=np.uint64)
-                positions += np.uint64(number << 32)
-                own["key"] = keys_of(own["hash"], options.seed, positions if options.keep_duplicates else None)
-                num_documents += len(own)
-                parts.append(own)
-                yield block.bytes_read
+        for batch in batches_of(self.plan.pieces[number]):
+            numbers = [groups.setdefault(group, len(groups)) for group in batch.groups]
+            _refuse_many_groups(len(groups))
+            own = np.empty(len(batch.documents), _HASHED)
+            own["hash"] = document_hashes(batch.documents)
+            own["bytes"] = [len(document.encode()) for document in batch.documents]
+            own["argument"] = batch.arguments if options.by is None else numbers
+            positions = np.arange(num_documents, num_documents + len(own), dtype=np.uint64)
+            positions += np.uint64(number << 32)
+            own["key"] = keys_of(own["hash"], options.seed, positions if options.keep_duplicates else None)
+            num_documents += len(own)
+            parts.append(own)
+            yield batch.bytes_read
         self.save(f"hashed-{number:05d}", (list(groups), np.concatenate(parts)))
 
     def assign(self) -> None:
@@ -232,8 +232,10 @@ class Work:
                 raise AlmaError(
                     f"{source.label}: the file contains no document; remove the file from the input, or add text"
                 )
-        # A stable sort keeps documents with equal keys in input order.
+        # Documents with equal keys stay in input order, or with --by in the order of the groups.
         order = np.argsort(records["key"], kind="stable")
+        if options.by is not None:
+            order = np.lexsort((records["argument"], records["key"]))
         keys = records["key"][order]
         is_kept = np.ones(len(order), bool)
         if not options.keep_duplicates:
@@ -309,30 +311,26 @@ class Work:
         """
         if all(counts):
             return
-        empty, options, groups = [*counts].index(0), self.plan.options, self.assignment.groups
-        name = self.assignment.names[empty] + (f" ({groups[empty]})" if empty < len(groups) else "")
-        flag = f"--megabatches {self.assignment.num_megabatches}"
-        advice = "give fewer mega-batches, more text, or --format lines (or jsonl) if each line is a document"
-        if options.one_per_input or groups:
-            flag = "--by" if groups else "--one-per-input"
-            advice = "remove duplicate input, or add text"
-            advice += ", or give smaller --valid-bytes and --test-bytes" if self.plan.there is None else ""
-        found = f"{sum(counts):,} documents in total"
-        if num_dropped:
-            found = f"{num_dropped:,} of {sum(counts) + num_dropped:,} documents share n-grams with held-out text"
-            advice = "give other text, or --no-decontaminate"
-        raise TooLittleTextError(f"{flag}: {name} has no document ({found}); {advice}")
+        empty, assigned, groups = [*counts].index(0), self.assignment, self.assignment.groups
+        name = assigned.names[empty] + (f" ({groups[empty]})" if empty < len(groups) else "")
+        num_megabatches = assigned.num_megabatches
+        advice = "--no-decontaminate" if num_dropped else "--format lines if each line is a document"
+        trained, held_out = sum(counts[:num_megabatches]), sum(counts[num_megabatches:])
+        raise TooLittleTextError(
+            f"{name}: no document is left; found {trained:,} training documents for {num_megabatches} mega-batches, "
+            f"{held_out:,} held out, {assigned.num_duplicates:,} duplicates, {num_dropped:,} dropped because they "
+            f"share n-grams with held-out text; give more text, fewer mega-batches, smaller held-out sets, or {advice}"
+        )
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, slice of ``marks``, bytes read) per block. Raises AlmaError if a file has changed."""
+        """Yield (documents, slice of ``marks``, bytes read) per batch. Raises AlmaError if a file has changed."""
         first, label = 0, "INPUT"
-        for part in self.plan.pieces[piece]:
-            for block in part.blocks():
-                documents, label = documents_of(block), block.source.label
-                if first + len(documents) > len(marks):
-                    raise _changed(label)
-                yield documents, marks[first : first + len(documents)], block.bytes_read
-                first += len(documents)
+        for batch in batches_of(self.plan.pieces[piece]):
+            documents, label = batch.documents, batch.label
+            if first + len(documents) > len(marks):
+                raise _changed(label)
+            yield documents, marks[first : first + len(documents)], batch.bytes_read
+            first += len(documents)
         if first != len(marks):
             raise _changed(label)
 
@@ -341,19 +339,32 @@ class Work:
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)
-        if plan.options.ngram is not None:
+        given = None if plan.there is not None else plan.options.tokenizer
+        tokenizer = None if given is None else StreamTokenizer(given)
+        if plan.options.ngram is not None or tokenizer is not None:
             marks[sets >= self.assignment.num_megabatches] = _HELD_OUT
-        marks[sets == num_sets] = _TOKENIZER_TEXT if plan.there is None and plan.options.tokenizer is None else 0
+        marks[sets == num_sets] = _TOKENIZER_TEXT if plan.there is None and given is None else 0
         texts: list[str] = []
+        losses = np.zeros(4, np.int64)
         hashes, hasher = [], NgramHasher(plan.options.decontaminate_ngram)
         for documents, own, num_bytes in self._read_again(number, marks) if marks.any() else ():
             texts += [documents[each] for each in np.flatnonzero(own == _TOKENIZER_TEXT)]
-            hashes.append(hasher([documents[each] for each in np.flatnonzero(own == _HELD_OUT)]).hashes)
+            held_out = [documents[each] for each in np.flatnonzero(own == _HELD_OUT)]
+            hashes.append(hasher(held_out).hashes)
+            if tokenizer is not None:
+                decoded = tokenizer.decode_batch(tokenizer.encode_batch(held_out))
+                altered = int((document_hashes(decoded) != document_hashes(held_out)).sum())
+                letters = [sum(len("".join(text.split())) for text in texts) for texts in (decoded, held_out)]
+                losses += [altered, len(held_out), *letters]
             yield num_bytes
-        self.save(f"sample-{number:05d}", (texts, distinct(hashes)))
+        self.save(f"sample-{number:05d}", (texts, distinct(hashes), losses))
 
     def prepare(self) -> None:
-        """Merge all held-out n-grams, also of the stream to extend. Train a tokenizer, or copy the existing one."""
+        """Merge all held-out n-grams, also of the stream to extend. Train a tokenizer, or copy the existing one.
+
+        Raises:
+            AlmaError: ``--tokenizer`` encodes less than half of the held-out text.
+        """
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:
@@ -368,6 +379,15 @@ class Work:
             content = train_tokenizer((self.load(name)[0] for name in samples), vocab_size, plan.num_workers)
             self.save(FILE_NAMES["tokenizers"], content)
             return
+        altered, num_held_out, kept, size = sum(self.load(name)[2] for name in samples).tolist()
+        if 2 * kept < size:
+            raise AlmaError(f"{given}: encodes only {kept:,} of {size:,} characters; give another tokenizer")
+        if altered:
+            print_line(
+                f"note: {given}: {altered:,} of {num_held_out:,} held-out documents lose letters or digits that the "
+                "tokenizer does not know; bits per byte is too low, and --append does not find copies of the documents",
+                sys.stderr,
+            )
         tokenizer = StreamTokenizer(given)
         self.save(FILE_NAMES[tokenizer.kind], tokenizer.file.read_bytes())
         for path in tokenizer.companions:

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import io
 import logging
 import select
 import signal
@@ -42,6 +43,8 @@ def command(main: Main) -> Main:
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
         _quiet_libraries()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # The terminal may not show each character.
         on_main_thread = threading.current_thread() is threading.main_thread()
         handles_sigterm = on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if handles_sigterm:

@@ -55,8 +55,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not runs:
         return 1
     report = Report(runs)
+    kept = [run for each in report.groups for run in each.runs]
+    for run in runs:
+        if run not in kept:
+            print_line(f"note: {run.path}: left out, as another run has the same options and seed", sys.stderr)
+    page = None if arguments.out is None else report.write(arguments.out)  # before the reader of the table exits
     for line in report.text().splitlines():
         print(printable(line))
-    if arguments.out is not None:
-        print(f"\nreport: {printable(str(report.write(arguments.out)))}")
+    if page is not None:
+        print(f"\nreport: {printable(str(page))}")
     return 1 if errors else 0

@@ -35,6 +35,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": "#DDDDDD", "grid.linewidth": 0.5, "lines.linewidth": 1.3, "lines.markersize": 4.2,
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
+    "text.parse_math": False,
 }  # fmt: skip
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
 """File format -> metadata key to omit, so that files do not depend on the version of matplotlib or the time."""
@@ -97,6 +98,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     untrained = max(float(each.course.curve.max()) for each in begun)
     top = max(trained, default=1.0) * 1.08 if untrained > UNTRAINED_RATIO * max(trained, default=untrained) else None
     sizes = [each.first.size for each in begun]
+    num_sizes = len({*sizes})
     sizes = [size for size in dict.fromkeys(sizes) if size in dict(Counter(sizes).most_common(MOST_PANELS))]
     figure = Figure(figsize=(2.4 + 2.6 * len(sizes), LEAST_HEIGHT), layout="constrained")
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
@@ -116,6 +118,8 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     caption = f"Test {metric} of the current model at each arrival. Bands show one standard deviation over seeds."
     if top is not None:
         caption += f" The {metric} of the untrained model ({untrained:,.4g}) is not shown."
+    if num_sizes > len(sizes):
+        caption += f" {len(sizes)} of {num_sizes} sizes are shown."
     title = f"Test {metric} after each mega-batch"
     return Drawing("curve", title, caption, figure)
 

@@ -136,7 +136,9 @@ def _cell(cell: Union[Cell, str]) -> Cell:
 
 
 def _latex(text: str) -> str:
-    return re.sub(r"[&%$#_{}]", r"\\\g<0>", text).replace("±", r"$\pm$").replace("–", "--")
+    names = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    escaped = re.sub(r"[&%$#_{}\\~^]", lambda found: names.get(found[0], f"\\{found[0]}"), text)
+    return escaped.replace("±", r"$\pm$").replace("–", "--")
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
@@ -156,9 +158,9 @@ def metric_names(run: RecordedRun) -> tuple[str, str, str]:
     return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
 
 
-def have_several_vocabularies(groups: Sequence[Experiment]) -> bool:
-    """Return whether tokenizers differ in size, so that perplexities are not comparable."""
-    return len({run.stream.get("vocab_size") for each in groups for run in each.runs}) > 1
+def are_on_several_streams(groups: Sequence[Experiment]) -> bool:
+    """Return whether test sets differ, so that perplexities and errors are not comparable."""
+    return len({run.stream_key for each in groups for run in each.runs}) > 1
 
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
@@ -201,7 +203,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
     rows = filled(rows)
     best = set(rows[0]) - {"learner", "size", "options", "experts", "params", "seeds"}
-    best = best & {"bits per byte"} if have_several_vocabularies(groups) else best
+    best = best & {"bits per byte"} if are_on_several_streams(groups) else best
     return Table(value, title, notes, rows, best, hidden, controls)
 
 

@@ -16,7 +16,7 @@ from fairseq_alma.errors import AlmaError, printable, refuse_irregular
 from fairseq_alma.files import open_atomically
 from fairseq_alma.options import flag
 from fairseq_alma.report.read_run import Experiment, RecordedRun, experiments
-from fairseq_alma.report.tables import all_tables, have_several_vocabularies, metric_names, show_count
+from fairseq_alma.report.tables import all_tables, are_on_several_streams, metric_names, show_count
 from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
 from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import print_line
@@ -44,7 +44,9 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         ("at the end", f"test {value}", lambda run: run.final),
         (f"over all {longest} arrivals", over_stream, lambda run: run.over_stream),
     ]
-    if have_several_vocabularies(complete):
+    if are_on_several_streams(complete):
+        if not complete[0].first.is_text:
+            return []
         digits, figures = 3, [("at the end", "bits per byte", lambda run: run.bits_per_byte)]
     lines = []
     for when, name, figure in figures:
@@ -62,7 +64,9 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
         shown = f"{best.show(digits)}{unit if name != over_stream else ''}"
         over = f"over {seeds} {'seed' if seeds == 1 else 'seeds'}"
-        other = f"{percent:.1f} % lower than {runner_up.name} ({second.show(digits)})"
+        other = (
+            f"{percent:.1f} % lower than {runner_up.name} ({second.show(digits)}{unit if name != over_stream else ''})"
+        )
         lines.append(f"Best {when}: {winner.name}, {name} {shown} {over}, {other}.{doubt}")
     return lines
 
@@ -83,7 +87,8 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
         yield "Last arrival", f"test perplexity {gain} than after the previous update ({before:.2f})"
     log = RunFolder(run.path).stage_folder(int(last.stage)) / TRAIN_LOG.format(0)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text):
+    # The log is of one model.
+    if last.num_members == 1 and (losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text)):
         train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
         figures = f"mean train perplexity {train:.2f} in the last epoch, test perplexity {last.value:.2f}"
         yield "Training and test", figures
@@ -193,7 +198,9 @@ def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[Rec
     """
     first = runs[0]
     kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]
-    advice = "report this run separately" + ("" if mix else ", or give --mix to compare runs on different streams")
+    advice = "report this run separately"
+    if not mix and len({run.is_text for run in runs}) == 1:
+        advice += ", or give --mix to compare runs on different streams"
     names = {run: f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}" for run in runs}
     errors = [
         AlmaError(f"{run.path}: expected the stream of {first.path} ({names[first]}), found {names[run]}; {advice}")

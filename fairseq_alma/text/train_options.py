@@ -409,6 +409,7 @@ _OWNED = {
     "the order of the sequences must not change when a stage resumes": "update-ordered-indices-seed",
     "validation is disabled by default; give --validate before the -- to enable validation": "disable-validation",
     "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
+    "give --autocast bf16 before the --, or use fp32": "fp16 bf16 amp tpu memory-efficient-fp16 memory-efficient-bf16",
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
 """Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message."""

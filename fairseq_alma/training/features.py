@@ -79,7 +79,8 @@ class CarriedOptimizer(Feature):
 
     carry_optimizer: Optional[bool] = opt(
         None,
-        "carry optimizer, number of updates and learning-rate schedule over to the next stage",
+        "carry optimizer, number of updates and learning-rate schedule over to the next stage (default for "
+        "alma_transformer_lm with a constant learning rate)",
         kinds=("text",),
         side=PLAN,
     )
@@ -161,7 +162,8 @@ class WeightAverage(Feature):
 
     ema_half_life: Optional[str] = opt(
         None,
-        "evaluate a moving average of the weights; the half-life is this fraction of the updates so far",
+        "evaluate a moving average of the weights; the half-life is this fraction of the updates so far (default for "
+        "alma_transformer_lm: 1/16)",
         choices=("1/32", "1/16", "1/8"),
         defaults={TRAINING: NONE},
     )

@@ -13,6 +13,13 @@
 #   ALMA_OWN_VENV 1: use .venv even if another environment with the package is active       (default: 0)
 # shellcheck shell=bash
 
+case " $* " in # the arguments of the recipe
+  *" --help "* | *" -h "*) # print the comment at the beginning of the recipe
+    (cd "${OLDPWD:-.}" && sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0")
+    exit 0
+    ;;
+esac
+
 : "${ALMA_EXTRAS:=test,report,sample}"
 : "${ALMA_PYTHON:=}"
 : "${ALMA_OWN_VENV:=0}"

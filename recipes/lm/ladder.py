@@ -372,10 +372,13 @@ def options() -> argparse.ArgumentParser:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Train the remaining runs, print the tables and draw the figure."""
-    args = options().parse_args(argv)
+    parser = options()
+    args = parser.parse_args(argv)
+    if args.passes <= 0:
+        parser.error(f"--passes {args.passes:g}: expected a number above 0")
     groups: dict[str, Sequence[str]] = {"all": list(ROWS), "main": MAIN}
     rows = list(dict.fromkeys(row for name in args.rows for row in groups.get(name, [name])))
-    rungs = [Rung(width, args.runs / str(width), args.passes) for width in args.width]
+    rungs = [Rung(width, args.runs / f"{width}-{args.passes:g}-passes", args.passes) for width in args.width]
     for rung in rungs if not args.tables else ():
         hours = f"{rung.hours(rows, args.seeds):.1f} hours of one core remain"
         print(f"width {rung.width}: {rung.tokens:,} tokens and {rung.updates:,} updates for each mega-batch; {hours}")
@@ -388,6 +391,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if not args.dry_run:
         text = report(rungs, args.seeds)
         print(text)
+        args.runs.mkdir(parents=True, exist_ok=True)
         (args.runs / "tables.md").write_text(text + "\n", encoding="utf-8")
         draw(rungs, args.seeds, args.runs / "ladder.png")
 

@@ -16,11 +16,15 @@ from pathlib import Path
 
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 
-import lm_eval
 import torch
-from lm_eval.api.model import TemplateLM
-from lm_eval.tasks import TaskManager
-from lm_eval.utils import make_table
+
+try:
+    import lm_eval
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import make_table
+except ImportError as error:
+    sys.exit(f"{error}; run pip install 'fairseq-alma[evaluate]'")
 
 import fairseq_alma
 from fairseq_alma.text.loaded_model import IGNORED, LoadedModel, cut

@@ -190,6 +190,13 @@ def main() -> None:
     options, words = parser.parse_args(argv[:cut]), argv[cut + 1 :]
     if "update" in options.policies and options.seeds != [1]:
         parser.error("--seeds: alma-update has only seed 1; give --seeds 1, or --policies without update")
+    for text in options.texts:
+        if not text.is_file():
+            parser.error(f"TEXT {text}: no such file")
+    if any(not 1 <= month <= len(options.texts) for month in options.oracle):
+        parser.error(f"--oracle: expected months from 1 to {len(options.texts)}")
+    if (options.oracle or "retrain" in options.policies) and options.policies[0] == "retrain":
+        parser.error("--policies: give a policy that determines the size of the models before retrain")
     options.out.mkdir(parents=True, exist_ok=True)
     results, stream = Results(options.out / "results.csv"), options.out / "stream"
     manifest = stream / "stream.json"

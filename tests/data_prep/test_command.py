@@ -54,6 +54,10 @@ def create(text: Path, out: Path, *more: object) -> Stream:
     return Stream.open(out)
 
 
+def create_with(text: Path, out: Path, tokenizer: Path) -> None:
+    run(text, "--out", out, "--megabatches", 2, "--tokenizer", tokenizer)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
@@ -112,6 +116,9 @@ def test_files_in_out_are_not_input(text, tmp_path, capsys):
     stream = create(tmp_path, tmp_path / "deep/stream")
     assert "nothing to do" in capsys.readouterr().out
     assert [each["name"] for each in stream.history[0]["inputs"]] == ["text.txt"]
+    (stream.root / "dict.txt").unlink()
+    with pytest.raises(AlmaError, match=r"dict\.txt: expected a file of .* found no file"):
+        create(tmp_path, tmp_path / "deep/stream")
     with pytest.raises(AlmaError, match="stream: the folder contains the input"):
         create(tmp_path / "deep/stream", tmp_path / "deep/stream")
 
@@ -212,6 +219,15 @@ def test_integer_groups_are_in_numerical_order(tmp_path):
     assert Stream.open(tmp_path / "stream").history[0]["groups"] == ["1", "2", "10"]
 
 
+def test_repeated_text_stays_in_the_first_group_wherever_it_is_in_the_input(tmp_path):
+    documents, old = make_documents(80), {*make_documents(40)}
+    records = [{"text": text, "round": 2} for text in documents] + [{"text": text, "round": 1} for text in old]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    assert run(tmp_path / "a.jsonl", "--by", "round", "--out", tmp_path / "stream", "--vocab-size", 300) == 0
+    stream = Stream.open(tmp_path / "stream")
+    assert {*texts_of(stream, "megabatch-000/train")} < old and not old & {*texts_of(stream, "megabatch-001/train")}
+
+
 def test_by_is_refused_for_plain_text_and_too_many_mega_batches_in_any_way(stream, text, tmp_path, monkeypatch):
     with pytest.raises(AlmaError, match=r"--by date: .*text\.txt is plain text, which has no fields"):
         run(text, "--by", "date", "--out", tmp_path / "new")
@@ -288,11 +304,11 @@ def test_append_drops_copies_of_any_held_out_text_and_holds_out_parts_of_the_sam
 def test_a_mega_batch_without_remaining_documents_is_refused_and_a_damaged_test_set_too(stream, text, tmp_path):
     copies = near_copies([text for text in held_out_texts(stream) if len(text.split()) > 20][:5])
     (tmp_path / "later.txt").write_text("\n\n".join(copies))
-    message = r"^--megabatches 1: megabatch-003/train has no document \(5 of 5 documents share .* --no-decontaminate"
+    message = r"^megabatch-003/train: no document is left; .* 5 dropped because .* or --no-decontaminate$"
     with pytest.raises(AlmaError, match=message):
         run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1)
     assert Stream.open(stream.root).num_megabatches == 3
-    with pytest.raises(AlmaError, match=r"^--one-per-input: .* in total\); remove duplicate input, or add text$"):
+    with pytest.raises(AlmaError, match=r"^megabatch-004/train: no document is left; .* 5 duplicates"):
         run(*[tmp_path / "later.txt"] * 2, "--out", stream.root, "--append", "--one-per-input")
     assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1, "--no-decontaminate") == 0
     (stream.root / "test.bin").write_bytes(b"")
@@ -327,6 +343,18 @@ def test_a_given_tokenizer_is_used_and_copied_and_duplicates_can_be_kept(stream,
     assert second.dictionary_sha256 != stream.dictionary_sha256  # counts of another first mega-batch
     assert second.history[0]["num_duplicates"] == 0
     assert sum(split.num_documents for split in second.splits) == 420
+
+
+def test_a_tokenizer_that_loses_text_is_refused_or_noted(text, tmp_path, capsys):
+    vocabulary = {letter: number for number, letter in enumerate("aei ")}
+    content = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}
+    (tmp_path / "few.json").write_text(json.dumps(content))
+    with pytest.raises(AlmaError, match=r"few\.json: encodes only [\d,]+ of [\d,]+ characters"):
+        create_with(text, tmp_path / "stream", tmp_path / "few.json")
+    vocabulary |= {letter: number for number, letter in enumerate(sorted({*text.read_text()} - {"b"}))}
+    (tmp_path / "few.json").write_text(json.dumps(content))
+    create_with(text, tmp_path / "stream", tmp_path / "few.json")
+    assert "held-out documents lose letters or digits" in capsys.readouterr().err
 
 
 def test_a_name_that_is_not_utf_8_is_recorded_with_escapes(text, tmp_path):
@@ -367,6 +395,7 @@ def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
         ([*ONE, "--tokenizer", "t", "--vocab-size", "500"], "remove --vocab-size or --tokenizer"),
         ([*ONE, "--by", "date"], "--by date: the values of this field determine"),
         ([*ONE, "--period", "month"], "give --by NAME"),
+        ([*ONE, "--no-decontaminate", "--decontaminate-ngram", "5"], "not allowed with --decontaminate-ngram"),
         (["a", "--out", "s", "--by", "date", "--format", "lines"], "--by date: --format lines has no fields"),
         ([*ONE, "--append", "--holdout-bytes", "30"], "--holdout-bytes: --append uses the setting"),
         (["a", "b", "--out", "s", "--megabatches", "3", "--one-per-input"], "--one-per-input makes 2"),

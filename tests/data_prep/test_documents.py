@@ -100,7 +100,8 @@ def test_empty_documents_have_no_group():
     ("value", "period", "needed"),
     [
         *((value, None, "integer, or .* characters") for value in (None, True, 1.5, "", "a\nb", ["a"], "x" * 101)),
-        *((value, "month", "a date with a month") for value in ("2024", "2024-13", "17.05.2024", 202405)),
+        *((value, "month", "a date with a month") for value in ("2024", "2024-13", "17.05.2024", 202405, "2024-051")),
+        (1_500_000_000, "year", "a date with a year"),
     ],
 )
 def test_a_value_that_is_not_a_group_is_refused_with_its_row(value, period, needed):

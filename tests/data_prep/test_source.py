@@ -69,6 +69,11 @@ def test_incomplete_compressed_text_is_refused(tmp_path, suffix, damaged, messag
         read(tmp_path / f"a.txt.{suffix}")
 
 
+def test_text_that_begins_like_a_bzip2_file_is_text(tmp_path):
+    (tmp_path / "a.txt").write_text("BZh is no compressed text")
+    assert read(tmp_path / "a.txt") == ["BZh is no compressed text"]
+
+
 def test_an_xz_file_that_needs_gigabytes_of_memory_is_refused(tmp_path):
     content = bytearray(lzma.compress(b"text", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 16}]))
     content[16] = 40  # of the block's header: a dictionary of 4 GiB
@@ -114,10 +119,10 @@ def test_splits_of_a_data_set_are_not_mixed(tmp_path):
 
 
 def test_files_about_a_data_set_are_ignored_unless_there_are_no_others(tmp_path, capsys):
-    for name in ("README.md", "LICENSE", "dataset_infos.json", "LICENSE-apache.txt", "notes.txt"):
+    for name in ("README.md", "LICENSE", "dataset_infos.json", "LICENSE-apache.txt", "notes.txt", "notice_1.txt"):
         (tmp_path / name).write_text(f"text of {name}")
-    assert read(tmp_path) == ["text of notes.txt"]
-    assert "1 files used, 4 ignored" in capsys.readouterr().err
+    assert read(tmp_path) == ["text of notes.txt", "text of notice_1.txt"]
+    assert "2 files used, 4 ignored" in capsys.readouterr().err
     assert read(tmp_path / "README.md") == ["text of README.md"]
 
 

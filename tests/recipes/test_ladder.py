@@ -46,7 +46,7 @@ def test_tables_have_ratios_those_of_the_paper_regret_and_the_share_of_the_way(l
             for rate, factor in (("0.01", 1.0), ("0.02", 1.1))[: 3 - seed]:
                 values = [ppl * factor] if "iid" in row else [90, 80, 70, ppl * factor]
                 options = {"iid": 4} if "iid" in row else {}
-                folder = tmp_path / "32" / f"{row}-lr{rate}-seed{seed}"
+                folder = tmp_path / "32-10-passes" / f"{row}-lr{rate}-seed{seed}"
                 write_run(folder, values, stream=text_stream(4), seed=seed, **options)
     ladder.main(["--tables", "--runs", str(tmp_path)])
     out = capsys.readouterr().out

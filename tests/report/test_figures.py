@@ -37,6 +37,14 @@ def test_sizes_are_panels_controls_markers_and_seeds_a_band(draw):
     assert list(control.get_xdata()) == [1] and list(control.get_ydata()) == [20]
 
 
+def test_the_caption_says_how_many_sizes_are_shown_and_names_may_have_dollars(draw, tmp_path):
+    words = [{"--decoder-embed-dim": str(width), "--lr": f"$_{width}$ $"} for width in (8, 8, 16, 32, 64, 128)]
+    words[0]["--lr"] = "1"
+    drawing = draw(*({"train_options": {"--arch": "alma_switch_lm", **each}} for each in words))["curve"]
+    assert drawing.caption.endswith("4 of 5 sizes are shown.")
+    write(drawing, tmp_path)  # raised an error of mathtext
+
+
 def test_the_trade_off_of_text_is_a_path_and_that_of_images_a_point_over_compute_and_memory(draw):
     text = draw({"learner": "gens", "num_members": (1, 2, 3, 4), "num_params": (10, 20, 30, 40)})["trade-off"].figure
     assert list(text.axes[1].lines[0].get_xdata()) == [10, 20, 30, 40]
