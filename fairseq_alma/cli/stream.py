@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -186,8 +187,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     refuse_no_folder(request.run, "--run")
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words)
     build_backend = job.prepare(first)
+    written = shlex.join(["alma-stream", *own_words, *(["--", *words] if words else [])])
     for learner in learners.values():
-        _write_run(request, learner, job, stream)
+        _write_run(request, learner, job, stream, written)
     with contextlib.ExitStack() as contexts:
         runs = []
         for seed, planned in plans.items():
@@ -237,11 +239,11 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
     return complete(words, preferences, context, tokens, vocab_size, before)
 
 
-def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream) -> None:
+def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream, command: str) -> None:
     """Write run.json. If the run has begun, check instead that the existing run.json describes the same run."""
     folder, overridden = request.folder(learner.seed), [*request.overridden, *job.overridden]
     options = request.record(stream.kind) | learner.record(stream.kind)
-    record = describe_run(learner.name, learner.seed, options, job.train_options(), stream)
+    record = describe_run(learner.name, learner.seed, options, job.train_options(), stream) | {"command": command}
     if request.finetune_from_model is not None:
         record["start"] = {"sha256": file_sha256(request.finetune_from_model)}
     if isinstance(job, TextJob) and job.recipe.record is not None:

@@ -4,7 +4,6 @@ import base64
 import importlib.util
 import math
 import re
-import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +13,9 @@ import jinja2
 
 from fairseq_alma.errors import AlmaError, printable, refuse_irregular
 from fairseq_alma.files import open_atomically
-from fairseq_alma.options import flag
 from fairseq_alma.report.read_run import Experiment, RecordedRun, experiments
 from fairseq_alma.report.tables import all_tables, are_on_several_streams, metric_names, show_count
 from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
-from fairseq_alma.runs.study import FREE_OPTIONS, OPTION_OF
 from fairseq_alma.terminal import print_line
 
 PAGE, FIGURES, TITLE = "index.html", "figures", "<title>Anytime learning: "
@@ -167,26 +164,9 @@ class Report:
             learners=list(dict.fromkeys(run.learner for run in self.runs)),
             stream=", ".join([f"{name}: {len(first.arrivals)} mega-batches", *data]),
             versions=", ".join(f"{name} {number}" for name, number in (first.record.get("versions") or {}).items()),
-            runs=[(each.name, run, command_of(run)) for each in self.groups for run in each.runs],
+            runs=[(each.name, run, run.record.get("command", "")) for each in self.groups for run in each.runs],
             written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         )
-
-
-def command_of(run: RecordedRun) -> str:
-    """Return the alma-stream command with the options in run.json, without options that alma-stream chose."""
-    words = ["alma-stream", "--stream", str(run.stream["path"]), "--learner", run.record["learner"]]
-    words += ["--run", str(run.path), "--seed", str(run.record["seed"])]
-    recipe = run.recipe
-    requested = {name: recipe["preferences"].get(name) for name in ("size", "preset")}
-    if "--max-update" in recipe["chosen"]:
-        requested["passes"] = f"{recipe['passes']:g}"
-    own = {name: value for name, value in run.options.items() if name not in recipe["features"]}
-    for name, value in {**requested, **own}.items():
-        if name not in FREE_OPTIONS and value is not None and value is not False:
-            words += [OPTION_OF.get(name, flag(name)), *([] if value is True else [str(value)])]
-    given = {name: value for name, value in run.record["train_options"].items() if name not in recipe["chosen"]}
-    training = [word for pair in given.items() for word in map(str, pair) if word]
-    return shlex.join([*words, "--", *training])
 
 
 def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:

@@ -101,6 +101,7 @@ class RunRecord(Struct, frozen=True):
     preset: Optional[dict[str, Union[Name, list[Name]]]] = None
     start: Optional[dict[str, Sha256]] = None
     recipe: Optional[RecipeRecord] = None
+    command: str = ""  # first call of alma-stream
 
 
 class Result(Struct, frozen=True):

@@ -79,7 +79,7 @@ def write_run(
     root.mkdir(parents=True)
     run = {
         "learner": learner, "seed": seed, "options": chosen, "train_options": dict(train_options), "stream": stream,
-        "versions": VERSIONS,
+        "versions": VERSIONS, "command": "alma-stream",
     }  # fmt: skip
     (root / "run.json").write_text(json.dumps(run | ({} if recipe is None else {"recipe": recipe}), indent=2))
     if values is None:

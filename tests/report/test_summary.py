@@ -1,7 +1,7 @@
 import math
 
 from fairseq_alma.report.tables import result_table
-from fairseq_alma.report.write_report import Report, command_of, describe_run, sentences
+from fairseq_alma.report.write_report import Report, describe_run, sentences
 from tests.report.fakes import image_stream, text_stream
 
 
@@ -34,14 +34,6 @@ def test_models_of_several_vocabularies_are_compared_in_bits_per_byte(groups):
     found = groups(*({"values": [20.0 + n] * 4, "stream": each} for n, each in enumerate(streams)))
     (sentence,) = sentences(found)
     assert ", bits per byte 1.080 over 1 seed" in sentence and result_table(found).best == {"bits per byte"}
-
-
-def test_the_command_of_a_run_has_the_options_of_the_user(runs):
-    (run,) = runs({"train_options": {"--max-update": "7", "--cpu": ""}, "carry_optimizer": True})
-    preferences = {"size": 9, "preset": None}
-    chosen = {"chosen": {"--max-update": "7"}, "features": {"carry_optimizer": True}}
-    run.record["recipe"] = {"preferences": preferences, "passes": 2.0, **chosen}
-    assert command_of(run).endswith(" --seed 1 --size 9 --passes 2 --wait 1 --init previous -- --cpu")
 
 
 def test_a_single_run_is_described(runs):
