@@ -175,7 +175,9 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
         return paths
     members = [f"{each}.gz" for each in emnist_names(split)] if name == "emnist" else CIFAR[name][0]
     folder = "gzip" if name == "emnist" else CIFAR[name][1]
-    if not any(all((place / member).exists() for member in members) for place in (source, source / folder)):
+    plain = [member.removesuffix(".gz") for member in members]  # alma-prep-images reads both
+    places = [(place, names) for place in (source, source / folder) for names in (members, plain)]
+    if not any(all((place / name).exists() for name in names) for place, names in places):
         archive = fetch(corpus.url, source / corpus.url.rpartition("/")[2])
         check_sha256([archive.read_bytes()], corpus.sha256[0], archive)
         unpack(archive, [f"{folder}/{member}" for member in members], source)

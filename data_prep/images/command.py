@@ -129,6 +129,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         parser.error(f"--test-{missing}: missing; add this option, or remove --test-{given}")
     if options.test_images is not None and options.test_fraction is not None:
         parser.error("--test-fraction: not allowed with --test-images; remove --test-fraction")
+    if args.dataset == "folder" and options.test_fraction and (Path(options.source or "") / "test").is_dir():
+        parser.error(f"--test-fraction: {options.source} has a folder test; remove --test-fraction or the folder")
     fraction = options.test_fraction
     if "test_fraction" in _DATASETS[args.dataset][1] and options.test_images is None:
         fraction = fraction or _DEFAULT_TEST_FRACTION
@@ -157,6 +159,7 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
         record = {"command": "create", "options": given, "inputs": files.records}
         if existing is not None:
             refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
+            existing.verify(split.name for split in existing.splits)
             return None
         data = images.images, images.labels, images.num_train, images.dataset, images.num_classes
         how = options.megabatches, options.seed, options.valid_fraction, images.augment, (record,)

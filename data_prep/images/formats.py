@@ -266,6 +266,8 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
     least, most = labels.min(), labels.max()
     num_classes = given.num_classes or int(most) + 1
     remarks: tuple[str, ...] = ()
+    if (num_found := len(np.unique(labels))) < num_classes:
+        remarks = (f"only {num_found} of {num_classes} classes have images (labels {least} to {most})",)
     if least > 0:
         remarks = (
             f"the labels range from {least} to {most}: class 0 of {num_classes} classes has no images; if the first "
@@ -345,7 +347,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
                     with Image.open(path) as stored:
                         opened = ImageOps.exif_transpose(stored)
                         mode = opened.mode
-                        pixels = np.asarray(opened if opened.mode in ("L", "RGB") else opened.convert("RGB"))
+                        pixels = np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB"))
                 except Exception as error:  # Pillow raises errors of many types on damaged files
                     if isinstance(error, (MemoryError, PermissionError)):
                         raise

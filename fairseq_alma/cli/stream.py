@@ -171,6 +171,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         first = plans[request.seeds[0]]
         learners[request.seeds[0]].check_model(job.last)
         request.features.check(PlannedRun(kind, first, request.replay, job.last))
+    except AlmaError:
+        raise
     except ValueError as error:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:

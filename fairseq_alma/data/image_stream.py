@@ -29,7 +29,7 @@ _MAGIC = b"\x93NUMPY"
 _SMALLEST_PHOTOGRAPH = 16  # minimum height and width in pixels for the pooling layers of a VGG
 _REMEDY = "prepare the stream again, or restore this file from a copy"
 _INT64 = np.dtype("<i8")
-_ROWS_AT_ONCE = 10_000
+_PIXELS_AT_ONCE = 1 << 23
 _DECIMALS = 6
 
 
@@ -217,9 +217,10 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     """
     num_channels = images.shape[1]
     counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel
-    for start in range(0, len(images), _ROWS_AT_ONCE):
+    rows = max(1, _PIXELS_AT_ONCE // (images.shape[2] * images.shape[3]))
+    for start in range(0, len(images), rows):
         for channel in range(num_channels):
-            counts[channel] += np.bincount(images[start : start + _ROWS_AT_ONCE, channel].reshape(-1), minlength=256)
+            counts[channel] += np.bincount(images[start : start + rows, channel].reshape(-1), minlength=256)
     mean, std = [], []
     for row in counts:
         total, first = int(row.sum()), int(row @ np.arange(256))

@@ -116,6 +116,8 @@ class ImageTrainOptions:
         of_optimizers = [name for names in OPTIMIZERS.values() for name in names]
         known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers, *feature_options()}
         for name in given:
+            if name in learner.owned:
+                raise ValueError(f"{name} after --: {learner.owned[name]}")
             if name not in known:
                 raise ValueError(
                     f"{name} after --: not supported on streams of images; choose from "
@@ -242,6 +244,12 @@ class ImageJob:
         from fairseq_alma.images.stage_training import ImageSettings
         from fairseq_alma.training.stage_task import keep_freed_memory
 
+        for own in (plan.trainings for plan in plans):
+            if len({each.start is None for each in own}) > 1 or (len(own) > 1 and any(each.growth for each in own)):
+                raise AlmaError(
+                    f"--learner {self.request.learner.name}: on images, the models of a stage all start with random "
+                    "weights or all continue, and only a single model can grow; change the learner's plan"
+                )
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         for growth in {training.growth for training in trainings if training.growth is not None}:
@@ -254,7 +262,7 @@ class ImageJob:
         def begin(runs: Sequence[Run]) -> ImageJob:
             job, request = copy.copy(self), self.request
             keep_freed_memory()
-            how = (request.run, request.keep_checkpoints, features, seconds_of(request.save_every))
+            how = (request.keep_checkpoints, features, seconds_of(request.save_every))
             job.trainer = StageTrainer(settings, runs, *how)
             return job
 

@@ -313,14 +313,16 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
         return
     images, labels = examples
     network.eval()
-    network(images[:NUM_SHOWN])
-    features = layers[0].gate_input
-    assert features is not None
-    experts = torch.stack([layer.shares().argmax(dim=-1) for layer in layers])
-    arrays: dict[str, Any] = {"features": features, "labels": labels[:NUM_SHOWN], "expert": experts}
-    arrays = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
+    features: list[Any] = []
+    experts = []
+    for some in in_chunks(images[:NUM_SHOWN]):
+        network(some)
+        features.append(layers[0].gate_input)
+        experts.append(torch.stack([layer.shares().argmax(dim=-1) for layer in layers]))
+    arrays = {"features": torch.cat(features), "labels": labels[:NUM_SHOWN], "expert": torch.cat(experts, dim=1)}
+    found: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
     with open_atomically(folder / EXPERTS_FILE) as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **found)
 
 
 class Predictions:

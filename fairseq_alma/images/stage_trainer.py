@@ -58,7 +58,6 @@ class StageTrainer:
     Args:
         settings: settings of all runs.
         runs: runs whose stages are trained together.
-        shared_folder: folder for the training states of stages that several runs train in one network.
         keep_maps: whether `write_experts` runs after every stage; False: after the last stage only.
         features: training features of all runs.
         save_every: seconds between two saves of an unfinished training run; None: `SAVE_EVERY_SECONDS`.
@@ -72,12 +71,11 @@ class StageTrainer:
         self,
         settings: ImageSettings,
         runs: Sequence[Run],
-        shared_folder: Path,
         keep_maps: bool,
         features: Features,
         save_every: Optional[float] = None,
     ) -> None:
-        self.settings, self.shared_folder = settings, shared_folder
+        self.settings = settings
         self.keep_maps, self.features, self.branch = keep_maps, features, features[LRBranch]
         self.stream, self.last_stage = settings.stream, len(runs[0].plans) - 1
         self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
@@ -96,10 +94,7 @@ class StageTrainer:
         works = [own] if trainings != work.plan.trainings else work.in_step or [own]
         group = [(self.stores[each.folder.root], training) for each in works for training in each.plan.trainings]
         plan = works[0].plan
-        if len(works) == 1:
-            unfinished = own.folder.model_folder(plan.trainings[0].model) / UNFINISHED
-        else:  # the folder may contain files of runs with other seeds
-            unfinished = self.shared_folder / f"stage-{plan.stage.index:03d}-{works[0].folder.name}-{UNFINISHED}"
+        unfinished = works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
         if any(training.model not in store for store, training in group):
             self._train_stage(works[0], group, unfinished)
         unfinished.unlink(missing_ok=True)

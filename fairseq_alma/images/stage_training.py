@@ -293,7 +293,8 @@ class ImageSettings:
         self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
         try:
             first = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
-        except (ValueError, TypeError) as error:
+            _, _ = first.defaults.get("betas", (0, 0))  # fairseq evaluates --adam-betas
+        except (ValueError, TypeError, NameError, SyntaxError) as error:
             raise AlmaError(
                 f"options after --: the optimizer {self.cfg.optimizer._name} rejects its options ({error}); "
                 "correct or remove these options"

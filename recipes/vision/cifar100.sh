@@ -14,6 +14,7 @@ DATASET=cifar100 MEGABATCHES=50 SIZE_OPTION=--channels
 : "${SIZES:=4 16 32}"
 : "${WAITS:=1 5 50}"
 : "${GROW_EVERY:=5}"
+: "${EPOCHS:=200}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 grid

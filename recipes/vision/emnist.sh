@@ -14,6 +14,7 @@ DATASET=emnist MEGABATCHES=50 SIZE_OPTION=--width
 : "${SIZES:=4 8 32}"
 : "${WAITS:=1 5 50}"
 : "${GROW_EVERY:=5}"
+: "${GATE:=hard}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 grid

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fairseq_alma.cli.stream import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_trainer
+from fairseq_alma.learners.learner import Learner, ModelId
 from fairseq_alma.runs import workers
 from tests.engine import Forked
 from tests.images.image_streams import make_stream
@@ -167,12 +169,28 @@ def test_an_unfinished_training_of_other_seeds_is_kept_or_restarted(stream, tmp_
         patched.setattr(stage_trainer.StageTraining, "finish", lambda self: 1 / 0)
         run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "--save-every", "0.000001s")
     (unfinished,) = (tmp_path / "R").rglob(f"*{stage_trainer.UNFINISHED}")
+    with pytest.raises(AlmaError, match="--max-epoch changed"):  # was written to run.json
+        run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", words=(*WORDS, "--max-epoch", "9"))
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "3", "4")
     assert unfinished.is_file()
     run(stream, tmp_path / "R", "--wait", "6", "--seed", "1", "2", "3")
     assert not unfinished.exists()
     alone = run(stream, tmp_path / "alone", "--wait", "6", "--seed", "1")
     assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
+
+
+def test_a_plan_that_one_network_cannot_train_is_refused(stream, tmp_path, monkeypatch):
+    start = {0: ModelId(0, 0)}
+    monkeypatch.setattr(Learner, "starts_from", lambda self, stage, member: start.get(member) if stage.index else None)
+    with pytest.raises(AlmaError, match="--learner ens: on images, the models of a stage all start with random"):
+        run(stream, tmp_path / "R", "--learner", "ens")
+
+
+def test_a_damaged_stream_is_an_error_and_no_usage_error(stream, tmp_path):
+    damaged = shutil.copytree(stream, tmp_path / "S")
+    (damaged / "labels.npy").write_bytes(b"junk")
+    with pytest.raises(AlmaError, match=r"labels\.npy"):
+        run(damaged, tmp_path / "R")
 
 
 def fork_stream(command, **options):

@@ -53,6 +53,9 @@ def test_same_command_again_does_nothing_and_another_folder_gets_equal_files(tmp
     create(tmp_path, "other")
     assert files_of(tmp_path / "stream") == files_of(tmp_path / "other")
     assert ImageStream.open(tmp_path / "other").stream.fingerprint == first.stream.fingerprint
+    (tmp_path / "stream/images.npy").unlink()
+    with pytest.raises(AlmaError, match=r"images\.npy: expected a file"):
+        create(tmp_path)
 
 
 def test_other_options_on_the_same_folder_are_refused_and_a_stream_of_text_too(tmp_path):
@@ -147,6 +150,12 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path, capsys
     assert run("folder", "--source", tmp_path / "g", "--megabatches", 2, "--out", tmp_path / "u") == 0
     assert re.search("folders not used: val\nno test set given: 1 images", capsys.readouterr().out)
     write_folder(tmp_path / "g/test", {"dog": 3})
+    with pytest.raises(SystemExit):  # a test set is given
+        run("folder", "--source", tmp_path / "g", "--test-fraction", 0.5, "--megabatches", 2, "--out", tmp_path / "t")
+    for path in (tmp_path / "g/train/cat").iterdir():
+        pytest.importorskip("PIL.Image").open(path).convert("1").save(path)
+    assert run("folder", "--source", tmp_path / "g/train", "--megabatches", 2, "--out", tmp_path / "bw") == 0
+    assert ImageStream.open(tmp_path / "bw").shape[0] == 1
     with pytest.raises(AlmaError, match=r"test: expected only the classes of .*train, found dog; add"):
         run("folder", "--source", tmp_path / "g", "--megabatches", 2, "--out", tmp_path / "t")
     with pytest.raises(AlmaError, match="no subfolders found; give a folder with"):
