@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from fairseq_alma.images import networks
-from fairseq_alma.images.firefly import vgg_size
 from fairseq_alma.images.image_batches import seeded
 
 BATCH, INPUTS, OUTPUTS, SIDE = 6, 3, 5, 7
@@ -62,23 +61,6 @@ def test_a_convolution_equals_torchs_layer_of_each_member_forward_and_backward(n
         torch.testing.assert_close(found[:, ours], expected, rtol=1e-4, atol=1e-5)
         (expected_gradient,) = gradients_of(expected, alone.parameters(), weights[:, ours])
         torch.testing.assert_close(found_gradient[member], expected_gradient, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("num_members", MEMBERS)
-def test_batch_norm_equals_torchs_layer_of_each_member_in_training_and_at_test(num_members):
-    layer = filled(networks.MemberBatchNorm2d(num_members, OUTPUTS))
-    alone = [nn.BatchNorm2d(OUTPUTS) for _ in range(num_members)]
-    for member, one in enumerate(alone):
-        one.weight.data.copy_(layer.weight[member])
-        one.bias.data.copy_(layer.bias[member])
-    for step, training in enumerate([True, True, False]):
-        x = 2 + 3 * noise(BATCH, num_members * OUTPUTS, SIDE, SIDE, seed=step)
-        found = layer.train(training)(x)
-        expected = [one.train(training)(part) for one, part in zip(alone, x.split(OUTPUTS, dim=1), strict=True)]
-        torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
-    for member, one in enumerate(alone):
-        torch.testing.assert_close(layer.running_mean[member], one.running_mean)
-        torch.testing.assert_close(layer.running_var[member], one.running_var)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +136,6 @@ def test_default_initial_weights_are_those_of_torch():
         weight = block.conv.weight[0]
         bound = weight[0].numel() ** -0.5  # as torch.nn.Conv2d: kaiming_uniform_ with a = sqrt(5)
         assert 0.8 * bound < weight.abs().max() <= bound
-
-
-def test_the_number_of_parameters_follows_the_formula():
-    channels = [3, 5] * 8
-    expected = sum(9 * before * after + 2 * after for before, after in zip([3, *channels], channels, strict=False))
-    expected += channels[-1] * 10 + 10
-    assert sum(parameter.numel() for parameter in networks.VGG((3, 32, 32), 10, channels).parameters()) == expected
-    assert vgg_size(3, channels, 10) == expected
-    assert vgg_size(1, [2, 3], 2) == 18 + 54 + 10 + 8  # weights, batch norm, classifier
 
 
 def test_measured_batch_norm_statistics_are_the_mean_over_batches():

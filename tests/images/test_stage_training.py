@@ -137,19 +137,6 @@ def test_an_update_equals_that_of_a_plain_loop():
         torch.testing.assert_close(ours[0], theirs.data)
 
 
-def test_a_resumed_training_ends_with_the_same_bits():
-    options = {"members": [0, 1], "patience": 2, "max_epoch": 6}
-    complete, first, second = (training_of(build_mlp, **options) for _ in range(3))
-    run(complete)
-    for _ in range(3):
-        first.run_epoch()
-    second.load_state_dict(first.state_dict())
-    run(second)
-    assert second.units == complete.units
-    for name, tensor in complete.network.state_dict().items():
-        assert torch.equal(second.network.state_dict()[name], tensor)
-
-
 @pytest.mark.parametrize("how", ["mean", "sum"])
 def test_joint_members_train_and_predict_by_the_mean_or_sum_of_their_logits(how):
     training = training_of(build_mlp, [0, 1, 2], is_joint=True, joint_logits=how, max_epoch=1, batch_size=37)

@@ -55,7 +55,7 @@ def test_same_command_again_does_nothing_and_another_folder_gets_equal_files(tmp
     assert ImageStream.open(tmp_path / "other").stream.fingerprint == first.stream.fingerprint
     (tmp_path / "stream/images.npy").unlink()
     with pytest.raises(AlmaError, match=r"images\.npy: expected a file"):
-        create(tmp_path)
+        run("mnist", "--source", tmp_path / "mnist", "--out", tmp_path / "stream", "--megabatches", 3)
 
 
 def test_other_options_on_the_same_folder_are_refused_and_a_stream_of_text_too(tmp_path):
