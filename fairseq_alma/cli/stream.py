@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from fairseq_alma.cli.entry import Parser, command
+from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
@@ -156,11 +157,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             )
     kind = "text" if stream is None else stream.kind
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
+    images = ImageStream.open(stream.root) if stream is not None and kind == "images" else None
     try:
         request.check(kind)
         job: Job
-        if kind == "images":
-            job = ImageJob(request, own_words, words, stream)
+        if images is not None:
+            job = ImageJob(request, own_words, words, images)
         else:
             recipe = complete_options(request, words, stream)
             request = replace(request, features=request.features.with_options(recipe.features))
@@ -171,8 +173,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         first = plans[request.seeds[0]]
         learners[request.seeds[0]].check_model(job.last)
         request.features.check(PlannedRun(kind, first, request.replay, job.last))
-    except AlmaError:
-        raise
     except ValueError as error:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:

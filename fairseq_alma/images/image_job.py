@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Se
 
 from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES
 from fairseq_alma.data.image_stream import ImageStream
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import (
     BOTH_STUDIES,
@@ -200,7 +199,7 @@ class ImageJob:
         request: options of ``alma-stream``.
         own_words: command-line arguments before ``--``.
         words: command-line arguments after ``--``.
-        stream: stream of images.
+        images: stream of images.
 
     Raises:
         ValueError: an option after ``--`` is invalid.
@@ -210,11 +209,10 @@ class ImageJob:
     trainer: "Optional[StageTrainer]" = None  # set by the function that `prepare` returns
 
     def __init__(
-        self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], stream: Optional[Stream]
+        self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], images: ImageStream
     ) -> None:
-        assert stream is not None  # only a text job supports runs without a stream
         self.request, self.own_words = request, own_words
-        self.images = ImageStream.open(stream.root)
+        self.images = images
         self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
         self.overridden: tuple[str, ...] = self.options.overridden
         self.features = request.features.with_options(self.options.values_of(feature_options().values()))

@@ -92,7 +92,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     stream = write_stream(tmp_path, "--tokenizer", str(tmp_path / "model"))
     length = ("--tokens-per-sample", "20")
     assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt"), "--stream", str(stream)]) == 0
-    grown = ["--out", f"{tmp_path}/grown.pt", "--method", "copy", "--experts", "3", "--stream", str(stream), "--cpu"]
+    grown = ["--out", f"{tmp_path}/grown.pt", "--method", "copy", "--experts", "3", "--cpu"]
     assert grow(["--path", str(tmp_path / "a.pt"), *grown]) in (0, None)
     # no option of its shape is given: they are those of the checkpoint
     words = ["--arch", "alma_transformer_lm", *length, "--lr", "0.003", "--megabatch", "0"]
