@@ -42,7 +42,6 @@ from fairseq_alma.data.stream import (
 from fairseq_alma.data.tokens import (
     AUTO,
     FILE_NAMES,
-    NUM_FAIRSEQ_SYMBOLS,
     TOKENIZER_FOLDER,
     DocumentEncoder,
     StreamTokenizer,
@@ -449,8 +448,6 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     there = plan.there
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
     counts = np.zeros((len(writers), 4), np.int64)  # documents, bytes, words, tokens
-    # Counts of each token in mega-batch 0, for dict.txt.
-    id_counts = np.zeros(tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS, np.int64)
     listed: list[dict[str, Any]] = []
     num_dropped = bytes_dropped = pending = 0
     for block in blocks:
@@ -460,8 +457,6 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
             counts[number] += [len(own), *own.sum(axis=0)]
             writers[number].write(ids, own[:, 2])
             pending += len(ids)
-            if number == 0 and there is None:
-                id_counts += np.bincount(np.frombuffer(ids, writers[0].dtype), minlength=len(id_counts))
         listed += block.dropped[: MAX_LISTED - len(listed)]
         num_dropped += len(block.dropped)
         bytes_dropped += sum(each["bytes"] for each in block.dropped)
@@ -494,14 +489,15 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         )
     paths = (tokenizer.file, *tokenizer.companions)
     tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]
-    lines = zip(tokenizer.symbols, id_counts[NUM_FAIRSEQ_SYMBOLS:].tolist(), strict=True)
+    # Without counts, the file is the same for each stream with this tokenizer, so that checkpoints fit all of them.
+    lines = "".join(f"{symbol} 1\n" for symbol in tokenizer.symbols)
     return Stream(
         root=plan.options.out,
         kind="text",
         seed=plan.options.seed,
         splits=ordered,
         tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files),
-        dictionary=_write(root, DICTIONARY, "".join(f"{symbol} {count}\n" for symbol, count in lines).encode()),
+        dictionary=_write(root, DICTIONARY, lines.encode()),
         other_files=(known,),
         history=(history,),
     )

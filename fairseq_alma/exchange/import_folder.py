@@ -100,7 +100,8 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
     """
     is_moe, heads, rope = config.model_type == "qwen3_moe", config.num_attention_heads, config.rope_parameters
     dense, layers = (config.mlp_only_layers or []) if is_moe else [], range(config.num_hidden_layers)
-    mixtures = [is_moe and layer not in dense and (layer + 1) % config.decoder_sparse_step == 0 for layer in layers]
+    every = config.decoder_sparse_step if is_moe else 1
+    mixtures = [is_moe and layer not in dense and every > 0 and (layer + 1) % every == 0 for layer in layers]
     num_experts = config.num_experts if is_moe else 1
     kv_heads = config.num_key_value_heads or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -113,6 +114,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "num_attention_heads modulo num_key_value_heads": (heads % kv_heads, 0),
         "head_dim modulo 2": (head_dim % 2, 0),
         "num_hidden_layers": (len(layers), max(1, len(layers))),
+        "layer_types": (sorted({*(getattr(config, "layer_types", None) or ["full_attention"])}), ["full_attention"]),
     }
     if is_moe:
         required["num_experts_per_tok"] = (config.num_experts_per_tok, 1)
@@ -186,7 +188,9 @@ def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[l
     if end is None:
         raise AlmaError(f"{folder}: expected an EOS token in {TOKENIZER_CONFIG} or {CONFIG}, found none; {_REMEDY}")
     own: list[Optional[int]] = [None] * len(SYMBOLS)
-    for number in (2, 1, 0, 3):  # EOS comes first, because the EOS token is often also the padding token.
+    # EOS comes first, because the EOS token is often also the padding token. The unknown token, which the tokenizer
+    # writes, stays an ordinary token.
+    for number in (2, 1, 0):
         if found[number] not in own:
             own[number] = found[number]
     return own, [end if token is None else token for token in found]

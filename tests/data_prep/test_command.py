@@ -339,8 +339,8 @@ def test_a_given_tokenizer_is_used_and_copied_and_duplicates_can_be_kept(stream,
     more = ["--keep-duplicates", "--no-decontaminate", "--tokenizer", stream.root / "tokenizer/tokenizer.json"]
     assert run(text, "--out", tmp_path / "second", "--megabatches", 2, *more) == 0
     second = Stream.open(tmp_path / "second")
-    assert second.tokenizer == stream.tokenizer
-    assert second.dictionary_sha256 != stream.dictionary_sha256  # counts of another first mega-batch
+    # checkpoints fit both streams
+    assert (second.tokenizer, second.dictionary_sha256) == (stream.tokenizer, stream.dictionary_sha256)
     assert second.history[0]["num_duplicates"] == 0
     assert sum(split.num_documents for split in second.splits) == 420
 

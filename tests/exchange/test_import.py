@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fairseq_alma.cli.export import main as export
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
 from fairseq_alma.data.tokens import TokenFile
+from fairseq_alma.exchange.import_folder import symbols_of
 from tests import scripts
 from tests.exchange.conftest import TEXT, exported, write_stream
 from tests.text.stock_commands import evaluate, train_model
@@ -108,8 +110,11 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     assert "puts\nno token before a text, but fairseq_alma trains with `<|end|>` there." in card
     path = tmp_path / "model/tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFC"}}))
-    line = refused(tmp_path, path.parent, "--out", tmp_path / "b.pt", "--stream", stream)
-    assert "found another tokenizer; prepare" in line
+    assert "another tokenizer; prepare" in refused(
+        tmp_path, path.parent, "--out", tmp_path / "b.pt", "--stream", stream
+    )
+    ids = SimpleNamespace(vocab_size=9, bos_token_id=None, pad_token_id=4, eos_token_id=4, unk_token_id=5)
+    assert symbols_of(tmp_path, ids, None) == ([None, None, 4, None], [4, 4, 4, 5])  # the tokenizer writes <unk>
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,8 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
         ("qwen3", {"hidden_size": "16"}, "hidden_size"),
         ("qwen3", {"num_hidden_layers": 0, "layer_types": []}, "expected num_hidden_layers 1 for"),
         ("qwen3_moe", {"num_experts_per_tok": 2}, "num_experts_per_tok 1 for alma_transformer_lm, found 2"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "found num_experts 4 in no layer"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "layer_types ['full_attention'] for"),
         ("qwen3_moe", {"norm_topk_prob": True}, "norm_topk_prob False for alma_transformer_lm, found True"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "found num_experts 4 in layers 0 (numbered"),
         ("qwen3_moe", {"moe_intermediate_size": 12}, "for alma_transformer_lm, found 12"),
