@@ -18,12 +18,13 @@ from fairseq_alma.errors import AlmaError
 
 COMPRESSION_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
 _MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstandard",
-    **{bytes([low]) + b"\x2a\x4d\x18": "zstandard" for low in range(0x50, 0x60)},  # pzstd writes skippable frames
+    rb"\x1f\x8b": "gzip",
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "bzip2",  # text may begin with BZh
+    rb"\xfd7zXZ\x00": "xz",
+    rb"\x28\xb5\x2f\xfd": "zstandard",
+    rb"[\x50-\x5f]\x2a\x4d\x18": "zstandard",  # pzstd writes skippable frames
 }
-_BZIP2 = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")  # text may begin with BZh
+"""Regular expression for the first bytes of a compressed file -> format."""
 _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses each input at once, to at most 30,000 times the size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
@@ -49,8 +50,7 @@ class DecompressedFile:
         self._raw, self._label = raw, label
         start, suffix = raw.read(10), Path(raw.name).suffix
         raw.seek(0)
-        self._kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")
-        self._kind = "bzip2" if _BZIP2.match(start) else self._kind
+        self._kind = next((kind for magic, kind in _MAGIC.items() if re.match(magic, start)), "")
         self.is_packed = bool(self._kind)
         if suffix in COMPRESSION_SUFFIXES and not self.is_packed:
             expected, found = COMPRESSION_SUFFIXES[suffix], f"data that begins with {start!r}" if start else "no data"

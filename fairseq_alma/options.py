@@ -363,6 +363,11 @@ def group_words(words: Sequence[str]) -> list[GivenOption]:
     return options
 
 
+def given_values(words: Sequence[str]) -> dict[str, str]:
+    """Parse arguments as `group_words` does; return flag -> values joined by spaces. The last occurrence counts."""
+    return {name: " ".join(values) for name, values in group_words(words)}
+
+
 def without(words: Sequence[str], left_out: Mapping[str, int]) -> list[str]:
     """Return command-line arguments without the options in ``left_out`` (flag -> number of values to remove)."""
     kept: list[str] = []

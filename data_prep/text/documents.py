@@ -255,7 +255,7 @@ Piece = tuple[FilePart, ...]
 
 @dataclass
 class Batch:
-    """Documents of consecutive blocks of a piece: about one MiB or more, unless the piece ends."""
+    """Documents of consecutive blocks of a piece: at least half a million characters, unless the piece ends."""
 
     documents: list[str]
     groups: list[str]  # group of each document

@@ -178,6 +178,12 @@ class Work:
         return StreamTokenizer(file)
 
     @cached_property
+    def _given_tokenizer(self) -> Optional[StreamTokenizer]:
+        """Return the existing tokenizer for a new stream (``--tokenizer``); None if `prepare` trains a tokenizer."""
+        given = self.plan.options.tokenizer if self.plan.there is None else None
+        return None if given is None else StreamTokenizer(given)
+
+    @cached_property
     def _encoder(self) -> DocumentEncoder:
         tokenizer = self.tokenizer
         return DocumentEncoder(tokenizer, id_dtype(tokenizer.vocab_size), _CACHED_CHUNKS // self.plan.num_workers)
@@ -231,10 +237,8 @@ class Work:
                 raise AlmaError(
                     f"{source.label}: the file contains no document; remove the file from the input, or add text"
                 )
-        # Documents with equal keys stay in input order, or with --by in the order of the groups.
-        order = np.argsort(records["key"], kind="stable")
-        if options.by is not None:
-            order = np.lexsort((records["argument"], records["key"]))
+        # Documents with equal keys stay in the order of their INPUTs or groups, and in input order within these.
+        order = np.lexsort((records["argument"], records["key"]))
         keys = records["key"][order]
         is_kept = np.ones(len(order), bool)
         if not options.keep_duplicates:
@@ -338,12 +342,12 @@ class Work:
         plan, num_sets = self.plan, len(self.assignment.names)
         sets = self.load(f"sets-{number:05d}.npy")
         marks = np.zeros(len(sets), np.uint8)
-        given = None if plan.there is not None else plan.options.tokenizer
-        tokenizer = None if given is None else StreamTokenizer(given)
+        tokenizer = self._given_tokenizer
         if plan.options.ngram is not None or tokenizer is not None:
             marks[sets >= self.assignment.num_megabatches] = _HELD_OUT
-        marks[sets == num_sets] = _TOKENIZER_TEXT if plan.there is None and given is None else 0
+        marks[sets == num_sets] = _TOKENIZER_TEXT if plan.there is None and tokenizer is None else 0
         texts: list[str] = []
+        # Held-out documents that the given tokenizer alters, all held-out documents, decoded letters, all letters.
         losses = np.zeros(4, np.int64)
         hashes, hasher = [], NgramHasher(plan.options.decontaminate_ngram)
         for documents, own, num_bytes in self._read_again(number, marks) if marks.any() else ():

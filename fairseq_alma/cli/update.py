@@ -27,7 +27,7 @@ from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
 from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
-from fairseq_alma.options import Options, group_words, operand, opt, real, utf8_path, utf8_word
+from fairseq_alma.options import Options, given_values, group_words, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.lookup import RUN
 from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
@@ -362,12 +362,12 @@ def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget:
     tokens = [stream.megabatch(t).num_tokens for t in range(len(before) + 1)]
     spent = sum(month.train_tokens for month in before)
     parameters = before[-1].params if before else 0
-    if before and _SHAPE & dict(group_words(words)).keys():
+    if before and _SHAPE & given_values(words).keys():
         parameters = sum(tokens)  # A new model would not be larger.
     action, passes = next_step(parameters, tokens, spent, budget)
     if before and size is not None:
         action, passes = "restart", budget
-    if action != "continue" and size is None and "--arch" not in dict(group_words(words)):
+    if action != "continue" and size is None and "--arch" not in given_values(words):
         assert stream.tokenizer is not None
         size = new_size(passes * sum(tokens), stream.tokenizer.vocab_size)
     first = before[-1].first if action == "continue" else len(before)
@@ -380,7 +380,7 @@ def _check_size(stream: Stream, words: Sequence[str], size: Optional[int]) -> No
         return
     assert stream.tokenizer is not None
     try:
-        model_of(size, stream.tokenizer.vocab_size, {name: " ".join(values) for name, values in group_words(words)})
+        model_of(size, stream.tokenizer.vocab_size, given_values(words))
     except ValueError as error:
         raise AlmaError(str(error)) from error
 

@@ -114,9 +114,10 @@ class ImageTrainOptions:
         given = dict(group_words(words))
         of_optimizers = [name for names in OPTIMIZERS.values() for name in names]
         known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers, *feature_options()}
+        for name, instead in learner.owned.items():
+            if any(given.get(name, ())):
+                raise ValueError(f"{name} after --: {instead}")
         for name in given:
-            if name in learner.owned:
-                raise ValueError(f"{name} after --: {learner.owned[name]}")
             if name not in known:
                 raise ValueError(
                     f"{name} after --: not supported on streams of images; choose from "
@@ -153,9 +154,6 @@ class ImageTrainOptions:
         prefix = learner.arch_prefix
         if prefix is not None and not self.arch.startswith(prefix):
             raise ValueError(f"--arch {self.arch}: --learner {learner.name} requires an architecture named {prefix}_…")
-        for name, instead in learner.owned.items():
-            if any(self.values.get(name, ())):
-                raise ValueError(f"{name} after --: {instead}")
         self.loop = LoopOptions(**self.values_of(options_of(LoopOptions).values()))
         for kind in IMAGE_NETWORKS:
             self.values_of(options_of(kind).values())  # raises ValueError if a value is out of range

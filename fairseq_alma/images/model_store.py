@@ -319,10 +319,10 @@ def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> No
         network(some)
         features.append(layers[0].gate_input)
         experts.append(torch.stack([layer.shares().argmax(dim=-1) for layer in layers]))
-    arrays = {"features": torch.cat(features), "labels": labels[:NUM_SHOWN], "expert": torch.cat(experts, dim=1)}
-    found: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
+    arrays: dict[str, Any] = {"features": torch.cat(features), "labels": labels[:NUM_SHOWN]}
+    arrays["expert"] = torch.cat(experts, dim=1)
     with open_atomically(folder / EXPERTS_FILE) as file:
-        np.savez_compressed(file, **found)
+        np.savez_compressed(file, **{name: tensor.cpu().numpy() for name, tensor in arrays.items()})
 
 
 class Predictions:

@@ -44,7 +44,7 @@ from fairseq_alma.text.criterion import token_losses
 from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
 
-MEASURING = ("stream", "split", "select", "batch_size", "tokens_per_sample")
+_MEASURING = ("stream", "split", "select", "batch_size", "tokens_per_sample")
 """Options that measure and select existing experts."""
 _UNALTERED = "no file was written; give an unaltered checkpoint"
 
@@ -158,9 +158,9 @@ def _with_gates(
             f"--optimizer share: a dense layer is split into {args.experts + 1} experts, not in halves; give --experts "
             "1, or --optimizer copy"
         )
-    unused = [name for name in MEASURING if getattr(args, name) != getattr(GrowOptions, name)]
-    if unused:
-        raise AlmaError(f"{flag(unused[0])}: {args.path} has no experts to measure or select; omit {flag(unused[0])}")
+    for name in _MEASURING:
+        if getattr(args, name) != getattr(GrowOptions, name):
+            raise AlmaError(f"{flag(name)}: {args.path} has no experts to measure or select; omit {flag(name)}")
     config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:

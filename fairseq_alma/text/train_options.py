@@ -21,7 +21,7 @@ from fairseq_alma.checkpoints.model_options import (
     usual_heads,
 )
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS
-from fairseq_alma.options import GivenOption, group_words, options_of
+from fairseq_alma.options import GivenOption, given_values, group_words, options_of
 from fairseq_alma.training.feature import ENDLESS, FEATURES
 
 BALANCING = "alma_switch_cross_entropy"
@@ -246,7 +246,7 @@ def complete(
     Raises:
         ValueError: an option is missing, out of range, or contradicts another; the message begins with the option.
     """
-    given = {name: " ".join(values) for name, values in group_words(words)}
+    given = given_values(words)
     arch = given.get("--arch")
     is_other_arch = arch is not None and arch not in TRANSFORMER_SIZES
     if is_other_arch and arch not in SWITCH_SIZES:
@@ -254,13 +254,14 @@ def complete(
             f"--arch {arch} after --: expected an architecture of this package, such as alma_transformer_lm or "
             "alma_switch_lm_base; give one of them, or train with fairseq-train"
         )
-    model = preferences.size and model_of(preferences.size, vocab_size, given, context.num_experts)
-    if context.has_start and preferences.size is not None:
+    size = preferences.size
+    model = None if size is None else model_of(size, vocab_size, given, context.num_experts)
+    if context.has_start and size is not None:
         raise ValueError("--size: not allowed with --finetune-from-model, whose checkpoint sets the model; omit --size")
     ends = " and ".join(end for end in END_OPTIONS if end in given)
     if preferences.passes is not None and ends:
         raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
-    requested = {"size": preferences.size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
+    requested = {"size": size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
     if before is not None:
         # The command that resumes a run may omit --size and --preset.
         omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
@@ -275,7 +276,7 @@ def complete(
         )
     passes, stages = preferences.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
-    if model:
+    if model is not None:
         row = model._replace(batch=max(1, row.batch * row.length // model.length))
     rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
     chosen = _missing(rows, given, context.owned)
@@ -370,7 +371,7 @@ def _recipe(
     features = {name: value for name, value in record["features"].items() if context.features.get(name) is None}
     passes = record["passes"] if "--max-update" in chosen else None
     all_words = [*(word for option in chosen.items() for word in option), *words]
-    filled = {name: " ".join(values) for name, values in group_words(all_words)}
+    filled = given_values(all_words)
     lines, lengths, per_update = [*record["lines"][:1]], None, tokens_per_update(filled)
     if passes is not None:
         if len({*filled.get("--update-freq", "1").split(",")}) > 1:

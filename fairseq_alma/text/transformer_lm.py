@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints.model_options import ALMA_TRANSFORMER, TRANSFORMER_SIZES, complete_sizes
 from fairseq_alma.data.tokens import absent_ids
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
+from fairseq_alma.growth.tensors import init_uniform
 from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.options import options_of
 from fairseq_alma.text.decoder import (
@@ -34,12 +35,6 @@ from fairseq_alma.text.decoder import (
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
-
-
-def init_uniform(weight: Tensor) -> None:
-    """Initialize weights (…, inputs) in place from a uniform distribution with variance 1 / (number of inputs)."""
-    bound = (3 / weight.size(-1)) ** 0.5
-    nn.init.uniform_(weight, -bound, bound)
 
 
 def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:

@@ -73,7 +73,10 @@ class Results:
     def size(self, arrival: int) -> int:
         """Return the maximum number of parameters of the policies after an arrival, without `train_anew`."""
         rows = [row for row in self.rows if row["policy"] in POLICIES and row["policy"] != "retrain"]
-        return max(int(row["params"]) for row in rows if row["arrival"] == str(arrival))
+        sizes = [int(row["params"]) for row in rows if row["arrival"] == str(arrival)]
+        if not sizes:
+            sys.exit("retrain, --oracle: the sizes of other policies are missing; give another policy before retrain")
+        return max(sizes)
 
     def add(self, stage: Path, arrival: int, before: Optional[float], **row: Any) -> None:
         """Append a row with the results in a stage folder."""
@@ -191,12 +194,10 @@ def main() -> None:
     if "update" in options.policies and options.seeds != [1]:
         parser.error("--seeds: alma-update has only seed 1; give --seeds 1, or --policies without update")
     for text in options.texts:
-        if not text.is_file():
+        if not text.exists():
             parser.error(f"TEXT {text}: no such file")
     if any(not 1 <= month <= len(options.texts) for month in options.oracle):
         parser.error(f"--oracle: expected months from 1 to {len(options.texts)}")
-    if (options.oracle or "retrain" in options.policies) and options.policies[0] == "retrain":
-        parser.error("--policies: give a policy that determines the size of the models before retrain")
     options.out.mkdir(parents=True, exist_ok=True)
     results, stream = Results(options.out / "results.csv"), options.out / "stream"
     manifest = stream / "stream.json"

@@ -66,11 +66,9 @@ def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
     assert re.search(r"B: expected the stream of .*A .*--mix", capsys.readouterr().err)
     twin, worse = write_run(tmp_path / "C"), write_run(tmp_path / "D", [90.0] * 4, "ens", text_stream(4, "b" * 64))
     assert main([str(one), "--mix", str(other), str(twin), str(worse)]) == 0
-    captured = capsys.readouterr()  # test sets differ, so only bits per byte are compared
-    assert "C: left out, as another run has the same options and seed" in captured.err
-    assert (
-        "bits per byte" in captured.out and "Best over" not in captured.out and "test perplexity 2" not in captured.out
-    )
+    out, err = capsys.readouterr()  # test sets differ, so only bits per byte are compared
+    assert "C: left out, as another run has the same options and seed" in err
+    assert "bits per byte" in out and "Best over" not in out and "test perplexity 2" not in out
     images = write_run(tmp_path / "I", stream=image_stream(4))
     assert main([str(one), str(images), "--mix"]) == 1
 

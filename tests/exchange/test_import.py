@@ -110,9 +110,8 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     assert "puts\nno token before a text, but fairseq_alma trains with `<|end|>` there." in card
     path = tmp_path / "model/tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFC"}}))
-    assert "another tokenizer; prepare" in refused(
-        tmp_path, path.parent, "--out", tmp_path / "b.pt", "--stream", stream
-    )
+    line = refused(tmp_path, path.parent, "--out", tmp_path / "b.pt", "--stream", stream)
+    assert "found another tokenizer; prepare" in line
     ids = SimpleNamespace(vocab_size=9, bos_token_id=None, pad_token_id=4, eos_token_id=4, unk_token_id=5)
     assert symbols_of(tmp_path, ids, None) == ([None, None, 4, None], [4, 4, 4, 5])  # the tokenizer writes <unk>
 

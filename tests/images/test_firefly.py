@@ -148,6 +148,19 @@ def test_every_step_adds_the_share_of_the_first_size_so_that_growth_is_linear(ne
     assert sizes[-1] == pytest.approx(1.5 * FIRST_SIZE, rel=0.1)
 
 
+def test_gradients_reach_all_channels_and_differ_between_the_halves_of_a_split(network):
+    candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, seeded(0))
+    wide = keep_candidates(network, candidates, [KeptCandidates([1], [0, 1])] * NUM_CONVOLUTIONS).train()
+    images, labels = batches_of(1)[0]
+    F.cross_entropy(wide(images)[0], labels).backward()
+    for number, block in enumerate(wide.blocks):
+        gradient = block.conv.weight.grad[0]  # (7, 7 or 3, 3, 3): four old channels, a second half, two new ones
+        assert (gradient.flatten(2).abs().sum(dim=2) > 0).all(), number
+        assert not torch.allclose(gradient[1], gradient[4], rtol=1e-4, atol=0)
+        assert not torch.equal(block.conv.weight[0, 1], block.conv.weight[0, 4])
+    assert (wide.classifier.weight.grad != 0).all()
+
+
 def test_halves_copy_the_batch_norm_of_the_channel_and_new_channels_have_measured_statistics(network):
     batches = batches_of()
     candidates = CandidateVGG(network, [2] * NUM_CONVOLUTIONS, seeded(0))
@@ -204,10 +217,8 @@ def test_growth_depends_on_its_generator_and_does_not_change_the_network():
     examples, config = (images / 255, labels), AlmaFireflyVGGConfig(channels=CHANNELS)
     growth = Growth(0, "firefly", "loss", 1, share=0.5)
 
-    def grow(seed):
-        return grow_network(network, growth, config, lambda: examples, examples, 8, seeded(seed))
-
-    (grown, flops), (again, _), (other, _) = map(grow, (2, 2, 3))
+    how = network, growth, config, lambda: examples, examples, 8
+    (grown, flops), (again, _), (other, _) = (grow_network(*how, seeded(seed)) for seed in (2, 2, 3))
     assert flops == 2 * 3 * 17 * candidate_forward_flops(channels, FEWEST_NEW)  # two forward and backward passes
     assert flops > 2 * 17 * count_flops(copy.deepcopy(network), SHAPE).train
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())

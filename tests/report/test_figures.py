@@ -38,8 +38,8 @@ def test_sizes_are_panels_controls_markers_and_seeds_a_band(draw):
 
 
 def test_the_caption_says_how_many_sizes_are_shown_and_names_may_have_dollars(draw, tmp_path):
-    words = [{"--decoder-embed-dim": str(width), "--lr": f"$_{width}$ $"} for width in (8, 8, 16, 32, 64, 128)]
-    words[0]["--lr"] = "1"
+    sizes = ((8, "1"), *((width, "$_1$ $") for width in (8, 16, 32, 64, 128)))
+    words = [{"--decoder-embed-dim": str(width), "--lr": rate} for width, rate in sizes]
     drawing = draw(*({"train_options": {"--arch": "alma_switch_lm", **each}} for each in words))["curve"]
     assert drawing.caption.endswith("4 of 5 sizes are shown.")
     write(drawing, tmp_path)  # raised an error of mathtext
