@@ -20,8 +20,7 @@ LAYERS = (
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
 WITHOUT_FAIRSEQ = (*LAYERS[0], *LAYERS[1], "learners", "runs", "report")
-WITH_FAIRSEQ = ("moe", "text", "images", "models", "criterions", "tasks")
-NEEDS_FAIRSEQ = ("fairseq", "fairseq_cli", *(f"fairseq_alma.{each}" for each in WITH_FAIRSEQ))
+NEEDS_FAIRSEQ = ("fairseq", "fairseq_cli", *(f"fairseq_alma.{each}" for each in (*LAYERS[4], *LAYERS[5][1:], "moe")))
 FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*LAYERS[0], "data", "cli.entry"))
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
@@ -64,13 +63,11 @@ def is_about(module: str, words: set[str]) -> bool:
 
 def points_up(module: str, other: str) -> bool:
     here, there = layer_of(module), layer_of(other)
-    is_above = bool(here and there) and LEVELS[there] > LEVELS[here]
-    return is_above and not is_within(other, "fairseq_alma.cli.entry")
+    return bool(here and there) and LEVELS[there] > LEVELS[here] and not is_within(other, "fairseq_alma.cli.entry")
 
 
 def needs_fairseq(module: str, other: str) -> bool:
-    is_free_of_it = layer_of(module) in WITHOUT_FAIRSEQ or is_within(module, "data_prep")
-    return is_free_of_it and is_within(other, *NEEDS_FAIRSEQ)
+    return is_within(other, *NEEDS_FAIRSEQ) and (layer_of(module) in WITHOUT_FAIRSEQ or is_within(module, "data_prep"))
 
 
 def crosses(module: str, other: str) -> bool:
@@ -90,7 +87,6 @@ def data_prep_needs_training(module: str, other: str) -> bool:
 
 
 RULES = (points_up, needs_fairseq, crosses, mixture_needs_a_model, data_prep_needs_training)
-Rule = Callable[[str, str], bool]
 
 
 def test_every_folder_of_the_package_has_a_level(checkout: Path) -> None:
@@ -99,7 +95,7 @@ def test_every_folder_of_the_package_has_a_level(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_imports_point_one_way(rule: Rule, checkout: Path) -> None:
+def test_imports_point_one_way(rule: Callable[[str, str], bool], checkout: Path) -> None:
     assert [f"{module} -> {other}" for module, other in imports_of(checkout) if rule(module, other)] == []
 
 

@@ -493,15 +493,13 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         )
     paths = (tokenizer.file, *tokenizer.companions)
     tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]
-    # Without counts, the file is the same for each stream with this tokenizer, so that checkpoints fit all of them.
-    lines = "".join(f"{symbol} 1\n" for symbol in tokenizer.symbols)
     return Stream(
         root=plan.options.out,
         kind="text",
         seed=plan.options.seed,
         splits=ordered,
         tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files),
-        dictionary=_write(root, DICTIONARY, lines.encode()),
+        dictionary=_write(root, DICTIONARY, tokenizer.dictionary.encode()),
         other_files=(known,),
         history=(history,),
     )

@@ -229,9 +229,10 @@ class GrowOptions(Options):
         None, "stream for measuring the loss of each expert (default: training stream of the model)", metavar="STREAM"
     )
     split: str = opt("valid", "held-out split for measuring the loss of each expert", metavar="SPLIT")
-    noise: float = opt(
-        0.0,
-        "with --method copy: standard deviation of noise added to copied gate rows",
+    noise: Optional[float] = opt(
+        None,
+        "with --method copy: standard deviation of noise added to copied gate rows (default: 0; for a dense model, 0.1 "
+        "/ square root of the model dim)",
         range=real(0, 1e6),
         metavar="X",
     )

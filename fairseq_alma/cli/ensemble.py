@@ -48,8 +48,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     given = parser.parse_intermixed_args(argv)
     options = EnsembleOptions.read(given)
     members = [find_model(member, given.arrival) for member in options.members]
-    if options.average and options.members[0].is_dir():  # The model of a run may be the average already.
-        members[0] = members[0].with_name(LAST_CHECKPOINT)
+    last = members[0].with_name(LAST_CHECKPOINT)
+    if options.average and options.members[0].is_dir() and last.is_file():
+        members[0] = last  # The model of a run may be the average already.
     weights, out = options.weights or [1.0] * len(members), options.out
     if options.average and (len(members) > 1 or options.weights is not None or options.embed):
         parser.error(f"--average requires one CKPT (found {len(members)}); remove other CKPTs, --weights and --embed")

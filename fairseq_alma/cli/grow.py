@@ -33,7 +33,11 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
             parser.error(f"{flag(name)} {value} requires --experts; also give --experts K, or remove {flag(name)}")
     if args.experts is not None and args.method is None:
         parser.error(f"--experts {args.experts}: also give --method, one of {', '.join(EXPERT_METHODS)}")
-    if args.noise > 0 and args.method != "copy":
+    is_measured = args.stream is not None or (args.method != "scratch" and args.select != "random")
+    for name in () if is_measured else ("split", "batch_size", "tokens_per_sample"):
+        if (value := vars(given)[name]) is not None:
+            parser.error(f"{flag(name)} {value}: no expert is measured; also give --stream, or remove {flag(name)}")
+    if args.noise is not None and args.method != "copy":
         parser.error(f"--noise {args.noise} requires --method copy; give --method copy, or remove --noise")
     if args.optimizer == "share" and args.method != "split":
         parser.error(f"--optimizer share requires --method split, found {args.method}; remove --optimizer")

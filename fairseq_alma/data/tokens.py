@@ -164,6 +164,11 @@ class StreamTokenizer:
         """Load the tokenizer of the stream in the folder ``stream``."""
         return cls(Path(stream) / TOKENIZER_FOLDER)
 
+    @property
+    def dictionary(self) -> str:
+        """Return the content of ``dict.txt``. All counts are 1, so that it depends only on the tokenizer."""
+        return "".join(f"{symbol} 1\n" for symbol in self.symbols)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token numbers (at least 0) of each text. The id in a token file is the token number plus 4."""
         try:

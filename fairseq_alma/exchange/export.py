@@ -8,6 +8,7 @@ the norm to the rows of the embedding matrix.
 import errno
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Iterator, Mapping, Optional
@@ -20,7 +21,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import refuse_model
-from fairseq_alma.exchange.model_card import model_card
+from fairseq_alma.exchange.model_card import IMPORTED, TRAINED, model_card
 from fairseq_alma.exchange.tokenizer_files import (
     CONFIG,
     EXPORTABLE,
@@ -71,14 +72,14 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
                 f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} in {stream.root}; give the training stream as --stream"
             )
         context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
-        has_bos = bool((checkpoint["cfg"].get("task") or {}).get("add_bos_token"))
-        vocabulary = vocabulary_of(tokenizer, context, options.symbol_ids, has_bos)
+        vocabulary = vocabulary_of(tokenizer, context, options.symbol_ids)
         context = max(context, vocabulary.context)
         settings = folder_config(options, weights, vocabulary, context)
         replaced = json.loads(options.symbol_ids) if options.symbol_ids else range(NUM_FAIRSEQ_SYMBOLS)
-        beginning = beginning_of(vocabulary.files[TOKENIZER], replaced[0 if has_bos else EOS])
+        beginning = beginning_of(vocabulary.files[TOKENIZER], replaced[EOS])
         tensors = dict(folder_weights(weights, options, settings["tie_word_embeddings"], vocabulary.rows))
-        facts = describe_model(config, weights, path)
+        num_params = sum(tensor.numel() for tensor in tensors.values())  # without fairseq's symbols
+        facts = replace(describe_model(config, weights, path), num_params=num_params)
     except (AttributeError, KeyError, TypeError) as error:
         raise AlmaError(f"{path}: the configuration is incomplete ({error}); {_REMEDY}") from error
     if not options.symbol_ids:
@@ -91,13 +92,13 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     with work_folder(out, "alma-export") as folder:
         write_tensors(tensors, folder / WEIGHTS)
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **vocabulary.files}
-        texts["README.md"] = model_card(path, stream, facts, architecture, context, beginning)
+        licence = IMPORTED if options.symbol_ids else TRAINED
+        texts["README.md"] = model_card(path, stream, facts, architecture, context, beginning, licence)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         size = (folder / WEIGHTS).stat().st_size
         publish(folder, out)
     experts = f"{facts.num_experts} experts, " if facts.num_experts > 1 else ""
-    num_params = sum(tensor.numel() for tensor in tensors.values())  # without fairseq's symbols
     sizes = f"{num_params:,} parameters, {experts}{settings['vocab_size']:,} tokens, {size / 1e6:,.1f} MB"
     return f"{out}: {architecture}, {sizes}"
 

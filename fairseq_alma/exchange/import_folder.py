@@ -7,10 +7,13 @@ unused. Unused ids and symbols without a token have probability zero (see `data.
 
 import json
 import re
+from argparse import Namespace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional
 
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -30,6 +33,7 @@ from fairseq_alma.exchange.tokenizer_files import CONFIG, TOKENIZER, TOKENIZER_C
 from fairseq_alma.files import read_json_object
 from fairseq_alma.growth.gate_tree import has_experts
 from fairseq_alma.text.decoder import build_from_config
+from fairseq_alma.training.fairseq_options import configuration_of
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
 SYMBOLS = ("bos", "pad", "eos", "unk")
@@ -81,11 +85,12 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
         raise AlmaError(f"{folder}: the weights do not match {CONFIG} ({error}); {_REMEDY}") from error
     model = build_from_config(options, config.vocab_size + NUM_FAIRSEQ_SYMBOLS)
     refuse_other_shapes(weights, model, str(folder), _REMEDY)
-    task: dict[str, Any] = {"_name": "alma_lm", "tokens_per_sample": config.max_position_embeddings}
-    state = {}
-    if stream is not None:
-        task["data"], state = str(stream.root), {DICTIONARY_KEY: stream.dictionary_sha256}
-    return untrained_checkpoint({"_name": None, "model": options, "task": task}, weights, state)
+    lengths = {name: options[name] for name in ("tokens_per_sample", "max_target_positions")}
+    data = None if stream is None else str(stream.root)
+    args = Namespace(task="alma_lm", criterion="alma_switch_cross_entropy", data=data, **lengths)
+    state = {DICTIONARY_KEY: sha256(tokenizer.dictionary.encode()).hexdigest()}
+    groups: Any = OmegaConf.to_container(configuration_of(args))
+    return untrained_checkpoint({**groups, "model": options}, weights, state)
 
 
 def model_options(config: Any, path: Path) -> dict[str, Any]:
@@ -158,8 +163,9 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "gate_trees": "",
         "checkpoint_activations": False,
         "compile": False,
-        "tokens_per_sample": config.max_position_embeddings,
-        "max_target_positions": None,
+        # Longer sequences would exceed the default batch size of fairseq-eval-lm.
+        "tokens_per_sample": min(1024, config.max_position_embeddings),
+        "max_target_positions": config.max_position_embeddings,
         **DEFAULT_START,
     }
 

@@ -34,34 +34,39 @@ print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
 The architecture is {architecture} of transformers 5 or newer; fairseq_alma is not needed. The tokenizer puts
 {beginning}. The maximum sequence length is {context:,} tokens.
 
-Licence: not specified; add the licence before publishing the model.
+Licence: {licence}
 """
+TRAINED = "not specified; add the licence before publishing the model."
+IMPORTED = "this model began as an imported model, and the licence of that model applies."
 
 
-def model_card(path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, beginning: str) -> str:
+def model_card(
+    path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, beginning: str, licence: str
+) -> str:
     """Return the model card in Markdown. Training and test results come from the run that contains the checkpoint.
 
     Args:
         path: exported checkpoint.
         stream: stream that the model was trained on.
-        facts: sizes of the model.
+        facts: sizes of the model in the folder.
         architecture: name of the model class in transformers.
         context: maximum sequence length in tokens, at least the sequence length in training.
         beginning: tokens before a text; see `beginning_of`.
+        licence: what is known about the licence of the model.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
     names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
     names[MOST_INPUTS:] = [f"{len(names) - MOST_INPUTS} more"] if names[MOST_INPUTS:] else []
     rows = {
         "parameters": f"{facts.num_params:,}",
-        "experts per Switch layer": str(facts.num_experts),
+        **({"experts per Switch layer": str(facts.num_experts)} if facts.num_experts > 1 else {}),
         "stream": f"{stream.num_megabatches} mega-batches, fingerprint `{stream.fingerprint[:16]}`",
         "text": f"{_amount([*map(stream.megabatch, range(stream.num_megabatches))])}; {', '.join(names)}",
         "test set": f"{_amount([stream.split('test')])}, held out",
         **_record_rows(path, stream),
     }
     table = "\n".join(["| property | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-    return _PAGE.format(table=table, architecture=architecture, context=context, beginning=beginning)
+    return _PAGE.format(table=table, architecture=architecture, context=context, beginning=beginning, licence=licence)
 
 
 def _amount(splits: Sequence[Split]) -> str:

@@ -34,7 +34,7 @@ class Vocabulary(NamedTuple):
     context: int = 0
 
 
-def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional[str], has_bos: bool) -> Vocabulary:
+def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional[str]) -> Vocabulary:
     """Return the vocabulary of an exported folder.
 
     Args:
@@ -42,15 +42,14 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
         context: maximum sequence length of the model, in tokens.
         symbol_ids: for an imported model, JSON list with the id of the token that each fairseq symbol replaces, or null
             (see `data.tokens.absent_ids`); None or empty for other models.
-        has_bos: whether sequences begin with ``<s>`` instead of ``</s>``.
 
     Raises:
         AlmaError: the tokenizer cannot be exported.
     """
     if not symbol_ids:
-        ids = {"bos_token_id": 0 if has_bos else EOS, "eos_token_id": EOS, "pad_token_id": 1}
+        ids = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": 1}
         generation = {**ids, "suppress_tokens": [0, 1, 3]}  # These symbols do not occur in training data.
-        files = tokenizer_files(tokenizer, context, ids["bos_token_id"])
+        files = tokenizer_files(tokenizer, context)
         return Vocabulary({**files, "generation_config.json": json.dumps(generation, indent=2) + "\n"}, ids)
     path = tokenizer.file.with_name(CONFIG)
     if not path.is_file():
@@ -72,13 +71,12 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
     )
 
 
-def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) -> dict[str, str]:
+def tokenizer_files(tokenizer: StreamTokenizer, context: int) -> dict[str, str]:
     """Return the content of tokenizer.json and tokenizer_config.json, by file name.
 
     Args:
         tokenizer: tokenizer of the stream.
         context: maximum sequence length of the model, in tokens.
-        bos: id of the symbol at the beginning of a text.
 
     Raises:
         AlmaError: the type of the tokenizer cannot be exported.
@@ -87,7 +85,8 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
         content, names = _with_symbols(tokenizer, space)
         if not misread_text(content, tokenizer, ["".join(FAIRSEQ_SYMBOLS), " ".join(FAIRSEQ_SYMBOLS)]):
             break
-    beginning: dict[str, Any] = {"SpecialToken": {"id": names[bos], "type_id": 0}}
+    end = names[EOS]
+    beginning: dict[str, Any] = {"SpecialToken": {"id": end, "type_id": 0}}
     texts = [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"]
     content |= {
         "truncation": None,
@@ -96,12 +95,12 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int, bos: int = EOS) ->
             "type": "TemplateProcessing",
             "single": [beginning, texts[0]],
             "pair": [beginning, *texts],
-            "special_tokens": {names[bos]: {"id": names[bos], "ids": [bos], "tokens": [names[bos]]}},
+            "special_tokens": {end: {"id": end, "ids": [EOS], "tokens": [end]}},
         },
     }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **{"bos_token": names[bos], "eos_token": names[2], "pad_token": names[1], "unk_token": names[3]},
+        **{"bos_token": end, "eos_token": end, "pad_token": names[1], "unk_token": names[3]},
         "model_max_length": context,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,

@@ -1,12 +1,12 @@
 """Implementation of ``alma-grow``: add layers or experts to a language model and write the new checkpoint."""
 
+from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import utils
-from omegaconf import OmegaConf
 from torch import nn
 
 import fairseq_alma
@@ -42,7 +42,8 @@ from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import track
 from fairseq_alma.text.criterion import token_losses
 from fairseq_alma.text.decoder import build_from_config
-from fairseq_alma.text.task import AlmaLMConfig, AlmaLMTask
+from fairseq_alma.text.task import AlmaLMTask
+from fairseq_alma.training.fairseq_options import configuration_of
 
 _MEASURING = ("stream", "split", "select", "batch_size", "tokens_per_sample")
 """Options that measure and select existing experts."""
@@ -121,7 +122,12 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
-        if method == "copy" and args.noise == 0:  # with equal gate rows, all tokens would go to one expert
+        if args.noise == 0:
+            raise AlmaError(
+                f"--noise 0: {args.path} has no gate, so all gate rows would be equal and all tokens would go to one "
+                "expert; omit --noise"
+            )
+        if method == "copy" and args.noise is None:
             args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
     elif args.stream is None and args.select != "random" and method != "scratch":
         args = replace(args, stream=str(stream_of(checkpoint, Path(args.path), None).root))
@@ -142,7 +148,7 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
             "losses": losses[layer].tolist() if layer in losses else None,
             "counts": counts[layer].tolist() if layer in counts else None,
         }
-    step = GrowthStep(plans, args.seed, args.noise, args.optimizer)
+    step = GrowthStep(plans, args.seed, args.noise or 0.0, args.optimizer)
     table_losses, table_counts = ({layer: each[layer].tolist() for layer in each} for each in (losses, counts))
     table = growth_table(table_losses, table_counts, step)
     return grow_experts(checkpoint, step, names, {**_record(args), "layers": layers, "held_out": held_out}), table
@@ -208,9 +214,8 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
             f"--tokens-per-sample {length}: must be at most {longest}, the maximum length of the model; give {longest} "
             "or less"
         )
-    given: dict[str, Any] = {**vars(AlmaLMConfig(data=args.stream, tokens_per_sample=length)), "cpu": args.cpu}
-    of_other_groups = [name for name, value in given.items() if str(value).startswith("${")]
-    task = AlmaLMTask.setup_task(OmegaConf.create({**given, **dict.fromkeys(of_other_groups)}))
+    given = Namespace(task="alma_lm", data=args.stream, tokens_per_sample=length, cpu=args.cpu)
+    task = AlmaLMTask.setup_task(configuration_of(given).task)
     task.load_dataset(args.split)
     sizes: dict[str, Any] = {"max_sentences": args.batch_size, "ignore_invalid_inputs": True}
     batches = task.get_batch_iterator(task.dataset(args.split), **sizes).next_epoch_itr(shuffle=False)

@@ -1,6 +1,6 @@
 """Load a language model or an ensemble with its tokenizer, for notebooks and lm_eval.
 
-As in training, `LoadedModel.first` precedes the first token of a document, and ``</s>`` follows the last token. A long
+As in training, ``</s>`` precedes the first token of a document, and ``</s>`` follows the last token. A long
 document is split into windows. The inputs of each later window begin with the last target of the previous window.
 
 Letters: B sequences, T positions, V vocabulary size.
@@ -25,11 +25,11 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.lookup import stream_of
+from fairseq_alma.text.criterion import CHUNK_ELEMENTS
 from fairseq_alma.training.loading import refuse_other_weights
 
-BOS, PAD = 0, 1
+PAD = 1
 IGNORED = -100
-_WINDOWS_PER_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,11 @@ class LoadedModel:
         model: fairseq model on the CPU, in evaluation mode.
         dictionary: dictionary of the stream.
         tokenizer: tokenizer of the stream; id u of the tokenizer is id u + 4 of the model.
-        first: id of the first token of each sequence, ``</s>`` or ``<s>``.
     """
 
     model: Any
     dictionary: Dictionary
     tokenizer: StreamTokenizer
-    first: int = EOS
 
     @property
     def longest(self) -> int:
@@ -118,16 +116,18 @@ class LoadedModel:
             f"top_k {top_k}: expected 1 to {most}, or -1 for all tokens": top_k == -1 or 1 <= top_k <= most,
             f"top_p {top_p}: expected a number above 0 up to 1, or -1 for all tokens": top_p == -1 or 0 < top_p <= 1,
             f"top_k {top_k}, top_p {top_p}: expected at most one of both; remove one": -1 in (top_k, top_p),
+            "temperature, top_k and top_p need sampling; give a seed": seed is not None
+            or (temperature, top_k, top_p) == (1, -1, -1),
         }
         if broken := [rule for rule, holds in rules.items() if not holds]:
             raise AlmaError(broken[0])
         strategy = None if seed is None else _Sampling(self.dictionary, top_k, top_p)
         if seed is not None:
             torch.manual_seed(seed)
-        return prompt + self.continue_ids([self.first, *self.encode(prompt)], max_new_tokens, temperature, strategy)
+        return prompt + self.continue_ids([EOS, *self.encode(prompt)], max_new_tokens, temperature, strategy)
 
     def continue_ids(self, ids: list[int], max_new_tokens: int, temperature: float = 1.0, strategy: Any = None) -> str:
-        """Generate text after the T >= 1 ids of a prompt (if empty, ``[first]``), and return only the generated text.
+        """Generate text after the T >= 1 ids of a prompt (if empty, ``[EOS]``), and return only the generated text.
 
         ``strategy``: search strategy of fairseq's `SequenceGenerator`; None: greedy decoding.
 
@@ -156,7 +156,7 @@ class LoadedModel:
         """Return a list with the `Score` of each document; ``texts`` is one document (a ``str``) or several."""
         documents = [texts] if isinstance(texts, str) else list(texts)
         all_ids = [self.encode(text) for text in documents]
-        losses = self.losses([window for ids in all_ids for window in cut([self.first, *ids, EOS], self.longest)])
+        losses = self.losses([window for ids in all_ids for window in cut([EOS, *ids, EOS], self.longest)])
         bits = (torch.cat(losses).double() if losses else torch.empty(0)) / math.log(2)
         return [
             Score(len(ids), len(text.encode()), found[:-1].sum().item(), found[-1].item())
@@ -171,8 +171,9 @@ class LoadedModel:
         """
         found: list[Tensor] = [torch.empty(0)] * len(windows)
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index][1]))
-        for start in range(0, len(order), _WINDOWS_PER_BATCH):
-            rows = order[start : start + _WINDOWS_PER_BATCH]
+        while order:
+            num_rows = max(1, CHUNK_ELEMENTS // (len(windows[order[0]][1]) * len(self.dictionary)))
+            rows, order = order[:num_rows], order[num_rows:]
             inputs, targets = (
                 pad_sequence([torch.tensor(windows[index][side]) for index in rows], True, padding)
                 for side, padding in enumerate((PAD, IGNORED))
@@ -220,9 +221,8 @@ def load_model(path: Union[str, Path], stream: Union[str, Path, None] = None) ->
     model = models.build_model(config, task, from_checkpoint=True)
     refuse_other_weights(model, str(path))
     model.load_state_dict(checkpoint["model"], strict=True, model_cfg=config)
-    has_bos = (checkpoint["cfg"].get("task") or {}).get("add_bos_token")
     model = model.float().eval().requires_grad_(False)
-    return LoadedModel(model, dictionary, StreamTokenizer.open(opened.root), BOS if has_bos else EOS)
+    return LoadedModel(model, dictionary, StreamTokenizer.open(opened.root))
 
 
 def cut(sequence: Sequence[int], window: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -126,9 +126,9 @@ def main() -> dict[str, float]:
 
     # The members of ensembles that alma-stream writes are files, and have equal weights.
     if members and all("path" in each and each["weight"] == members[0]["weight"] for each in members):
-        stream, cut = task.stream, (task.args.tokens_per_sample, bool(task.args.add_bos_token))
+        stream = task.stream
         held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]
-        text = repr((stream.dictionary_sha256, cut, held_out))
+        text = repr((stream.dictionary_sha256, task.args.tokens_per_sample, held_out))
         losses = joint_losses(text, [each["sha256"] for each in members], splits, log_probs, given.known, given.out)
     else:
         model, losses = load(path), {}

@@ -133,7 +133,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 from the manifest; or ``--path`` is not a checkpoint.
         """
         check_options(cfg)
-        for option in ("sample_break_mode", "past_target", "self_target", "future_target"):
+        for option in ("sample_break_mode", "past_target", "self_target", "future_target", "add_bos_token"):
             if str(getattr(cfg, option)) not in ("False", "none"):
                 raise AlmaError(f"{flag(option)}: not supported; omit this option, because {OWNED[flag(option)]}")
         if cfg.tokens_per_sample < 1:  # fairseq has already subtracted the context window
@@ -198,11 +198,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             raise AlmaError(
                 f"--max-tokens {max_tokens}: must not be smaller than --tokens-per-sample {length}; give "
                 f"--max-tokens {length} or more, or --tokens-per-sample {max_tokens} or less"
-            )
-        elif max_positions is not None and self.args.add_bos_token and max_positions == length:
-            raise AlmaError(
-                f"--add-bos-token: <s> needs a position in addition to --tokens-per-sample {length}; train with "
-                f"--max-target-positions {length + 1} or more"
             )
         elif max_positions is not None and max_positions < length:
             raise AlmaError(
@@ -321,16 +316,15 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def build_dataset_for_inference(
         self, src_tokens: list[torch.Tensor], src_lengths: Any, **kwargs: Any
     ) -> NestedDictionaryDataset:
-        """Return a dataset of prompts for generation: each prompt begins with EOS (or BOS) and is padded on the right.
+        """Return a dataset of prompts for generation: each prompt begins with EOS and is padded on the right.
 
         This method replaces the implementation of fairseq, which fails with NumPy 2 (``TokenBlockDataset``). Each
         prompt in ``src_tokens`` ends with EOS (removed here). ``src_lengths`` and ``constraints`` are ignored.
         """
         pad, eos = self.source_dictionary.pad(), self.source_dictionary.eos()
-        first = self.source_dictionary.bos() if self.args.add_bos_token else eos
         lengths = np.array([len(tokens) for tokens in src_tokens])
         prompts = StripTokenDataset(ListDataset(src_tokens, lengths), eos)
-        sources = PrependTokenDataset(prompts, first)
+        sources = PrependTokenDataset(prompts, eos)
         inputs = {"src_tokens": PadDataset(sources, pad, left_pad=False), "src_lengths": NumelDataset(sources)}
         target = PadDataset(AppendTokenDataset(prompts, pad), pad, left_pad=False)
         return NestedDictionaryDataset({"id": IdDataset(), "net_input": inputs, "target": target}, sizes=[lengths])

@@ -27,6 +27,7 @@ except ImportError as error:
     sys.exit(f"{error}; run pip install 'fairseq-alma[evaluate]'")
 
 import fairseq_alma
+from fairseq_alma.data.tokens import EOS
 from fairseq_alma.text.loaded_model import IGNORED, LoadedModel, cut
 
 
@@ -36,12 +37,11 @@ class AlmaLM(TemplateLM):
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
         self.loaded = loaded
-        self.eot_token_id = loaded.first
 
-    eot_token_id = 0
+    eot_token_id = EOS
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
-        return [self.loaded.first] * (add_special_tokens is not False) + self.loaded.encode(string)
+        return [EOS] * (add_special_tokens is not False) + self.loaded.encode(string)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **kwargs):
         found = []

@@ -104,16 +104,6 @@ def test_the_tokenizer_gives_the_ids_of_the_test_set_and_finds_special_tokens(ki
     assert tokenizer.padding_side == "left" and tokenizer.model_max_length == LONGEST
 
 
-def test_texts_begin_with_s_where_training_sequences_did(checkpoints, tmp_path):
-    checkpoint = read_checkpoint(checkpoints["dense"], mmap=False)
-    checkpoint["cfg"]["task"]["add_bos_token"] = True
-    write_checkpoint(checkpoint, tmp_path / "a.pt")
-    assert main([str(tmp_path / "a.pt"), "--out", str(tmp_path / "out")]) == 0
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer("the cat")["input_ids"][0] == tokenizer.bos_token_id == 0
-    assert exported(tmp_path / "out").config.bos_token_id == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
 def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kind, folders, test_ids, tmp_path):
@@ -193,6 +183,7 @@ def test_the_files_and_the_card_say_what_the_model_is(folders, stream):
     assert "| experts per Switch layer | 4 |" in card and "does not belong to a run of alma-stream" in card
     assert "Qwen3MoeForCausalLM" in card and "puts\n`</s>` before a text, as in training. The" in card
     assert Stream.open(stream).fingerprint[:16] in card
+    assert "experts per" not in (folders["dense"] / "README.md").read_text()
     assert "auto_map" not in json.loads((folders["mixture"] / "config.json").read_text())
 
 

@@ -93,8 +93,9 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     write_folder(tmp_path / "model")
     stream = write_stream(tmp_path, "--tokenizer", str(tmp_path / "model"))
     length = ("--tokens-per-sample", "20")
-    assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt"), "--stream", str(stream)]) == 0
+    assert main([str(tmp_path / "model"), "--out", str(tmp_path / "a.pt")]) == 0  # with the same dict.txt as the stream
     grown = ["--out", f"{tmp_path}/grown.pt", "--method", "copy", "--experts", "3", "--cpu"]
+    assert "--noise 0: " in scripts.refused(grow, tmp_path, "--path", tmp_path / "a.pt", *grown, "--noise", "0")
     assert grow(["--path", str(tmp_path / "a.pt"), *grown]) in (0, None)
     # no option of its shape is given: they are those of the checkpoint
     words = ["--arch", "alma_transformer_lm", *length, "--lr", "0.003", "--megabatch", "0"]
@@ -107,6 +108,8 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     config = exported(tmp_path / "back").config
     assert (config.model_type, config.num_experts, config.vocab_size) == ("qwen3_moe", 4, 347)
     card = (tmp_path / "back/README.md").read_text()
+    num_params = sum(tensor.numel() for tensor in load_file(tmp_path / "back/model.safetensors").values())
+    assert f"| parameters | {num_params:,} |" in card and "the licence of that model applies" in card
     assert "puts\nno token before a text, but fairseq_alma trains with `<|end|>` there." in card
     path = tmp_path / "model/tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFC"}}))
@@ -154,7 +157,8 @@ def test_an_unsupported_configuration_and_weights_of_another_are_refused_in_one_
 
 
 def test_weights_in_several_files_are_the_same_model(tmp_path):
-    write_folder(tmp_path / "model").save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    model = write_folder(tmp_path / "model", max_position_embeddings=40960)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="10KB")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tmp_path / "model" / name, tmp_path / "parts")
     parts = sorted((tmp_path / "parts").glob("*.safetensors"))
@@ -162,7 +166,10 @@ def test_weights_in_several_files_are_the_same_model(tmp_path):
     save_file({"model.norm.weight": torch.zeros(16)}, tmp_path / "parts/model-00099-of-00099.safetensors")  # stale
     for name in ("model", "parts"):
         assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}.pt")]) == 0
-    whole, joined = (read_checkpoint(tmp_path / f"{name}.pt")["model"] for name in ("model", "parts"))
+    checkpoints = [read_checkpoint(tmp_path / f"{name}.pt") for name in ("model", "parts")]
+    task = checkpoints[0]["cfg"]["task"]
+    assert (task["tokens_per_sample"], task["max_target_positions"], task["seed"]) == (1024, 40960, 1)
+    whole, joined = (each["model"] for each in checkpoints)
     assert whole.keys() == joined.keys() and all(torch.equal(whole[name], joined[name]) for name in whole)
     parts[0].unlink()
     line = refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")

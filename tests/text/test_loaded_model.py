@@ -71,6 +71,8 @@ def test_text_follows_a_prompt_and_is_the_same_for_the_same_seed(checkpoints):  
         given = ", ".join(f"{name} {value}" for name, value in how.items())
         with pytest.raises(AlmaError, match=f"^{given}: expected"):
             model.generate("the cat", **{"seed": 1, **how})
+    with pytest.raises(AlmaError, match="need sampling; give a seed"):
+        model.generate("the cat", top_k=2)
 
 
 def test_the_text_begins_with_the_prompt_also_if_the_tokenizer_normalizes(checkpoints, stream, tmp_path):  # noqa: F811

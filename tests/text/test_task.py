@@ -233,7 +233,7 @@ def test_compile_without_its_criterion_or_a_compiler_is_refused(trained, tmp_pat
         (["--skip-remainder-batch"], "--skip-remainder-batch: not supported"),
         (["--sample-break-mode", "complete"], "--sample-break-mode: not supported"),
         (["--past-target"], "--past-target: not supported"),
-        (["--add-bos-token"], "--add-bos-token: <s> needs a position .*; train with --max-target-positions 33 or more"),
+        (["--add-bos-token"], "--add-bos-token: not supported; omit this option, because sequences begin with </s>"),
         (["--new-first", "0.5"], "--new-first 0.5 requires --replay; add --replay"),
         (["--tokens-per-sample", "0"], "--tokens-per-sample: must be positive and larger than --context-window"),
         (["--batch-size", "0"], "--batch-size 0: must be positive; give 1 or more"),
