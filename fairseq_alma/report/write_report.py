@@ -131,12 +131,13 @@ class Report:
         for name in (PAGE, *texts):  # Check all paths before writing the first file.
             refuse_irregular(out / name)
         page = (out / PAGE).read_text(encoding="utf-8", errors="replace") if (out / PAGE).is_file() else ""
-        if page and TITLE not in page[:1000]:
-            raise AlmaError(f"--out {out}: expected a report, found another {PAGE}; give a new folder")
+        other = [name for name in (PAGE, *texts) if (out / name).exists()]
+        if other and TITLE not in page[:1000]:
+            raise AlmaError(f"--out {out}: expected a report, found another {other[0]}; give a new folder")
         for name in known - set(texts) if page else ():
             (out / name).unlink(missing_ok=True)
         pictures = [(drawing, figures.write(drawing, out / FIGURES)) for drawing in drawings]
-        for name, text in (*texts.items(), (PAGE, self._page(pictures, out))):
+        for name, text in ((PAGE, self._page(pictures, out)), *texts.items()):  # the page marks the folder as a report
             with open_atomically(out / name, "w") as file:
                 file.write("\n".join(map(printable, text.split("\n"))))
         return out / PAGE

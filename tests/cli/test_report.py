@@ -101,10 +101,10 @@ def test_nothing_is_written_without_a_run_or_to_an_invalid_path(tmp_path, no_fig
         main([str(run), "--out", str(tmp_path / "out")])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
     (tmp_path / "out" / "index.html").unlink()
-    for name in ("index.html", "error.csv"):
+    for name in ("perplexity.csv", "index.html"):
         (tmp_path / "out" / name).write_text("my own")
-    with pytest.raises(AlmaError, match=r"--out .*out: expected a report, found another index\.html"):
-        main([str(run), "--out", str(tmp_path / "out")])
-    assert (tmp_path / "out" / "error.csv").read_text() == "my own"
+        with pytest.raises(AlmaError, match=f"--out .*out: expected a report, found another {name}"):
+            main([str(run), "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "perplexity.csv").read_text() == "my own"
     with pytest.raises(AlmaError, match=r"--out .*run\.json: expected a folder, found a file"):
         main([str(run), "--out", str(run / "run.json")])
