@@ -3,9 +3,8 @@
     python recipes/lm_eval/evaluate.py RUN --tasks alma_text
     alma-stream … --then-evaluate 'python recipes/lm_eval/evaluate.py {checkpoint} --tasks alma_text alma_cloze'
 
-The script also evaluates models that cannot be exported: ensembles, alma_switch_lm, experts grown by split. It prints
-the table of the harness to standard error. Tasks read data from the current folder. Requires pip install
-'fairseq-alma[evaluate]'.
+The script also evaluates ensembles and other models that cannot be exported. It prints the table of the harness to
+standard error. Tasks read data from the current folder. Requires pip install 'fairseq-alma[evaluate]'.
 """
 
 import argparse
@@ -34,11 +33,11 @@ from fairseq_alma.text.loaded_model import IGNORED, LoadedModel, cut
 class AlmaLM(TemplateLM):
     """A loaded model; texts are tokenized literally and begin with `</s>`, as in training."""
 
+    eot_token_id = EOS
+
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
         self.loaded = loaded
-
-    eot_token_id = EOS
 
     def tok_encode(self, string, add_special_tokens=None, **kwargs):
         return [EOS] * (add_special_tokens is not False) + self.loaded.encode(string)
@@ -57,7 +56,7 @@ class AlmaLM(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        texts = [self.tok_encode(each.args[0]) for each in requests]
+        texts = (self.tok_encode(each.args[0]) for each in requests)
         losses = (self.loaded.losses(list(cut(ids, self.loaded.longest))) for ids in texts)
         return [-sum(loss.double().sum().item() for loss in each) for each in losses]
 
@@ -65,10 +64,9 @@ class AlmaLM(TemplateLM):
         texts = []
         for prompt, how in (each.args for each in requests):
             length, stops = how.get("max_gen_toks", 64), how.get("until") or []
-            stops = [stops] if isinstance(stops, str) else stops
             # The end of a long prompt; at least half of the window is for the prompt.
             ids = self.tok_encode(prompt)[min(length, self.loaded.longest // 2) - self.loaded.longest :]
-            text = self.loaded.continue_ids(ids, length)
+            text, stops = self.loaded.continue_ids(ids, length), [stops] if isinstance(stops, str) else stops
             texts.append(text[: min((text.find(stop) for stop in stops if stop in text), default=None)])
         return texts
 
@@ -83,8 +81,6 @@ if __name__ == "__main__":
     model = AlmaLM(fairseq_alma.load_model(args.model))
     found = lm_eval.simple_evaluate(model=model, tasks=args.tasks, task_manager=tasks, bootstrap_iters=0)
     print(make_table(found), file=sys.stderr)
-    figures: dict[str, float] = {}
-    for name, values in found["results"].items():
-        numbers = {key.partition(",")[0]: value for key, value in values.items() if isinstance(value, (int, float))}
-        figures |= {f"{name} {key}": value for key, value in numbers.items() if key != "sample_len"}
-    print(json.dumps(figures))
+    values = ((name, key, value) for name, results in found["results"].items() for key, value in results.items())
+    numbers = (each for each in values if isinstance(each[2], (int, float)) and each[1] != "sample_len")
+    print(json.dumps({f"{name} {key.partition(',')[0]}": value for name, key, value in numbers}))
