@@ -173,6 +173,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         first = plans[request.seeds[0]]
         learners[request.seeds[0]].check_model(job.last)
         request.features.check(PlannedRun(kind, first, request.replay, job.last))
+        # On images, fairseq's own parser checks the options, and the network must fit the images.
+        build_backend = job.prepare(first) if isinstance(job, ImageJob) else None
     except ValueError as error:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:
@@ -188,7 +190,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     assert stream is not None
     refuse_no_folder(request.run, "--run")
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words)
-    build_backend = job.prepare(first)
+    build_backend = build_backend or job.prepare(first)
     written = shlex.join(["alma-stream", *own_words, *(["--", *words] if words else [])])
     for learner in learners.values():
         _write_run(request, learner, job, stream, written)
