@@ -264,8 +264,8 @@ class ImageJob:
 
         return begin
 
-    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print one ``alma-stream`` command for each planned stage, with all training options."""
+    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder, name: str) -> None:
+        """Print one ``alma-stream`` command for each planned stage, with all options; ``name``: see `RunDisplay`."""
         print("# alma-stream runs all stages in one process; to run single stages, use these commands in this order")
         own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):
@@ -276,7 +276,7 @@ class ImageJob:
                 text += f", after growth ({first.growth.method})"
             if len(plan.predictors) > 1:
                 text += f"; {len(plan.predictors)} models predict"
-            print(f"# {describe_stage(plan, len(plans))}: {text}")
+            print(f"# {name}{describe_stage(plan, len(plans))}: {text}")
             command = ["alma-stream", *own, "--stage", str(plan.stage.index)]
             print(f"{shlex.join(command)} -- {shlex.join(self.options.words())}")
 

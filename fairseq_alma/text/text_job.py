@@ -106,15 +106,15 @@ class TextJob:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
         return lambda runs: self
 
-    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print the commands of the requested stages, without running them."""
+    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder, name: str) -> None:
+        """Print the commands of the requested stages, without running them; ``name``: see `RunDisplay`."""
         member, template = self.request.member, self.request.then_evaluate
         for plan in self.request.chosen(plans):
             steps = self.steps(folder, plan)
             if member is not None:
                 steps = [step for step in steps if any(model.member in member for model in step.trains)]
             if steps:
-                print(f"# {describe_stage(plan, len(plans))}: --stage {plan.stage.index}")
+                print(f"# {name}{describe_stage(plan, len(plans))}: --stage {plan.stage.index}")
             for step in steps:
                 for command in step.commands():
                     print(command)

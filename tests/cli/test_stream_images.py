@@ -63,7 +63,7 @@ def test_the_shape_decides_the_default_network_and_augmenting_does_not(shape, au
     small = make_stream(tmp_path / "S", num_megabatches=2, num_train=40, shape=shape, augment=augment)
     assert main(["--stream", str(small), "--run", str(tmp_path / "R"), "--dry-run", "--seed", "1", "2"]) == 0
     out = capsys.readouterr().out
-    assert out.count("\nalma-stream ") == 2  # one process trains both seeds
+    assert out.count("\nalma-stream ") == out.count("\n# seed 1 2, stage ") == 2  # one process trains both seeds
     assert f"--arch alma_{arch} --optimizer {'sgd' if arch == 'vgg' else 'adadelta'} " in out
 
 
