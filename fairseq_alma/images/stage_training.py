@@ -10,11 +10,9 @@ branch, the branch predicts on the test set; the next stage starts from the mode
 Letters in shapes: N members, B images in a batch, C channels, H height, W width, K classes.
 """
 
-import argparse
 import json
 import math
 import shlex
-import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
@@ -283,13 +281,10 @@ class ImageSettings:
         words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hydra warns about options of classes without a dataclass
-            self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
+        self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")
         content: Any = OmegaConf.to_container(self.cfg, resolve=True)
-        content = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
         try:
             first = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
