@@ -236,6 +236,7 @@ class ImageJob:
         import fairseq  # noqa: F401
 
         from fairseq_alma.images.firefly import amount_to_add
+        from fairseq_alma.images.image_batches import batch_sizes
         from fairseq_alma.images.stage_trainer import StageTrainer
         from fairseq_alma.images.stage_training import ImageSettings
         from fairseq_alma.training.stage_task import keep_freed_memory
@@ -248,6 +249,9 @@ class ImageJob:
                 )
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
+        num_images = [len(self.images.indices("train", plan.stage.megabatches)) for plan in plans]
+        smallest = min(size for each in num_images for size in batch_sizes(each, self.options.loop.batch_size))
+        settings.build(1).check_batch(smallest)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             if growth.method == "firefly":
                 sizes = settings.images.shape[0], int(settings.cfg.model.channels), settings.images.num_classes

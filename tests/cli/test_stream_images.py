@@ -179,6 +179,13 @@ def test_an_unfinished_training_of_other_seeds_is_kept_or_restarted(stream, tmp_
     assert records(tmp_path / "R/seed-1")[0]["test"] == pytest.approx(alone[0]["test"], rel=1e-4)
 
 
+def test_a_vgg_needs_two_small_images_in_each_batch(tmp_path, capsys):
+    small = make_stream(tmp_path / "S", num_megabatches=2, num_train=4, shape=(3, 16, 16))
+    command = ["--stream", str(small), "--run", str(tmp_path / "R"), "--", "--channels", "2", "--max-epoch", "1"]
+    assert "on a batch of 1 image below 32 x 32 pixels" in usage_error(capsys, main, command)
+    assert main(["--wait", "2", *command]) == 0
+
+
 def test_a_plan_that_one_network_cannot_train_is_refused(stream, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Learner, "starts_from", lambda _, stage, i: None if i or not stage.index else ModelId(0, 0))
     message = usage_error(capsys, run, stream, tmp_path / "R", "--learner", "ens")
