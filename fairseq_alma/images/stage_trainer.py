@@ -4,6 +4,7 @@ One network contains all members of a stage, for all runs that differ only in th
 """
 
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -157,16 +158,19 @@ class StageTrainer:
         network, grown, growth = self._start(work.plan, group, lambda: self._examples(rows), valid)
 
         part, images_of_branch = self._part(data.num_images), 0
+
+        def training_of(network: ImageNetwork, part: Part, *branch: Any) -> StageTraining:
+            orders = [seeded(seed, stage.index, ORDER) for seed in seeds]
+            return StageTraining(network, data, *valid, how, orders, self.features.for_part(part), *branch)
+
         branch: tuple[Any, ...] = ()
         if self.branch.is_on:  # train a branch (copy of the model with a decaying learning rate)
             total = part.num_updates or 0
-            first = total - self.branch.num_updates(total)
-            branch = (self.features.for_part(replace(part, is_branch=True)), first)
             sizes = batch_sizes(data.num_images, how.batch_size)
-            epochs, updates = divmod(first, len(sizes))
+            epochs, updates = divmod(total - self.branch.num_updates(total), len(sizes))
+            branch = training_of(deepcopy(network), replace(part, is_branch=True)), epochs
             images_of_branch = (how.max_epoch - epochs) * data.num_images - sum(sizes[:updates])
-        orders = [seeded(seed, stage.index, ORDER) for seed in seeds]
-        training = StageTraining(network, data, *valid, how, orders, self.features.for_part(part), *branch)
+        training = training_of(network, part, *branch)
         self._run(work, training, seeds, unfinished)
         training.finish()
 
