@@ -138,7 +138,7 @@ class StageTrainer:
                 figures["gate_trees"] = nested_gate_trees(model.grown.trees)
                 figures["expert_usage"] = usage
         if self.keep_maps or plan.stage.index == self.last_stage:
-            network = store.network_of(plan.predictors[-trained:])
+            network = [*store.networks_of(plan).values()][-1]
             write_experts(work.folder.stage_folder(plan.stage.index), network, self.test_examples)
         return figures
 
