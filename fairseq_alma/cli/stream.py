@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Union
 
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import ImageStream
@@ -173,9 +173,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         first = plans[request.seeds[0]]
         learners[request.seeds[0]].check_model(job.last)
         request.features.check(PlannedRun(kind, first, request.replay, job.last))
-        build_backend: Callable[[Sequence[Run]], Backend]
         if isinstance(job, ImageJob):  # fairseq's own parser checks the options, and the network must fit the images
-            build_backend = job.prepare(first)
+            build_trainer = job.prepare(first)
     except ValueError as error:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:
@@ -194,7 +193,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     refuse_no_folder(request.run, "--run")
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words)
     if isinstance(job, TextJob):
-        build_backend = job.prepare(first)
+        job.check_start()
     written = shlex.join(["alma-stream", *own_words, *(["--", *words] if words else [])])
     for learner in learners.values():
         _write_run(request, learner, job, stream, written)
@@ -208,7 +207,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             if request.then_evaluate is not None:
                 evaluation = StageEvaluation(request.then_evaluate, request.stream, job.predictors)
                 runs[-1] = replace(runs[-1], evaluate=evaluation.run)
-        backend = build_backend(runs)
+        backend: Backend = job if isinstance(job, TextJob) else build_trainer(runs)
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage)
             return 0
