@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairseq_alma.data.image_stream import ImageStream, write_image_stream
+from fairseq_alma.data.image_stream import ImageSet, ImageStream, write_image_stream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import parse_gate_trees
@@ -50,7 +50,8 @@ def text_manifest(folder: Path) -> Any:
 
 
 def image_manifest(folder: Path) -> Any:
-    write_image_stream(folder, np.zeros((12, 1, 2, 2), np.uint8), np.arange(12) % 3, 10, "tiny", 3, 2, 1)
+    images = ImageSet("tiny", np.zeros((12, 1, 2, 2), np.uint8), np.arange(12) % 3, 10, 3)
+    write_image_stream(folder, images, 2, 1)
     return json.loads((folder / "stream.json").read_text())
 
 

@@ -8,7 +8,6 @@ from typing import Optional, Sequence
 
 from data_prep.images.formats import (
     EMNIST_CLASSES,
-    ImageSet,
     InputFiles,
     load_arrays,
     load_cifar,
@@ -17,7 +16,7 @@ from data_prep.images.formats import (
     load_idx,
 )
 from fairseq_alma.cli.entry import Parser, command
-from fairseq_alma.data.image_stream import write_image_stream
+from fairseq_alma.data.image_stream import ImageSet, write_image_stream
 from fairseq_alma.data.stream import Stream, publish_stream, refuse_other_command, split_name, stream_at
 from fairseq_alma.files import MAX_MEGABATCHES, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
@@ -161,9 +160,8 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
             refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
             existing.verify(split.name for split in existing.splits)
             return None
-        data = images.images, images.labels, images.num_train, images.dataset, images.num_classes
-        how = options.megabatches, options.seed, options.valid_fraction, images.augment, (record,)
-        built = write_image_stream(root / "stream", *data, *how)
+        how = options.megabatches, options.seed, options.valid_fraction, (record,)
+        built = write_image_stream(root / "stream", images, *how)
         stream = replace(built, root=options.out)
         publish_stream(root / "stream", stream)
     return stream, images

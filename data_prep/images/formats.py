@@ -14,14 +14,13 @@ import io
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
 import numpy as np
 
 from data_prep.compression import read_file
-from fairseq_alma.data.image_stream import read_npy
+from fairseq_alma.data.image_stream import ImageSet, read_npy
 from fairseq_alma.data.stream import file_sha256, recorded_name
 from fairseq_alma.errors import AlmaError
 
@@ -41,29 +40,6 @@ _MOST_CLASSES = 100_000  # limit without --num-classes: a larger label is probab
 _TEST_DRAW = 1  # second seed, so that the test set is sampled independently of the mega-batches
 Part = tuple[np.ndarray, np.ndarray]
 """Training or test set: (images ``(n, C, H, W)``, uint8; labels ``(n,)``, int64 from 0)."""
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Image data set in memory.
-
-    Attributes:
-        dataset: name of the data set in the manifest.
-        images: uint8 array ``(num_images, C, H, W)``: training images, then test images.
-        labels: int64 array ``(num_images,)``, from 0 to ``num_classes - 1``.
-        num_train: number of training images.
-        num_classes: number of classes.
-        augment: whether training uses random crops and flips.
-        remarks: lines for the printed summary, such as changes to the images or labels.
-    """
-
-    dataset: str
-    images: np.ndarray
-    labels: np.ndarray
-    num_train: int
-    num_classes: int
-    augment: bool = False
-    remarks: tuple[str, ...] = ()
 
 
 class InputFiles:

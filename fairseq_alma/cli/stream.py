@@ -17,7 +17,7 @@ from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of
 from fairseq_alma.runs.display import ArrivalCurves, RunDisplay
 from fairseq_alma.runs.evaluation import StageEvaluation
-from fairseq_alma.runs.loop import Run, run_stages, train_members
+from fairseq_alma.runs.loop import Backend, Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD
 from fairseq_alma.runs.study import (
     PartOptions,
@@ -173,6 +173,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         first = plans[request.seeds[0]]
         learners[request.seeds[0]].check_model(job.last)
         request.features.check(PlannedRun(kind, first, request.replay, job.last))
+        if isinstance(job, ImageJob):  # fairseq's own parser checks the options, and the network must fit the images
+            build_trainer = job.prepare(first)
     except ValueError as error:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:
@@ -182,13 +184,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for line in job.recipe.lines if isinstance(job, TextJob) else ():
         print(f"# {line}" if arguments.dry_run else line)
     if arguments.dry_run:
-        for seed in request.seeds if kind == "text" else request.seeds[:1]:  # a process for each seed, or for all
-            job.print_plan(plans[seed], request.folder(seed))
+        groups = [[seed] for seed in request.seeds] if kind == "text" else [request.seeds]  # seeds of each process
+        for seeds in groups:
+            name = f"seed {' '.join(map(str, seeds))}, " if len(plans) > 1 else ""
+            job.print_plan(plans[seeds[0]], request.folder(seeds[0]), name)
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words)
-    build_backend = job.prepare(first)
+    if isinstance(job, TextJob):
+        job.check_start()
     written = shlex.join(["alma-stream", *own_words, *(["--", *words] if words else [])])
     for learner in learners.values():
         _write_run(request, learner, job, stream, written)
@@ -202,7 +207,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             if request.then_evaluate is not None:
                 evaluation = StageEvaluation(request.then_evaluate, request.stream, job.predictors)
                 runs[-1] = replace(runs[-1], evaluate=evaluation.run)
-        backend = build_backend(runs)
+        backend: Backend = job if isinstance(job, TextJob) else build_trainer(runs)
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage)
             return 0

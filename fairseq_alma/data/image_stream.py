@@ -135,53 +135,67 @@ def _load(
     return np.array(array)
 
 
+@dataclass(frozen=True)
+class ImageSet:
+    """Image data set in memory.
+
+    Attributes:
+        dataset: name of the data set in the manifest.
+        images: uint8 array ``(num_images, C, H, W)``: training images, then test images.
+        labels: int64 array ``(num_images,)``, from 0 to ``num_classes - 1``.
+        num_train: number of training images.
+        num_classes: number of classes.
+        augment: whether training uses random crops and flips.
+        remarks: lines for the printed summary, such as changes to the images or labels.
+    """
+
+    dataset: str
+    images: np.ndarray
+    labels: np.ndarray
+    num_train: int
+    num_classes: int
+    augment: bool = False
+    remarks: tuple[str, ...] = ()
+
+
 def write_image_stream(
     root: Path,
-    images: np.ndarray,
-    labels: np.ndarray,
-    num_train: int,
-    dataset: str,
-    num_classes: int,
+    data: ImageSet,
     num_megabatches: int,
     seed: int,
     valid_fraction: float = 0.1,
-    augment: bool = False,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> Stream:
     """Write a stream of images, and return the `Stream`.
 
     Args:
         root: folder of the stream; created if it does not exist.
-        images: ``(num_images, C, H, W)``, uint8: training images, then test images.
-        labels: ``(num_images,)``, integers from 0 to ``num_classes - 1``.
-        num_train: number of training images.
-        dataset: name of the data set, such as ``mnist``.
-        num_classes: number of classes.
+        data: images and labels of the data set.
         num_megabatches: number of mega-batches B, each with ``num_train // B`` images. No split contains the remaining
             images.
         seed: random seed for assigning images to mega-batches, non-negative.
         valid_fraction: share of each mega-batch for validation, above 0 and below 1. Each mega-batch has at least one
             image for validation and one for training.
-        augment: whether training crops and flips images at random.
         history: records of the commands that made the stream; see `Stream`.
 
     Raises:
         AlmaError: B is too large for the number of images.
     """
-    megabatches = assign_images(num_train, num_megabatches, seed, valid_fraction)
-    files = _write(root, IMAGES, images), _write(root, LABELS, labels.astype(_INT64))
+    megabatches = assign_images(data.num_train, num_megabatches, seed, valid_fraction)
+    files = _write(root, IMAGES, data.images), _write(root, LABELS, data.labels.astype(_INT64))
     named = []
     for number, (train, valid) in enumerate(megabatches):
         named += [(split_name(number), train), (split_name(number, "valid"), valid)]
     named += [("valid", np.concatenate([valid for _, valid in megabatches]))]
-    named += [("test", np.arange(num_train, len(images)))]
+    named += [("test", np.arange(data.num_train, len(data.images)))]
     splits = [
         Split(name, (_write(root, f"{name}.npy", indices.astype(_INT64)),), num_images=len(indices))
         for name, indices in named
     ]
-    mean, std = channel_statistics(images[:num_train])
-    _, channels, height, width = images.shape
-    entry = ImagesEntry(dataset, (channels, height, width), num_classes, mean, std, augment, files)
+    mean, std = channel_statistics(data.images[: data.num_train])
+    _, channels, height, width = data.images.shape
+    shape = channels, height, width
+    entry = ImagesEntry(data.dataset, shape, data.num_classes, mean, std, data.augment, files)
     stream = Stream(root, "images", seed, tuple(splits), images=entry, history=tuple(history))
     write_manifest(stream, root / MANIFEST)
     return stream

@@ -42,11 +42,8 @@ class ImageInput:
         """Normalize uint8 images (..., C, H, W) with the mean and the standard deviation of each channel."""
         return (images.float() - self.mean) / self.std
 
-    def augmented(self, images: Tensor, generator: Optional[Generator] = None) -> Tensor:
-        """Crop and flip uint8 images (B, C, H, W) at random. Return the normalized images.
-
-        ``generator`` is a random generator on the CPU; None: torch's global generator.
-        """
+    def augmented(self, images: Tensor, generator: Generator) -> Tensor:
+        """Crop and flip uint8 images (B, C, H, W) with a random generator on the CPU; return the normalized images."""
         batch, _, height, width = images.shape
         device = images.device
         top, left = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)

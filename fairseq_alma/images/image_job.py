@@ -1,11 +1,10 @@
-"""Back end of ``alma-stream`` for streams of images, and the options after ``--``. All stages run in this process.
+"""Options and plan of ``alma-stream`` for streams of images. All stages run in one process; see `StageTrainer`.
 
 Supported options: network, optimizer and training loop (as in fairseq-train), selection of the best epoch, and training
 features. Without a preset, the defaults are the settings of the paper (Appendix B.1): a fully connected network and
 AdaDelta for MNIST and similar data sets, and a VGG network and SGD for CIFAR.
 """
 
-import copy
 import os
 import shlex
 from dataclasses import dataclass
@@ -20,10 +19,8 @@ from fairseq_alma.learners.learner import (
     MLP_STUDY,
     VGG_STUDY,
     Learner,
-    ModelId,
     Preset,
     StagePlan,
-    Training,
     with_preset,
 )
 from fairseq_alma.options import (
@@ -39,9 +36,9 @@ from fairseq_alma.options import (
     without,
 )
 from fairseq_alma.runs.display import CURVE_OPTIONS, describe_stage
-from fairseq_alma.runs.loop import Run, StageWork, Step
+from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder, predicting_checkpoint
-from fairseq_alma.runs.study import RunRequest, seconds_of
+from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.training.feature import FEATURES, Features, Setting
 
 if TYPE_CHECKING:
@@ -191,7 +188,7 @@ def feature_options() -> dict[str, Option]:
 
 
 class ImageJob:
-    """Back end of ``alma-stream`` for streams of images, with the options of the runs; see `loop.Backend`.
+    """Options of ``alma-stream`` for a stream of images, and the plan that ``--dry-run`` prints.
 
     Args:
         request: options of ``alma-stream``.
@@ -204,7 +201,6 @@ class ImageJob:
     """
 
     unit = "image"
-    trainer: "Optional[StageTrainer]" = None  # set by the function that `prepare` returns
 
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], images: ImageStream
@@ -221,7 +217,7 @@ class ImageJob:
     def train_options(self) -> dict[str, str]:
         return {name: " ".join(values) for name, values in self.options.values.items()}
 
-    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], ImageJob]":
+    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], StageTrainer]":
         """Check the options, and that each stage has validation images. Return a function that creates the back end."""
         for plan in plans:
             if not len(self.images.indices("valid", plan.stage.megabatches)):
@@ -236,9 +232,9 @@ class ImageJob:
         import fairseq  # noqa: F401
 
         from fairseq_alma.images.firefly import amount_to_add
+        from fairseq_alma.images.image_batches import batch_sizes
         from fairseq_alma.images.stage_trainer import StageTrainer
         from fairseq_alma.images.stage_training import ImageSettings
-        from fairseq_alma.training.stage_task import keep_freed_memory
 
         for own in (plan.trainings for plan in plans):
             if len({each.start is None for each in own}) > 1 or (len(own) > 1 and any(each.growth for each in own)):
@@ -248,6 +244,9 @@ class ImageJob:
                 )
         trainings = [training for plan in plans for training in plan.trainings]
         settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
+        num_images = [len(self.images.indices("train", plan.stage.megabatches)) for plan in plans]
+        smallest = min(size for each in num_images for size in batch_sizes(each, self.options.loop.batch_size))
+        settings.build(1).check_batch(smallest)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             if growth.method == "firefly":
                 sizes = settings.images.shape[0], int(settings.cfg.model.channels), settings.images.num_classes
@@ -255,17 +254,10 @@ class ImageJob:
         features = Features(self.features.each, Setting(settings.device.type, str(settings.cfg.optimizer._name)))
         features.prepare()
 
-        def begin(runs: Sequence[Run]) -> ImageJob:
-            job, request = copy.copy(self), self.request
-            keep_freed_memory()
-            how = (request.keep_checkpoints, features, seconds_of(request.save_every))
-            job.trainer = StageTrainer(settings, runs, *how)
-            return job
+        return lambda runs: StageTrainer(settings, runs, self.request, features)
 
-        return begin
-
-    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print one ``alma-stream`` command for each planned stage, with all training options."""
+    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder, name: str) -> None:
+        """Print one ``alma-stream`` command for each planned stage, with all options; ``name``: see `RunDisplay`."""
         print("# alma-stream runs all stages in one process; to run single stages, use these commands in this order")
         own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
         for plan in self.request.chosen(plans):
@@ -276,46 +268,10 @@ class ImageJob:
                 text += f", after growth ({first.growth.method})"
             if len(plan.predictors) > 1:
                 text += f"; {len(plan.predictors)} models predict"
-            print(f"# {describe_stage(plan, len(plans))}: {text}")
+            print(f"# {name}{describe_stage(plan, len(plans))}: {text}")
             command = ["alma-stream", *own, "--stage", str(plan.stage.index)]
             print(f"{shlex.join(command)} -- {shlex.join(self.options.words())}")
-
-    def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        groups = [tuple(plan.trainings)]
-        if self.request.trains_members_separately:
-            groups = [(training,) for training in plan.trainings]
-        return [*(ImageStep(self, folder, plan, group) for group in groups), ImageStep(self, folder, plan, ())]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> list[Path]:
         """Return the paths of the checkpoints that are evaluated after the stage."""
         return [predicting_checkpoint(folder, model, self.features.predicts_with) for model in plan.predictors]
-
-    def keep_only(
-        self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
-    ) -> None:
-        assert self.trainer is not None
-        self.trainer.stores[folder.root].remove(gone)
-
-
-@dataclass(frozen=True)
-class ImageStep(Step):
-    """Step of a stage: train the models of ``trainings`` in one network; without trainings, test the stage's models."""
-
-    job: ImageJob
-    folder: RunFolder
-    plan: StagePlan
-    trainings: tuple[Training, ...]
-
-    @property
-    def trains(self) -> tuple[ModelId, ...]:
-        return tuple(training.model for training in self.trainings)
-
-    def is_done(self, model: Optional[ModelId] = None) -> bool:
-        assert self.job.trainer is not None
-        store = self.job.trainer.stores[self.folder.root]
-        models = [each for each in self.trains if model in (None, each)]
-        return bool(self.trainings) and all(store.is_complete(each) for each in models)
-
-    def run(self, work: StageWork) -> Mapping[str, Any]:
-        assert self.job.trainer is not None
-        return self.job.trainer.train(work, self.trainings) if self.trainings else self.job.trainer.test(work)

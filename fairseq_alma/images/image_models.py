@@ -147,6 +147,8 @@ class ImageClassifier(BaseFairseqModel):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) for normalized images (B, C, H, W)."""
+        if self.training:
+            self.network.check_batch(len(images))
         return join_logits(self.network(images), self.joint_logits)
 
 

@@ -150,7 +150,7 @@ class ModelStore:
         self.folder, self.settings, self.predicts_with = folder, settings, predicts_with
         self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[GrownLayers, NetworkFlops] = {}
-        self.built: Optional[tuple[list[ModelId], ImageNetwork]] = None
+        self.built: dict[tuple[ModelId, ...], ImageNetwork] = {}
 
     def __contains__(self, model: ModelId) -> bool:
         return self.folder.checkpoint(model).is_file()
@@ -196,12 +196,18 @@ class ModelStore:
                     here.rmdir()
             self.models.pop(model, None)
 
-    def network_of(self, models: Sequence[ModelId]) -> ImageNetwork:
-        """Return one network with the weights that ``models`` predict with. The store caches the last network."""
-        if self.built is None or self.built[0] != [*models]:
-            network = build_network(self.settings, [self[model].predicting for model in models])
-            self.built = ([*models], network)
-        return self.built[1]
+    def networks_of(self, plan: StagePlan) -> Mapping[tuple[ModelId, ...], ImageNetwork]:
+        """Return models -> network with the weights that these models predict with, in the order of the predictors.
+
+        All models of a stage share a network, so that results are equal after a restart. The store caches the networks
+        of the last plan.
+        """
+        groups = [tuple(each) for _, each in itertools.groupby(plan.predictors, key=lambda model: model.stage)]
+        self.built = {
+            group: self.built.get(group) or build_network(self.settings, [self[model].predicting for model in group])
+            for group in groups
+        }
+        return self.built
 
     def flops_of(self, grown: GrownLayers) -> NetworkFlops:
         """Return the FLOPs per image of one model with layer sizes ``grown``."""
@@ -329,36 +335,27 @@ class Predictions:
     """Evaluator of the models of a run, on the test set and on the validation set of each stage."""
 
     def __init__(self, store: ModelStore, test: Examples) -> None:
-        self.network_of, self.test = store.network_of, test
+        self.store, self.test = store, test
         self.joint_logits = store.settings.joint_logits if store.settings.is_joint else None
         self._tally = Tally("single")
-        self._counted: list[ModelId] = []
-        self._frozen: dict[ModelId, ImageNetwork] = {}
+        self._counted: list[tuple[ModelId, ...]] = []
 
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
         """Return (mean loss and error on the test set, share of test images for each expert of the newest network)."""
-        is_begun = self._counted and self._counted == list(plan.predictors[: len(self._counted)])
+        networks = self.store.networks_of(plan)
+        is_begun = self._counted and self._counted == [*networks][: len(self._counted)]
         if not is_begun or self._tally.combine != plan.combine or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []
-        for models in _groups(plan.predictors[len(self._counted) :]):
-            logits, usage = predict(self.network_of(models), self.test[0], self.joint_logits)
+        for models in [*networks][len(self._counted) :]:
+            logits, usage = predict(networks[models], self.test[0], self.joint_logits)
             self._tally.add(logits)
-            self._counted += models
+            self._counted.append(models)
         return self._tally.result(self.test[1]), usage
 
     def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
         """Return mean loss and error of the stage's predictors on ``valid``, the validation set of the stage."""
         tally = Tally(plan.combine)
-        self._frozen = {model: network for model, network in self._frozen.items() if model in plan.predictors}
-        for models in _groups(plan.predictors):
-            network = self._frozen.get(models[0]) or self.network_of(models)
-            if plan.stage.index != models[0].stage:
-                self._frozen[models[0]] = network
+        for network in self.store.networks_of(plan).values():
             tally.add(predict(network, valid[0], self.joint_logits)[0])
         return tally.result(valid[1])
-
-
-def _groups(models: Sequence[ModelId]) -> list[list[ModelId]]:
-    """Group models by network: all models of a stage share a network, so that results are equal after a restart."""
-    return [[*group] for _, group in itertools.groupby(models, key=lambda model: model.stage)]

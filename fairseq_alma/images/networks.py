@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.gate import ExpertLosses, init_as_linear
 from fairseq_alma.moe.mixture_layer import MixtureLayer
@@ -52,6 +53,8 @@ class ImageNetwork(nn.Module):
     With N > 1, the first dimension of every parameter and buffer indexes the members, except in `NetworkList`.
     """
 
+    min_batch = 1  # minimum number of images in a training batch
+
     def __init__(self, num_members: int) -> None:
         super().__init__()
         self.num_members = num_members
@@ -65,6 +68,15 @@ class ImageNetwork(nn.Module):
                 members. Empty: torch's global generator.
         """
         raise NotImplementedError
+
+    def check_batch(self, num_images: int) -> None:
+        """Raise AlmaError if the network cannot train on a batch of ``num_images`` images."""
+        if num_images < self.min_batch:
+            size = 2 * SMALLEST_IMAGE
+            raise AlmaError(
+                f"--batch-size: batch norm cannot train on a batch of 1 image below {size} x {size} pixels; give "
+                "--batch-size 2 or more, a stage with at least 2 training images, or an --arch without convolutions"
+            )
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Sample the initial weights of each member with the member's generator."""
@@ -88,6 +100,7 @@ class NetworkList(ImageNetwork):
     def __init__(self, networks: Sequence[ImageNetwork]) -> None:
         super().__init__(len(networks))
         self.networks: Any = nn.ModuleList(networks)  # Any because mypy does not know the class of the networks
+        self.min_batch = networks[0].min_batch
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         inputs = images if images.dim() == 5 else [images] * self.num_members
@@ -306,6 +319,8 @@ class VGG(ImageNetwork):
         assert len(channels) == NUM_CONVOLUTIONS
         self.image_shape, self.num_classes, self.channels = image_shape, num_classes, tuple(channels)
         self.last_pool = last_pool
+        # Batch norm needs two values of each channel; smaller images have one value after four max pooling layers.
+        self.min_batch = 1 if max(image_shape[1:]) >= 2 * SMALLEST_IMAGE else 2
         self._pool_after = {end - 1 for end in itertools.accumulate(VGG19[:-1])}
         if blocks is None:
             sizes = itertools.pairwise([image_shape[0], *channels])

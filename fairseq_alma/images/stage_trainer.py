@@ -4,7 +4,8 @@ One network contains all members of a stage, for all runs that differ only in th
 """
 
 import time
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
@@ -40,11 +41,13 @@ from fairseq_alma.images.model_store import (
 )
 from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm
 from fairseq_alma.images.stage_training import ImageSettings, StageTraining
-from fairseq_alma.learners.learner import StagePlan, Training, member_seed
-from fairseq_alma.runs.loop import Run, StageWork
-from fairseq_alma.runs.study import SAVE_EVERY_SECONDS
+from fairseq_alma.learners.learner import ModelId, StagePlan, Training, member_seed
+from fairseq_alma.runs.loop import Run, StageWork, Step
+from fairseq_alma.runs.run_folder import RunFolder
+from fairseq_alma.runs.study import SAVE_EVERY_SECONDS, RunRequest, seconds_of
 from fairseq_alma.training.feature import Features, Part
 from fairseq_alma.training.features import LRBranch
+from fairseq_alma.training.stage_task import keep_freed_memory
 
 SEEDS = "seeds"
 """Key in the file of an unfinished training run; the value is the list of the models' random seeds."""
@@ -53,36 +56,40 @@ GROWTH_FLOPS = "growth_flops"
 
 
 class StageTrainer:
-    """Trainer of the stages of runs that differ only in the seed.
+    """Back end of ``alma-stream`` for streams of images: trains the stages of runs that differ only in the seed.
 
     Args:
         settings: settings of all runs.
         runs: runs whose stages are trained together.
-        keep_maps: whether `write_experts` runs after every stage; False: after the last stage only.
+        request: options of ``alma-stream``.
         features: training features of all runs.
-        save_every: seconds between two saves of an unfinished training run; None: `SAVE_EVERY_SECONDS`.
 
     Attributes:
         stores: root folder of each run -> store of the run's models.
         test_examples: normalized images and labels of the test set.
     """
 
-    def __init__(
-        self,
-        settings: ImageSettings,
-        runs: Sequence[Run],
-        keep_maps: bool,
-        features: Features,
-        save_every: Optional[float] = None,
-    ) -> None:
-        self.settings = settings
-        self.keep_maps, self.features, self.branch = keep_maps, features, features[LRBranch]
+    def __init__(self, settings: ImageSettings, runs: Sequence[Run], request: RunRequest, features: Features) -> None:
+        keep_freed_memory()
+        self.settings, self.request, self.features, self.branch = settings, request, features, features[LRBranch]
         self.stream, self.last_stage = settings.stream, len(runs[0].plans) - 1
+        save_every = seconds_of(request.save_every)
         self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment, settings.device)
         self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
         self.test_examples = self._examples(self.stream.indices("test"))
         self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
+
+    def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
+        groups = [tuple(plan.trainings)]
+        if self.request.trains_members_separately:
+            groups = [(training,) for training in plan.trainings]
+        return [*(ImageStep(self, folder, group) for group in groups), ImageStep(self, folder, ())]
+
+    def keep_only(
+        self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
+    ) -> None:
+        self.stores[folder.root].remove(gone)
 
     def train(self, work: StageWork, trainings: tuple[Training, ...]) -> Mapping[str, Any]:
         """Train the models of ``trainings`` in a stage, and return the training cost for stage.json.
@@ -136,8 +143,8 @@ class StageTrainer:
             if model.grown.trees:
                 figures["gate_trees"] = nested_gate_trees(model.grown.trees)
                 figures["expert_usage"] = usage
-        if self.keep_maps or plan.stage.index == self.last_stage:
-            network = store.network_of(plan.predictors[-trained:])
+        if self.request.keep_checkpoints or plan.stage.index == self.last_stage:
+            network = [*store.networks_of(plan).values()][-1]
             write_experts(work.folder.stage_folder(plan.stage.index), network, self.test_examples)
         return figures
 
@@ -157,16 +164,19 @@ class StageTrainer:
         network, grown, growth = self._start(work.plan, group, lambda: self._examples(rows), valid)
 
         part, images_of_branch = self._part(data.num_images), 0
+
+        def training_of(network: ImageNetwork, part: Part, *branch: Any) -> StageTraining:
+            orders = [seeded(seed, stage.index, ORDER) for seed in seeds]
+            return StageTraining(network, data, *valid, how, orders, self.features.for_part(part), *branch)
+
         branch: tuple[Any, ...] = ()
         if self.branch.is_on:  # train a branch (copy of the model with a decaying learning rate)
             total = part.num_updates or 0
-            first = total - self.branch.num_updates(total)
-            branch = (self.features.for_part(replace(part, is_branch=True)), first)
             sizes = batch_sizes(data.num_images, how.batch_size)
-            epochs, updates = divmod(first, len(sizes))
+            epochs, updates = divmod(total - self.branch.num_updates(total), len(sizes))
+            branch = training_of(deepcopy(network), replace(part, is_branch=True)), epochs
             images_of_branch = (how.max_epoch - epochs) * data.num_images - sum(sizes[:updates])
-        orders = [seeded(seed, stage.index, ORDER) for seed in seeds]
-        training = StageTraining(network, data, *valid, how, orders, self.features.for_part(part), *branch)
+        training = training_of(network, part, *branch)
         self._run(work, training, seeds, unfinished)
         training.finish()
 
@@ -263,3 +273,24 @@ class StageTrainer:
         arrays = self.stream.images[rows], self.stream.labels[rows]
         images, labels = (torch.from_numpy(array).to(self.settings.device) for array in arrays)
         return images, labels
+
+
+@dataclass(frozen=True)
+class ImageStep(Step):
+    """Step of a stage: train the models of ``trainings`` in one network; without trainings, test the stage's models."""
+
+    trainer: StageTrainer
+    folder: RunFolder
+    trainings: tuple[Training, ...]
+
+    @property
+    def trains(self) -> tuple[ModelId, ...]:
+        return tuple(training.model for training in self.trainings)
+
+    def is_done(self, model: Optional[ModelId] = None) -> bool:
+        models = [each for each in self.trains if model in (None, each)]
+        store = self.trainer.stores[self.folder.root]
+        return bool(self.trainings) and all(store.is_complete(each) for each in models)
+
+    def run(self, work: StageWork) -> Mapping[str, Any]:
+        return self.trainer.train(work, self.trainings) if self.trainings else self.trainer.test(work)

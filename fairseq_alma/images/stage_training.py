@@ -10,11 +10,9 @@ branch, the branch predicts on the test set; the next stage starts from the mode
 Letters in shapes: N members, B images in a batch, C channels, H height, W width, K classes.
 """
 
-import argparse
 import json
 import math
 import shlex
-import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
@@ -76,9 +74,9 @@ class StageTraining:
         generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
             model.
         features: training features; None for no features.
-        branch: training features of the branch; None if no branch is trained.
-        branch_from: index (numbered from 0) of the last update before the learning rate decays. The branch starts with
-            the epoch of this update.
+        branch: training of a copy of the network, from the state before an epoch of this training; None if no branch
+            is trained.
+        branch_epoch: number of completed epochs at which the branch starts.
 
     Attributes:
         best: weights of the best epoch, for each unit.
@@ -94,10 +92,10 @@ class StageTraining:
         settings: TrainingSettings,
         generators: Sequence[Generator],
         features: Optional[Features] = None,
-        branch: Optional[Features] = None,
-        branch_from: int = 0,
+        branch: "Optional[StageTraining]" = None,
+        branch_epoch: int = 0,
     ) -> None:
-        self.features, self.branch = features or Features(), branch
+        self.features, self.branch, self.branch_epoch = features or Features(), branch, branch_epoch
         self.network, self.data, self.settings = network, data, settings
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
@@ -108,25 +106,20 @@ class StageTraining:
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
         self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
         self.units = [UnitProgress() for _ in self.states]
-        self._branch_epoch = branch_from // self.updates_per_epoch
-        self._branch_start: Optional[dict[str, Any]] = None  # state before the first epoch of the branch
-        # best weights before the branch; set when the branch begins
-        self._main_best: Optional[list[dict[str, Tensor]]] = None
 
     @property
     def is_over(self) -> bool:
-        """Return whether the training of all units and of the branch is complete."""
-        return self._is_part_over and (self.branch is None or self._main_best is not None)
-
-    @property
-    def _is_part_over(self) -> bool:
+        """Return whether the training of all units is complete; the branch is trained before the remaining epochs."""
         return self.epoch >= self.settings.max_epoch or all(unit.stopped_after is not None for unit in self.units)
 
     @property
     def num_epochs(self) -> tuple[int, int]:
         """Return (completed epochs, maximum epochs), including the branch."""
-        of_branch = self.settings.max_epoch - self._branch_epoch if self.branch is not None else 0
-        return self.epoch + (0 if self._main_best is None else of_branch), self.settings.max_epoch + of_branch
+        done, most = self.epoch, self.settings.max_epoch
+        if self.branch is not None:
+            done += max(0, self.branch.epoch - self.branch_epoch)
+            most += self.settings.max_epoch - self.branch_epoch
+        return done, most
 
     def epochs_of(self, unit: int) -> int:
         """Return the number of epochs that a unit was trained for."""
@@ -135,11 +128,10 @@ class StageTraining:
 
     def run_epoch(self) -> Tensor:
         """Train for one epoch, validate, and update ``best``. Return the units' mean loss (nats) in the last update."""
-        if self._is_part_over:  # restore the state before the first epoch of the branch, and train the branch
-            assert self.branch is not None and self._branch_start is not None
-            self.load_state_dict({**self._branch_start, "trunk": deepcopy(self.best)})
-        if self.branch is not None and self._main_best is None and self.epoch == self._branch_epoch:
-            self._branch_start = deepcopy(self.state_dict())
+        if self.branch is not None and self.epoch == self.branch_epoch and not self.branch.is_over:
+            if self.branch.epoch == 0:
+                self.branch.load_state_dict(deepcopy(self.state_dict()))
+            return self.branch.run_epoch()
         self.network.train()
         batches = self.data.epoch(self.settings.batch_size, self.generators)
         for update, (images, labels) in enumerate(batches, start=self.epoch * self.updates_per_epoch):
@@ -156,10 +148,10 @@ class StageTraining:
         return loss.detach() / len(self.units)
 
     def finish(self) -> None:
-        """Load the best weights of each unit into the network, for the next stage. Omit the weights of the branch."""
-        if self._main_best is not None:
-            self.tested = [*self.best]
-        for state, best in zip(self.states, self._main_best or self.best, strict=True):
+        """Load the best weights of each unit into the network, for the next stage. The branch is tested instead."""
+        if self.branch is not None:
+            self.tested = [*self.branch.best]
+        for state, best in zip(self.states, self.best, strict=True):
             load_exactly(state, best)
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,8 +165,7 @@ class StageTraining:
             "tested": self.tested,
             "units": [vars(unit) for unit in self.units],
             "features": self.features.state_dict(),
-            "fork": self._branch_start,
-            "trunk": self._main_best,
+            "branch": self.branch.state_dict() if self.branch is not None and self.branch.epoch else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -186,11 +177,10 @@ class StageTraining:
         for best, before in zip(self.best, state["best"], strict=True):
             load_exactly(best, before)
         self.units = [UnitProgress(**unit) for unit in state["units"]]
-        self.tested, self._branch_start, self._main_best = state["tested"], state["fork"], state["trunk"]
-        if self.branch is not None and self._main_best is not None:
-            self.features = self.branch
         self.features.load_state_dict(state["features"])
-        self.epoch = state["epoch"]
+        self.tested, self.epoch = state["tested"], state["epoch"]
+        if self.branch is not None and state["branch"] is not None:
+            self.branch.load_state_dict(state["branch"])
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the units' mean cross entropies. With a sum, the gradients of the units are independent."""
@@ -283,13 +273,10 @@ class ImageSettings:
         words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hydra warns about options of classes without a dataclass
-            self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
+        self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
         use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
         self.device = torch.device("cuda" if use_gpu else "cpu")
         content: Any = OmegaConf.to_container(self.cfg, resolve=True)
-        content = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in content.items()}
         self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
         try:
             first = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer

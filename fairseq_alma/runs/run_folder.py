@@ -388,8 +388,8 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
     model, members = ModelId(stage, 0), folder.members(stage)
     if members and members != [model]:
         raise AlmaError(
-            f"{ensemble}: expected an ensemble, found only its members; join the members with alma-ensemble, or run "
-            "alma-stream with --keep-checkpoints"
+            f"{ensemble}: expected an ensemble, found only its members; give the checkpoint of one member, such as "
+            f"{folder.checkpoint(members[0])}, or join the members with alma-ensemble"
         )
     found = predicting_checkpoint(folder, model, record.get("anytime", {}).get("predicts_with", "last"))
     if not found.is_file():

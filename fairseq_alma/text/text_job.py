@@ -2,7 +2,7 @@
 
 from copy import copy
 from pathlib import Path
-from typing import Callable, Iterable, Optional, Sequence
+from typing import Iterable, Optional, Sequence
 
 import fairseq_alma
 from fairseq_alma.data.stream import Stream, split_name
@@ -10,7 +10,6 @@ from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, Stage, StagePlan, Training
 from fairseq_alma.runs.display import describe_stage
 from fairseq_alma.runs.evaluation import StageEvaluation
-from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text import stage_checkpoints
@@ -99,22 +98,21 @@ class TextJob:
         """Return (first update of the stage, number of updates, whether ``part`` is the learning-rate decay branch)."""
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
-    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], TextJob]":
-        """Check the dictionary of the starting checkpoint; return a function that returns ``self`` for any runs."""
+    def check_start(self) -> None:
+        """Check the dictionary of the starting checkpoint."""
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
-        return lambda runs: self
 
-    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder) -> None:
-        """Print the commands of the requested stages, without running them."""
+    def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder, name: str) -> None:
+        """Print the commands of the requested stages, without running them; ``name``: see `RunDisplay`."""
         member, template = self.request.member, self.request.then_evaluate
         for plan in self.request.chosen(plans):
             steps = self.steps(folder, plan)
             if member is not None:
                 steps = [step for step in steps if any(model.member in member for model in step.trains)]
             if steps:
-                print(f"# {describe_stage(plan, len(plans))}: --stage {plan.stage.index}")
+                print(f"# {name}{describe_stage(plan, len(plans))}: --stage {plan.stage.index}")
             for step in steps:
                 for command in step.commands():
                     print(command)

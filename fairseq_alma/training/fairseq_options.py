@@ -60,8 +60,9 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
 def configuration_of(args: Namespace) -> DictConfig:
     """Return the same configuration as fairseq's ``convert_namespace_to_omegaconf``, without hydra.
 
-    Hydra parses about 300 options from strings, which takes half of the run time of a short command. If a class, such
-    as the optimizer ``adafactor``, has no dataclass, this function calls ``convert_namespace_to_omegaconf`` instead.
+    Hydra parses about 300 options from strings, which takes half of the run time of a short command. If a model, such
+    as ``lstm_lm``, has no dataclass, this function calls ``convert_namespace_to_omegaconf`` instead. The options of an
+    optimizer without a dataclass, such as ``sgd``, are a dict and not a Namespace; see `features_of`.
 
     Args:
         args: arguments parsed by a parser of fairseq.
@@ -75,10 +76,10 @@ def configuration_of(args: Namespace) -> DictConfig:
         if group in registries:
             choice = getattr(args, "arch" if group == "model" else group, None) or ""
             config = registries[group].get(choice)
-            if choice and config is None:
+            if choice and config is None and group != "optimizer":
                 return convert_namespace_to_omegaconf(args)
         if group == "_name" or config is None:
-            groups[group] = None
+            groups[group] = {**vars(args), "_name": choice} if choice else None
             continue
         values = groups[group] = vars(config.from_namespace(args))
         for name, field in config.__dataclass_fields__.items():

@@ -283,6 +283,8 @@ def require_batch_size(limits: Mapping[str, Any]) -> None:
 def features_of(cfg: DictConfig) -> Features:
     """Return the active features of a task configuration; raise AlmaError if a feature does not fit the command."""
     root: Any = cfg._get_root()
+    if isinstance(root.get("optimizer"), argparse.Namespace):  # fairseq's adadelta and sgd have no dataclass
+        root.optimizer = vars(root.optimizer)  # torch.load with weights_only refuses a Namespace in a checkpoint
     name = getattr(root.get("optimizer"), "_name", None)
     batches = None
     if root.get("optimization") is not None:

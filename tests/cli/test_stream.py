@@ -23,11 +23,11 @@ def run(stream, tmp_path, *options, train=TRAIN):
 
 
 def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream, tmp_path, capsys):
-    assert run(stream, tmp_path, "--wait", "3", "--dry-run") == 0
+    assert run(stream, tmp_path, "--wait", "3", "--dry-run", "--seed", "1", "2") == 0
     out = capsys.readouterr().out
-    assert out.count("\nfairseq-train ") == 2
-    assert out.count("\nfairseq-eval-lm ") == 4
-    assert "# stage 1/2, arrival 3 (mega-batches 1-3): --stage 0" in out
+    assert out.count("\nfairseq-train ") == 4
+    assert out.count("\nfairseq-eval-lm ") == 8
+    assert all(f"# seed {seed}, stage 1/2, arrival 3 (mega-batches 1-3): --stage 0" in out for seed in (1, 2))
     assert "--adam-betas '(0.9, 0.98)'" in out
     assert not (tmp_path / "R").exists()
 

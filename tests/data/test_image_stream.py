@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from fairseq_alma.data.image_stream import ImageStream, write_image_stream
+from fairseq_alma.data.image_stream import ImageSet, ImageStream, write_image_stream
 from fairseq_alma.data.stream import StreamFile
 from fairseq_alma.errors import AlmaError
 from tests.runs.fakes import write_manifest
@@ -18,7 +18,7 @@ LABELS = np.arange(50) % 7
 @pytest.fixture
 def stream(tmp_path):
     """Return a stream of 4 mega-batches of 9 and 1 images, and 7 test images."""
-    write_image_stream(tmp_path / "s", IMAGES, LABELS, 43, "tiny", 7, 4, 1, augment=True)
+    write_image_stream(tmp_path / "s", ImageSet("tiny", IMAGES, LABELS, 43, 7, augment=True), 4, 1)
     return ImageStream.open(tmp_path / "s")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fairseq_alma.data.image_stream import assign_images, channel_statistics, write_image_stream
+from fairseq_alma.data.image_stream import ImageSet, assign_images, channel_statistics, write_image_stream
 from fairseq_alma.errors import AlmaError
 
 IMAGES = (np.arange(50 * 3 * 4 * 5) * 37 % 251).astype(np.uint8).reshape(50, 3, 4, 5)
@@ -14,8 +14,8 @@ GOLDEN_TRAIN = [7, 0, 1, 2, 5, 9, 6, 3]
 GOLDEN_VALID = [8, 4]
 
 
-def write(root, seed=1, images=IMAGES, labels=LABELS, **options):
-    return write_image_stream(root, images, labels, 43, "tiny", 7, 4, seed, **options)
+def write(root, seed=1, images=IMAGES, labels=LABELS, augment=False, **options):
+    return write_image_stream(root, ImageSet("tiny", images, labels, 43, 7, augment), 4, seed, **options)
 
 
 @pytest.mark.parametrize("num_train", [2, 43, 60, 1000])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_alma.data.image_stream import write_image_stream
+from fairseq_alma.data.image_stream import ImageSet, write_image_stream
 
 NUM_CLASSES = 4
 Shape = tuple[int, int, int]
@@ -27,5 +27,6 @@ def make_stream(
 ) -> Path:
     """Write a stream with 100 test images."""
     images, labels = make_images(num_train + 100, 5, shape)
-    write_image_stream(root, images, labels, num_train, "patches", NUM_CLASSES, num_megabatches, 1, augment=augment)
+    data = ImageSet("patches", images, labels, num_train, NUM_CLASSES, augment)
+    write_image_stream(root, data, num_megabatches, seed=1)
     return root

@@ -78,6 +78,8 @@ def test_batches_have_every_image_once_and_in_training_no_image_alone(stream, is
     batches = dataset.batch_by_size(dataset.ordered_indices(), max_sentences=size, required_batch_size_multiple=8)
     assert [len(batch) for batch in batches] == sizes
     assert sorted(np.concatenate(batches)) == list(range(33))
+    with pytest.raises(AlmaError, match=r"--batch-size 0: expected at least 1 image"):
+        dataset.batch_by_size(dataset.ordered_indices(), max_sentences=0)
 
 
 def test_each_epoch_has_an_order_of_its_own_which_seed_and_epoch_decide(stream):
@@ -115,9 +117,3 @@ def test_crops_depend_on_the_epoch_and_not_on_which_worker_makes_the_batch(strea
     plain = dataset_of(stream, augment=True, is_training=False)
     images = torch.from_numpy(stream.images[stream.indices("train", [1])[3:8]])
     torch.testing.assert_close(batch(1, plain), plain.source.normalised(images))
-
-
-def test_a_batch_without_images_is_refused(stream):
-    dataset = dataset_of(stream)
-    with pytest.raises(AlmaError, match=r"--batch-size 0: expected at least 1 image"):
-        dataset.batch_by_size(dataset.ordered_indices(), max_sentences=0)

@@ -1,5 +1,6 @@
 """The image architectures: registered, built from their options, counted, and loaded again by fairseq."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +61,18 @@ def test_members_in_one_network_are_the_models_of_their_seeds(arch):
         torch.testing.assert_close(together[member], alone.eval()(images)[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("arch", "num_members"), [("alma_mlp", 1), ("alma_vgg", 1), ("alma_moe_vgg", 2)])
+def test_only_batch_norm_on_small_images_refuses_a_batch_of_one_image(arch, num_members):
+    model_class, config = BUILT[arch]
+    for side in (31, 32):
+        images, task = torch.zeros(1, 3, side, 16), SimpleNamespace(image_shape=(3, side, 16), num_classes=NUM_CLASSES)
+        model = model_class.build_model(config, task, num_members)
+        refused = pytest.raises(AlmaError, match="--batch-size: batch norm cannot train on a batch of 1")
+        with refused if "vgg" in arch and side == 31 else nullcontext():
+            assert model(images).shape == (1, NUM_CLASSES)
+        assert model.eval()(images).shape == (1, NUM_CLASSES)
+
+
 def test_parameters_and_flops_of_the_fully_connected_network_follow_the_formula():
     model_class, config = BUILT["alma_mlp"]
     network = model_class.build_members(config, KIND, 2)
@@ -116,12 +129,8 @@ def test_a_mixture_of_one_expert_is_the_plain_network():
         ("alma_moe_mlp", {"gate_trees": "[[0,1]]"}, ("--gate-trees", "2 trees")),
         ("alma_moe_mlp", {"gate_trees": "[[0,1],[0,1]]"}, ("--gate-trees", "2 experts", "but --num-experts is 4")),
         ("alma_moe_mlp", {"gate_trees": "oops"}, ("--gate-trees",)),
-        (
-            "alma_firefly_vgg",
-            {"layer_channels": "4,4,5"},
-            ("--layer-channels 4,4,5", "16 comma-separated numbers of at least 1"),
-        ),
-        ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "at least 1")),
+        ("alma_firefly_vgg", {"layer_channels": "4,4,5"}, ("--layer-channels 4,4,5", "16 comma-separated numbers")),
+        ("alma_firefly_vgg", {"layer_channels": CHANNELS.replace("5", "0")}, ("--layer-channels", "of at least 1")),
         ("alma_firefly_vgg", {"channels": 5}, ("--channels 5", "before any growth")),
     ],
 )

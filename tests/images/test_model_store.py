@@ -89,6 +89,7 @@ THREE, SURE = logits_of([[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]), [[[9.0, 0.0]]
         ("vote", logits_of([[0.9, 0.1, 0.0001]], [[0.3, 0.6, 0.1]]), 0, None),  # of equal votes the mean
         ("logits", torch.tensor(SURE), 0, math.log1p(math.exp(-1 / 3))),
         ("probabilities", torch.tensor(SURE), 1, None),
+        ("single", torch.tensor([[[0.0, 300.0]]]), 1, 300),  # certain and wrong
     ],
 )
 def test_models_are_combined_by_mean_probability_vote_or_mean_logit(combine, logits, error, loss):
@@ -108,9 +109,3 @@ def test_models_may_be_added_one_by_one(combine):
     for each in logits:
         one_by_one.add(each[None])
     assert together.result(labels) == one_by_one.result(labels)
-
-
-def test_a_certain_and_wrong_model_has_a_finite_loss():
-    tally = Tally("single")
-    tally.add(torch.tensor([[[300.0, 0.0]]]))
-    assert tally.result(torch.tensor([1]))["loss"] == pytest.approx(300)

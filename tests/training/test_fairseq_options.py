@@ -40,12 +40,14 @@ def test_check_options_rejects_a_number_out_of_range_and_accepts_defaults_and_re
     [
         "--arch alma_transformer_lm --num-experts 4 --optimizer adam --adam-betas (0.9,0.99) --lr 0.1,0.2 --replay "
         "--autocast bf16 --ema-half-life 1/16 --continue-as stage",
-        "--arch transformer_lm_gpt --optimizer sgd --lr-scheduler cosine --wandb-project x=y --update-freq 2,4",
+        "--arch alma_transformer_lm --optimizer sgd --lr-scheduler cosine --wandb-project x=y --update-freq 2,4",
         "--arch lstm_lm --optimizer adam --lr 0.1",  # lstm_lm declares no dataclass
     ],
 )
 def test_a_configuration_equals_that_of_fairseq(trained, words):
     options = training_options(trained.stream, *words.split(), "--save-dir", "a folder", shape=())
     ours, expected = configuration_of(options), convert_namespace_to_omegaconf(options)
+    if "sgd" in words:  # has no dataclass
+        expected.optimizer = vars(expected.optimizer)
     assert ours == expected and str(ours) == str(expected)
     assert OmegaConf.is_struct(ours)
