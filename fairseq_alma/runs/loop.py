@@ -295,7 +295,8 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
     needed = [(each.start, each.model) for each in plan.trainings if each.start is not None]
     needed += [(model, model) for model in plan.predictors if model.stage != stage]
     for start, model in needed:
-        if not run.is_trained(start, backend) and not run.is_trained(model, backend):
+        is_missing = not run.is_trained(start, backend) and not run.is_trained(model, backend)
+        if is_missing and run.folder.read_stage(stage) is None:  # else another alma-stream has completed the stage
             path = run.folder.checkpoint(start)
             raise AlmaError(
                 f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs the checkpoint; remove "

@@ -293,7 +293,8 @@ def complete(
     if not is_other_arch and not preferences.is_paper:
         is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
         features |= {} if context.selects_weights else {"ema_half_life": HALF_LIFE}
-        features |= {"carry_optimizer": True} if context.continues and is_endless else {}
+        continues = context.continues and not context.features.get("best_checkpoint")
+        features |= {"carry_optimizer": True} if continues and is_endless else {}
     model_line = f"{filled['--arch']}"
     if "--decoder-embed-dim" in chosen:
         experts = int(filled.get("--num-experts") or context.num_experts or 1)
@@ -309,7 +310,8 @@ def complete(
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
     """Return the defaults of options after ``--`` according to ``row``: option -> value."""
     arch = given.get("--arch", "alma_transformer_lm")
-    steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
+    procs = 1 if BATCHES_PER_UPDATE in given else context.num_procs  # the processes share the given batches
+    steps = procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * procs))
     many = passes > MANY_PASSES
     repeats = passes > 1 and arch in TRANSFORMER_SIZES
     rows: dict[str, Any] = {"--arch": arch}
@@ -452,9 +454,13 @@ class TrainOptions:
         kinds = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, *FEATURES)
         options = [option for kind in kinds for option in options_of(kind).values()]
         declared = {each.flag: each for each in options if "text" in each.kinds and each.type is not bool}
+        known = {*declared, *PAPER, *EVAL_OPTIONS, *END_OPTIONS, "--clip-norm", "--warmup-updates", "--weight-decay"}
         for name, values in self.options:
             if name in declared:
                 declared[name].value(" ".join(values))
+            for each in sorted(known):  # fairseq would accept an abbreviation, but the defaults and the tests would not
+                if each.startswith(name) and name not in known and len(name) > 4:
+                    raise ValueError(f"{name} after --: abbreviation of {each}; give the full name")
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
