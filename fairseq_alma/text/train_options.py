@@ -145,8 +145,7 @@ class Recipe:
         words: arguments after ``--``: first the defaults, then the arguments of the user.
         chosen: option after ``--`` that the user does not give -> default.
         features: field name of a feature option that the user does not give before ``--`` -> default.
-        passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
-        lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
+        lengths: number of updates of each stage; None: an option after ``--`` sets the length, or there is no stream.
         per_update: number of tokens per update.
         record: entry ``recipe`` of run.json; None: the run uses no defaults.
         lines: printed description of the defaults.
@@ -155,7 +154,6 @@ class Recipe:
     words: list[str]
     chosen: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)
-    passes: Optional[float] = None
     lengths: Optional[Sequence[int]] = None
     record: Optional[Mapping[str, Any]] = None
     lines: Sequence[str] = ()
@@ -386,7 +384,7 @@ def _recipe(
     )
     if "ema_half_life" in features:
         lines.append(f"tested weights: moving average, half-life {features['ema_half_life']} of the updates so far")
-    return Recipe(all_words, chosen, features, passes, lengths, {**record, "lines": lines}, lines, per_update)
+    return Recipe(all_words, chosen, features, lengths, {**record, "lines": lines}, lines, per_update)
 
 
 _OWNED = {
@@ -487,10 +485,8 @@ class TrainOptions:
     def lengthened(self, times: int) -> "TrainOptions":
         """Return a copy in which the options in `UPDATE_COUNTS` (numbers of updates) are multiplied by ``times``."""
         longer = copy(self)
-        longer.options = [
-            (name, (str(times * (self._positive(name) or 0)),) if name in UPDATE_COUNTS else values)
-            for name, values in self.options
-        ]
+        for name in UPDATE_COUNTS:
+            longer.options = replace_option(longer.options, name, str(times * (self._positive(name) or 0)))
         longer.max_update = longer._positive("--max-update")
         return longer
 

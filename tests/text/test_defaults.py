@@ -141,7 +141,7 @@ def test_defaults_stay_when_the_stream_has_grown_and_passes_may_change():
     assert again.words == first.words and again.features == first.features and again.lines == first.lines
     more = made(tokens=TOKENS, before=first.record, passes=3)
     assert more.words == first.words and sum(more.lengths) == pytest.approx(3 * sum(first.lengths), abs=2)
-    assert more.passes == 3 and made(before=more.record).passes == 3
+    assert more.record["passes"] == 3 and made(before=more.record).record["passes"] == 3
     for other in ({"size": 10**6}, {"is_paper": True}):
         assert made(before=first.record, **other).words != first.words
     sized = made(size=10**6)
