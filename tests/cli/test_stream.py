@@ -98,7 +98,7 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
         (grows, ["--num-experts", "4"], "--num-experts is not allowed after --: give --grow-schedule"),
         (by_sizes, ["--num-experts", "4"], "--num-experts is not allowed after --: give --grow-schedule"),
         (grows, ["--moe-freq", "0"], "--grow-schedule 4,6,8,12: no layer has experts (--moe-freq 0"),
-        (["--branch-share", "0.2"], ["--max-update", "1"], "--branch-share: expected at least 2 updates in each stage"),
+        (["--branch-share", "0.2"], ["--max-update", "1"], "--branch-share: a stage needs 2 updates, found 1"),
     ):
         assert message in usage_error(capsys, partial(run, train=[*TRAIN, *words]), stream, tmp_path, *own)
 
