@@ -137,7 +137,7 @@ def next_step(parameters: int, tokens: Sequence[int], spent: float, budget: floa
     if not parameters:
         return "begin", budget
     if total > TOKENS_PER_PARAMETER * parameters and affordable >= LEAST_RESTART:
-        return "restart", min(budget, affordable)
+        return "restart", affordable
     return "continue", min(budget, max(LEAST_PASSES, (budget * total - spent) / tokens[-1]))
 
 

@@ -150,7 +150,7 @@ def trees_of_layers(options: Any) -> list[Optional[GateTree]]:
     return [next(trees) if each else None for each in is_switch]
 
 
-def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional[int]) -> list[GateTree]:
+def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: int) -> list[GateTree]:
     """Return the gate trees of all layers of experts, parsed from the value of ``--gate-trees``.
 
     Args:
@@ -159,10 +159,8 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: Optional
         num_experts: required number of experts in each tree.
 
     Raises:
-        AlmaError: ``num_experts`` is None, or the text is invalid or has a wrong number of trees or experts.
+        AlmaError: the text is invalid, or has a wrong number of trees or experts.
     """
-    if num_experts is None:
-        raise AlmaError("--num-experts: missing; give the number of experts")
     if not text:
         return [GateTree.flat(num_experts)] * num_layers
     try:

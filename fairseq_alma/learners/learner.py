@@ -74,10 +74,6 @@ def stages(
     For B = 4 and w = 3, the first stage has mega-batches 0 to 2, and the second stage has mega-batch 3. ``drop_rest``
     drops the last stage if it has fewer than w new mega-batches, as in Table 2 of the paper.
     """
-    if num_megabatches < 1 or wait < 1:
-        raise ValueError(
-            f"expected a positive number of mega-batches and a positive --wait, found {num_megabatches} and {wait}"
-        )
     planned: list[Stage] = []
     first, end = 0, first_wait or wait
     while first < num_megabatches and not (drop_rest and end > num_megabatches):

@@ -225,8 +225,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
             print_line(f"{self._title(plan)}: already complete, {result}", sys.stdout)
             return
         counts = f"{record['num_updates']:,} updates, {record['num_params']:,} parameters"
-        duration = format_duration(record["wall_seconds"])
-        print_line(f"{self._title(plan)}: {result}, {counts}, {duration}", sys.stdout)
+        print_line(f"{self._title(plan)}: {result}, {counts}, {format_duration(record['wall_seconds'])}", sys.stdout)
         if self.curves is not None:
             self.curves.catch_up()
 

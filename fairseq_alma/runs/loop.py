@@ -170,16 +170,16 @@ def run_stages(
         Number of stages that this call ran, for each run.
     """
     needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
-    complete: list[set[int]] = [set() for _ in runs]
+    complete: set[int] = set()
     num_run = [0] * len(runs)
     for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:
-        for run, known in zip(runs, complete, strict=True):
+        for run in runs:
             if run.complete_record(stage) is None:
-                _require_models(run, stage, known, backend)
+                _require_models(run, stage, complete, backend)
                 await_models(run.plans[stage])
-        for number, did_run in enumerate(_finish_stage(runs, stage, backend, needed)):
-            complete[number].add(stage)
-            num_run[number] += did_run
+        did_run = _finish_stage(runs, stage, backend, needed)
+        num_run = [number + did for number, did in zip(num_run, did_run, strict=True)]
+        complete.add(stage)
     return num_run
 
 
@@ -295,7 +295,8 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
     needed = [(each.start, each.model) for each in plan.trainings if each.start is not None]
     needed += [(model, model) for model in plan.predictors if model.stage != stage]
     for start, model in needed:
-        if not run.is_trained(start, backend) and not run.is_trained(model, backend):
+        is_missing = not run.is_trained(start, backend) and not run.is_trained(model, backend)
+        if is_missing and run.folder.read_stage(stage) is None:  # else another alma-stream has completed the stage
             path = run.folder.checkpoint(start)
             raise AlmaError(
                 f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs the checkpoint; remove "

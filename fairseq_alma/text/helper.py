@@ -294,7 +294,8 @@ def fork_child(request: Call, files: Sequence[int]) -> int:
         answer = _execute(request, pipe)
         atexit._run_exitfuncs()
         for standard in (sys.stdout, sys.stderr):
-            standard.flush()
+            with contextlib.suppress(OSError):  # the disk may be full
+                standard.flush()
         pipe.send(answer)
     finally:  # descriptors close in ascending order, so locks are free when the pipe closes
         os._exit(0)
@@ -340,10 +341,12 @@ def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
             return "returned", None
         if not isinstance(ending.code, str):
             return "failed", ""
-        print(ending.code, file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(ending.code, file=sys.stderr)
         return "refused", ending.code
     except BaseException as error:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         known = describe_fault(error) if isinstance(error, Exception) else None
         return "failed", known or f"{type(error).__name__}: {' '.join(str(error).split())}"
 

@@ -141,6 +141,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 "--tokens-per-sample: must be positive and larger than --context-window; increase --tokens-per-sample "
                 f"by {1 - cfg.tokens_per_sample} or more"
             )
+        if os.pathsep in cfg.data:
+            raise AlmaError(f"{cfg.data}: fairseq splits paths at {os.pathsep!r}; rename the folder of the stream")
         stream = Stream.open(cfg.data, "text")
         stream.verify([])
         if cfg.path is not None:

@@ -85,6 +85,8 @@ class TextJob:
         self.lengths = recipe.lengths
         if request.iid is not None and self.lengths is None:
             self.options = self.options.lengthened(request.iid)
+        if self.branch.is_on and 1 in (self.lengths or [self.options.max_update or 0]):
+            raise ValueError("--branch-share: a stage needs 2 updates, found 1; give more --passes or --max-update")
         self.last = self.options.last
 
     def holdouts(self, arrivals: Iterable[int]) -> list[str]:

@@ -103,8 +103,7 @@ class TextStep(Step):
                     f"{log}: the loss on {split} is {loss} (training diverged); start a new --run with a lower --lr, "
                     f"more --warmup-updates, or {clip}"
                 )
-            text = stream.split(split)
-            per_byte = text.bits_per_byte(loss)
+            per_byte = stream.split(split).bits_per_byte(loss)
             figures = {} if per_byte is None else {"bits_per_byte": round(per_byte, 5)}
             found[split] = {"loss": round(loss, 4), "ppl": round(2**loss, 4), **figures}
         return found
@@ -297,10 +296,8 @@ class Train(TrainingStep):
         now, before = self.job.recipe.per_update, done.batches[-1]
         steps = before["update_freq"][0] * before["num_procs"]
         limits = {"--batch-size": before["batch_size"], "--max-tokens": before["max_tokens"], "--update-freq": steps}
-        filled = {name: str(value) for name, value in limits.items() if value is not None}
-        begun = tokens_per_update(
-            {**filled, "--tokens-per-sample": " ".join(self.job.last("--tokens-per-sample") or ())}
-        )
+        same = {"--tokens-per-sample": " ".join(self.job.last("--tokens-per-sample") or ())}
+        begun = tokens_per_update(same | {name: str(each) for name, each in limits.items() if each is not None})
         if begun != now:
             raise AlmaError(
                 f"{last}: the stage began with {begun:,} tokens per update, found {now:,}; give --batch-size and "

@@ -145,8 +145,7 @@ class Recipe:
         words: arguments after ``--``: first the defaults, then the arguments of the user.
         chosen: option after ``--`` that the user does not give -> default.
         features: field name of a feature option that the user does not give before ``--`` -> default.
-        passes: number of passes through the text of each stage; None: ``--max-update`` or ``--max-epoch`` is given.
-        lengths: number of updates of each stage; None: ``passes`` is None, or the run has no stream.
+        lengths: number of updates of each stage; None: an option after ``--`` sets the length, or there is no stream.
         per_update: number of tokens per update.
         record: entry ``recipe`` of run.json; None: the run uses no defaults.
         lines: printed description of the defaults.
@@ -155,7 +154,6 @@ class Recipe:
     words: list[str]
     chosen: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)
-    passes: Optional[float] = None
     lengths: Optional[Sequence[int]] = None
     record: Optional[Mapping[str, Any]] = None
     lines: Sequence[str] = ()
@@ -293,7 +291,8 @@ def complete(
     if not is_other_arch and not preferences.is_paper:
         is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
         features |= {} if context.selects_weights else {"ema_half_life": HALF_LIFE}
-        features |= {"carry_optimizer": True} if context.continues and is_endless else {}
+        continues = context.continues and not context.features.get("best_checkpoint")
+        features |= {"carry_optimizer": True} if continues and is_endless else {}
     model_line = f"{filled['--arch']}"
     if "--decoder-embed-dim" in chosen:
         experts = int(filled.get("--num-experts") or context.num_experts or 1)
@@ -309,7 +308,8 @@ def complete(
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
     """Return the defaults of options after ``--`` according to ``row``: option -> value."""
     arch = given.get("--arch", "alma_transformer_lm")
-    steps = context.num_procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * context.num_procs))
+    procs = 1 if BATCHES_PER_UPDATE in given else context.num_procs  # the processes share the given batches
+    steps = procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * procs))
     many = passes > MANY_PASSES
     repeats = passes > 1 and arch in TRANSFORMER_SIZES
     rows: dict[str, Any] = {"--arch": arch}
@@ -384,7 +384,7 @@ def _recipe(
     )
     if "ema_half_life" in features:
         lines.append(f"tested weights: moving average, half-life {features['ema_half_life']} of the updates so far")
-    return Recipe(all_words, chosen, features, passes, lengths, {**record, "lines": lines}, lines, per_update)
+    return Recipe(all_words, chosen, features, lengths, {**record, "lines": lines}, lines, per_update)
 
 
 _OWNED = {
@@ -452,9 +452,13 @@ class TrainOptions:
         kinds = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, *FEATURES)
         options = [option for kind in kinds for option in options_of(kind).values()]
         declared = {each.flag: each for each in options if "text" in each.kinds and each.type is not bool}
+        known = {*declared, *PAPER, *EVAL_OPTIONS, *END_OPTIONS, "--clip-norm", "--warmup-updates", "--weight-decay"}
         for name, values in self.options:
             if name in declared:
                 declared[name].value(" ".join(values))
+            for each in sorted(known):  # fairseq would accept an abbreviation, but the defaults and the tests would not
+                if each.startswith(name) and name not in known and len(name) > 4:
+                    raise ValueError(f"{name} after --: abbreviation of {each}; give the full name")
         self.max_update = self._positive("--max-update")
         self.max_epoch = self._positive("--max-epoch")
         if self.max_update is None and self.max_epoch is None:
@@ -481,10 +485,8 @@ class TrainOptions:
     def lengthened(self, times: int) -> "TrainOptions":
         """Return a copy in which the options in `UPDATE_COUNTS` (numbers of updates) are multiplied by ``times``."""
         longer = copy(self)
-        longer.options = [
-            (name, (str(times * (self._positive(name) or 0)),) if name in UPDATE_COUNTS else values)
-            for name, values in self.options
-        ]
+        for name in UPDATE_COUNTS:
+            longer.options = replace_option(longer.options, name, str(times * (self._positive(name) or 0)))
         longer.max_update = longer._positive("--max-update")
         return longer
 

@@ -277,7 +277,8 @@ class BestCheckpoint(Feature):
 
     best_checkpoint: Optional[bool] = opt(
         None,
-        "evaluate the checkpoint with the lowest loss on valid, and start the next stage from this checkpoint",
+        "evaluate the checkpoint with the lowest loss on valid; without --carry-optimizer, also start the next stage "
+        "from this checkpoint",
         kinds=("text",),
         side=PLAN,
     )

@@ -37,7 +37,7 @@ def test_a_dry_run_refuses_a_missing_start_checkpoint(stream, tmp_path):
         run(stream, tmp_path, "--dry-run", "--finetune-from-model", "nowhere.pt")
 
 
-@pytest.mark.parametrize("option", [["--branch-share", "0.2"], ["--best-checkpoint"]])
+@pytest.mark.parametrize("option", [["--branch-share", "0.2", "--passes", "99"], ["--best-checkpoint"]])
 def test_no_average_is_chosen_if_an_option_selects_the_tested_weights(stream, tmp_path, capsys, option):
     run(stream, tmp_path, *option, "--dry-run", train=[])
     assert "--ema-half-life" not in capsys.readouterr().out
@@ -98,6 +98,7 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
         (grows, ["--num-experts", "4"], "--num-experts is not allowed after --: give --grow-schedule"),
         (by_sizes, ["--num-experts", "4"], "--num-experts is not allowed after --: give --grow-schedule"),
         (grows, ["--moe-freq", "0"], "--grow-schedule 4,6,8,12: no layer has experts (--moe-freq 0"),
+        (["--branch-share", "0.2"], ["--max-update", "1"], "--branch-share: a stage needs 2 updates, found 1"),
     ):
         assert message in usage_error(capsys, partial(run, train=[*TRAIN, *words]), stream, tmp_path, *own)
 
@@ -164,8 +165,7 @@ def test_the_iid_control_is_one_stage_with_the_updates_of_all(stream, tmp_path, 
     train = [*TRAIN, "--total-num-update", "10", "--warmup-updates", "2"]
     run(stream, tmp_path, "--learner", "ens", "--iid", "3", "--dry-run", train=train)
     out = capsys.readouterr().out
-    assert out.count("fairseq-train ") == 2
-    assert "--megabatch 2 --wait 3" in out
+    assert out.count("fairseq-train ") == 2 and "--megabatch 2 --wait 3" in out
     assert out.count("--max-update 30") == out.count("--total-num-update 30") == 2
     assert "--warmup-updates 2" in out
 
@@ -173,13 +173,11 @@ def test_the_iid_control_is_one_stage_with_the_updates_of_all(stream, tmp_path, 
 def test_a_dry_run_of_one_member_prints_its_trainings(stream, tmp_path, capsys):
     run(stream, tmp_path, "--learner", "ens", "--member", "1", "--dry-run")
     out = capsys.readouterr().out
-    assert out.count("fairseq-train ") == out.count("member-1 ") == 4
-    assert "fairseq-eval-lm" not in out
+    assert out.count("fairseq-train ") == out.count("member-1 ") == 4 and "fairseq-eval-lm" not in out
 
 
 def test_a_growing_ensemble_starts_from_random_weights_by_default(stream, tmp_path, capsys):
     run(stream, tmp_path, "--learner", "gens", "--dry-run")
     by_default = capsys.readouterr().out
     run(stream, tmp_path, "--learner", "gens", "--init", "scratch", "--dry-run")
-    assert capsys.readouterr().out == by_default
-    assert "--finetune-from-model" not in by_default
+    assert capsys.readouterr().out == by_default and "--finetune-from-model" not in by_default

@@ -108,8 +108,7 @@ def test_a_file_that_differs_from_the_manifest_is_reported(trained, tmp_path, na
 
 def test_perplexity_does_not_depend_on_the_batch(trained):
     losses = [float(evaluate(trained.stream, trained.checkpoint, "--batch-size", str(n))["loss"]) for n in (1, 3, 16)]
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-    assert 0 < losses[0] < 8
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5) and 0 < losses[0] < 8
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path):
@@ -125,10 +124,11 @@ def test_files_that_are_no_checkpoint_and_several_files_are_refused(trained, tmp
     with pytest.raises(AlmaError, match=r"text\.pt: not a checkpoint"):
         evaluate(trained.stream, tmp_path / "text.pt")
     with pytest.raises(AlmaError, match=r"text\.pt: not a checkpoint"):
-        start = ["--finetune-from-model", str(tmp_path / "text.pt")]
-        train_model(trained.stream, tmp_path / "m", "--megabatch", "0", *start)
+        train_model(trained.stream, tmp_path, "--megabatch", "0", "--finetune-from-model", str(tmp_path / "text.pt"))
     with pytest.raises(AlmaError, match="alma-ensemble"):
         evaluate(trained.stream, f"{trained.checkpoint}:{trained.checkpoint}")
+    with pytest.raises(AlmaError, match="stream:2: fairseq splits paths at ':'; rename"):
+        evaluate(f"{trained.stream}:2", trained.checkpoint)
 
 
 def test_a_training_takes_the_number_of_experts_from_its_checkpoint(trained, tmp_path):

@@ -31,6 +31,7 @@ def test_options_set_by_alma_stream_are_refused_also_when_abbreviated(name):
         ([*BASE, "--num-experts", "0"], "--num-experts 0: expected a number of at least 1"),
         ([*BASE, "--autocast", "fp16"], "--autocast fp16: choose from bf16"),
         ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after --: requires --criterion"),
+        ([*BASE, "--batch-s", "8"], "--batch-s after --: abbreviation of --batch-size; give the full name"),
         (["stream", "--arch", "x"], "'stream' after --: expected an option of fairseq-train"),
     ],
 )
