@@ -20,7 +20,7 @@ from fairseq_alma.learners.learner import LEARNERS, canonical
 from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import find_run, runs_of_seeds
 from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
-from fairseq_alma.runs.study import BATCH_OPTIONS, FREE_OPTIONS, OPTION_OF, ROUNDING_OPTIONS, planned_stages
+from fairseq_alma.runs.study import BATCH_OPTIONS, FREE_OPTIONS, NEW_FIRST, OPTION_OF, ROUNDING_OPTIONS, planned_stages
 
 REMEDY = "remove this run from the command, or repeat the training"
 RESULT = {"text": "ppl", "images": "error"}
@@ -148,7 +148,7 @@ class RecordedRun:
     @cached_property
     def settings(self) -> dict[str, str]:
         """Return the options that are equal in all runs of one experiment (flag -> value)."""
-        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS} - {*BATCH_OPTIONS}
+        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS} - {*BATCH_OPTIONS, NEW_FIRST}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
         found = {"--preset": preset} if preset not in ("", "paper") else {}

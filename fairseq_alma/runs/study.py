@@ -168,10 +168,12 @@ class ProcessOptions(Options):
     )
 
 
+NEW_FIRST = "new_first"
+"""Key of run.json that may change between stages; reports compare the value in the first stage."""
 BATCH_OPTIONS = ("--batch-size", "--max-tokens", "--update-freq")
 FREE_OPTIONS = (
     *(name for name, option in options_of(StudyOptions).items() if option.free),
-    *("--log-interval", "--num-workers", "--checkpoint-activations", *BATCH_OPTIONS, *CURVE_OPTIONS),
+    *("--log-interval", "--num-workers", "--checkpoint-activations", *BATCH_OPTIONS, *CURVE_OPTIONS, NEW_FIRST),
 )
 """Keys of run.json that a resumed run may change; they affect files, logs and batches, but not the sequence order."""
 ROUNDING_OPTIONS = ("jobs",)

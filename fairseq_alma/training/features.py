@@ -297,7 +297,6 @@ class NewFirst(Feature):
         "with --replay: start stages with a fraction F of the new text; --passes counts passes through the new text",
         range=real(0, 1, above=True),
         kinds=("text",),
-        recorded=False,
         metavar="F",
         defaults={TRAINING: 0.0},
     )
