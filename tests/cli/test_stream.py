@@ -132,9 +132,9 @@ def no_commands(monkeypatch):
 
 def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(stream, tmp_path, no_commands):
     begin(stream, tmp_path)
-    begin(stream, tmp_path, "--seed", "9", "--init", "scratch")
+    begin(stream, tmp_path, "--seed", "9", "--replay", "--new-first", "0.5")
     record = json.loads((tmp_path / "R" / "run.json").read_text())
-    assert (record["learner"], record["seed"], record["options"]["init"]) == ("sm", 9, "scratch")
+    assert (record["learner"], record["seed"], record["options"]["new_first"]) == ("sm", 9, 0.5)
     assert record["train_options"]["--max-update"] == "10"
 
 
