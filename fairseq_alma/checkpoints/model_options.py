@@ -278,7 +278,7 @@ def usual_ffn(width: int) -> int:
 
 def usual_heads(width: int, head_dim: Optional[int] = None) -> int:
     """Return the default number of attention heads for model dimension ``width``; this may not divide ``width``."""
-    return max(1, width // head_dim) if head_dim else max(2, width // 64)
+    return max(1, width // (head_dim or (32 if width < 512 else 64)))
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:
