@@ -396,14 +396,19 @@ def _named(groups: Sequence[Experiment]) -> list[Experiment]:
     for each, names in zip(groups, candidates, strict=True):
         unique = [name for rank, name in enumerate(names) if [other[rank] for other in candidates].count(name) == 1]
         if not unique:
-            own = each.first.settings
             same_name = [group for group, other in zip(groups, candidates, strict=True) if other[-1] == names[-1]]
             flags = dict.fromkeys(flag for other in (each, *same_name) for flag in other.first.settings)
             values = {flag: {other.first.settings.get(flag) for other in same_name} for flag in flags}
             differing = [flag for flag in flags if len(values[flag]) > 1]
-            differing = [flag for flag in differing if flag not in IMPLIED] or differing
-            shown = [f"{flag} {own[flag]}".strip() if flag in own else f"no {flag}" for flag in differing]
+            visible = [flag for flag in differing if flag not in IMPLIED]
+            is_enough = len({(*_shown_options(other, visible),) for other in same_name}) == len(same_name)
+            shown = _shown_options(each, visible if is_enough else differing)
             shown = shown or [f"{len(each.first.arrivals)} arrivals", each.first.stream["fingerprint"][:8]]
             unique = [", ".join([names[1], *shown])]
         named.append(Experiment(each.runs, each.times, unique[0]))
     return named
+
+
+def _shown_options(each: Experiment, flags: Sequence[str]) -> list[str]:
+    own = each.first.settings
+    return [f"{flag} {own[flag]}".strip() if flag in own else f"no {flag}" for flag in flags]

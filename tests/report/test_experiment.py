@@ -45,7 +45,7 @@ def test_names_tell_experiments_by_as_little_as_needed(groups):
         ([{"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]}], ["2 arrivals", "4 arrivals"]),
         ([batch(4, 1), batch(2, 2), batch(4, 2), batch()], ["--batch-size 4", "--batch-size 8", "no --batch-size"]),
         ([{"wait": 4}, {"wait": 4, "drop_rest": True}], ["--drop-rest", "no --drop-rest"]),
-        ([{"new_first": 1.0}, {}], ["--new-first 1", "no --new-first"]),
+        ([{"drop_rest": True}, {"new_first": 1.0}, {}], ["--drop-rest", "--new-first 1", "no --drop-rest"]),
     ],
 )
 def test_runs_are_told_apart_by_the_options_that_differ(options, told, groups):
