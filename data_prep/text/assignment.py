@@ -257,7 +257,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         shares: number of mega-batches, and sizes of the held-out sets.
 
     Raises:
-        TooLittleTextError: the validation and test sets, or the held-out set of a mega-batch, leave no training text.
+        TooLittleTextError: held-out sets leave no training text, or long documents make them much too large.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     total, num_megabatches, first = int(ends[-1]), shares.num_megabatches, 0
@@ -274,6 +274,11 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
         num_valid = _count(ends, valid)
         first = _count(ends, int(ends[num_valid - 1]) + test)
         sets[:num_valid], sets[num_valid:first] = num_megabatches, num_megabatches + 1
+        if first < len(sizes) and 2 * (ends[first - 1] - valid - test) > total:
+            raise TooLittleTextError(
+                f"valid, test: expected about {valid + test:,} of {total:,} bytes, found {ends[first - 1]:,}, because "
+                "documents are long; separate documents by an empty line, or give --format lines, or more documents"
+            )
     if shares.by_argument:
         order = first + np.argsort(arguments[first:], kind="stable")
         bounds = np.searchsorted(arguments[order], np.arange(1, num_megabatches))

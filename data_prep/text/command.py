@@ -231,8 +231,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def run(options: PrepOptions) -> None:
     """Make or extend the stream of ``options``, and print a summary. Raises AlmaError as `prepare` does."""
     start = time.monotonic()
-    stream = prepare(options)
-    if stream is None:
+    if (stream := prepare(options)) is None:
         print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
     else:
         _describe(stream, time.monotonic() - start)

@@ -144,8 +144,7 @@ def _text_of(block: Block) -> str:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         where = block.where(content.count(b"\n", 0, error.start))
-        found = f"byte 0x{content[error.start]:02x}"
-        raise AlmaError(f"{where}: expected UTF-8 text, found {found}; {remedy}") from error
+        raise AlmaError(f"{where}: expected UTF-8 text, found byte 0x{content[error.start]:02x}; {remedy}") from error
     if (null := text.find("\0")) >= 0:
         where = block.where(text.count("\n", 0, null))
         raise AlmaError(f"{where}: expected UTF-8 text, found binary data (a NUL byte); {remedy}")

@@ -201,8 +201,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         runs = []
         for seed, planned in plans.items():
             folder, name = request.folder(seed), f"seed {seed}, " if len(plans) > 1 else ""
-            curves = ArrivalCurves(folder, planned, job.train_options())
-            display = RunDisplay(planned, job.unit, curves, name)
+            display = RunDisplay(planned, job.unit, ArrivalCurves(folder, planned, job.train_options()), name)
             runs.append(Run(folder, planned, contexts.enter_context(display)))
             if request.then_evaluate is not None:
                 evaluation = StageEvaluation(request.then_evaluate, request.stream, job.predictors)

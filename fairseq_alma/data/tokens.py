@@ -405,8 +405,7 @@ class TokenFile:
                 f"{idx}: expected non-negative lengths of sequences, found {self.sizes.min()}; prepare the stream again"
             )
         needed = int(self.sizes.sum(dtype=np.int64)) * _DTYPES[code].itemsize
-        found = bin_.stat().st_size
-        if found != needed:
+        if (found := bin_.stat().st_size) != needed:
             raise AlmaError(f"{bin_}: expected {needed} bytes for {idx.name}, found {found}; prepare the stream again")
         dtype: Any = _DTYPES[code]
         self.ids = np.memmap(bin_, dtype=dtype, mode="r") if needed else np.empty(0, dtype)

@@ -58,8 +58,7 @@ class StageEvaluation:
             finally:
                 end_processes([child])
             file.write(output)
-        if child.returncode:
-            status = child.returncode
+        if status := child.returncode:
             raise AlmaError(f"{log}: --then-evaluate failed (exit status {status}); read the log and fix the command")
         line = last_line(output.decode(errors="replace"))
         try:

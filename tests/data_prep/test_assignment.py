@@ -71,6 +71,14 @@ def test_of_two_documents_the_shorter_one_is_held_out():
         assert [size for size, place in zip(sizes, found, strict=True) if place == 1] == [60]
 
 
+def test_long_documents_that_would_be_nearly_all_held_out_are_refused():
+    sizes = np.array([50] * 9 + [100_000] * 2 + [50] * 3)
+    with pytest.raises(
+        AlmaError, match=r"expected about 18,000 of 200,600 bytes, found 200,450, because documents are"
+    ):
+        assign(sizes, np.zeros(14, int), Shares(1))
+
+
 def test_the_key_of_a_document_follows_from_its_hash_and_the_seed():
     hashes = np.random.default_rng(0).integers(0, 2**64, 1000, dtype=np.uint64)
     assert np.array_equal(keys_of(hashes, 3)[::-1], keys_of(hashes[::-1], 3))
