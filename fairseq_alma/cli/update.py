@@ -113,7 +113,7 @@ def read_record(root: Path) -> UpdateRecord:
         require_version(content.get("version"), VERSION, path, "give a new MODEL and the texts of all months")
         return as_record(content, UpdateRecord, path, remedy)
     others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
-    if root.is_file() or others - {STREAM, LOG}:
+    if root.is_file() or (others and not {LOG} <= others <= {LOG, STREAM}):
         raise AlmaError(f"{root}: expected a folder of alma-update, found no {RECORD}; give a new folder as MODEL")
     return UpdateRecord(VERSION, [], [], [])
 
@@ -270,8 +270,7 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             "new MODEL"
         )
     how = dict(itertools.pairwise(record.text))
-    form, field = how.get("--format", "auto"), how.get("--field", "text")
-    sources = find_sources(options.inputs, form, field, folder=None, out=root)
+    sources = find_sources(options.inputs, how.get("--format", "auto"), how.get("--field", "text"), None, root)
     if record.months:
         stream = Stream.open(root / STREAM)
         hashes = sorted(file_sha256(Path(source.path)) for source in sources)
@@ -289,14 +288,15 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
                 record.save(root)
         was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
         if hashes in known:
-            note = "" if was_unfinished else f"month {known.index(hashes) + 1} already has this text; nothing to do"
-            if differs:
-                note += f"{'; ' if note else ''}to train the newest month with another --budget or --size, give --redo"
-            if note:
-                print_line(f"{root}: {note}", sys.stdout)
+            notes = [] if was_unfinished else [f"month {known.index(hashes) + 1} already has this text; nothing to do"]
+            notes += ["to train the newest month with another --budget or --size, give --redo"] if differs else []
+            if notes:
+                print_line(f"{root}: {'; '.join(notes)}", sys.stdout)
             return
         if not options.another_language:
             _refuse_another_language(stream, sources)
+    else:  # A call that failed before it planned the first month may have left a stream, perhaps of other text.
+        shutil.rmtree(root / STREAM, ignore_errors=True)
     split = ["--append"] if record.months else SPLITS
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
@@ -391,9 +391,8 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
     stage = run.read_stage(len(record.months) - 2 - record.months[-2].first)
     if not split.num_tokens or stage is None:
         return None
-    path = stage_predictor(run, stage)
-    words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name]
-    words += ["--cpu"] if "--cpu" in record.words else []
+    words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(stage_predictor(run, stage))]
+    words += ["--gen-subset", split.name, *(["--cpu"] if "--cpu" in record.words else [])]
     losses = call("fairseq_alma.text.split_losses:main", words=words, log=root / LOG)
     return split.bits_per_byte(losses[split.name])
 

@@ -109,9 +109,11 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
     assert "month 2 already has this text; nothing to do; to train the newest month with another --budget" in again
 
 
-def kill(patch, name):
-    """Let a step of alma-update fail as if the command was killed there."""
-    patch.setattr(update, name, lambda *arguments: pytest.fail("killed"))
+def killed_in(monkeypatch, step, *arguments):
+    """Run alma-update, and let a step fail as if the command was killed there."""
+    with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
+        patch.setattr(update, step, lambda *arguments: pytest.fail("killed"))
+        main([str(each) for each in arguments])
 
 
 def test_an_interrupted_preparation_of_text_is_no_success(tmp_path, monkeypatch):
@@ -120,17 +122,13 @@ def test_an_interrupted_preparation_of_text_is_no_success(tmp_path, monkeypatch)
 
 
 def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp_path, monkeypatch):
-    kill(monkeypatch, "_train")
     write_month(tmp_path, 0)
     (tmp_path / "empty.txt").touch()
     for words in (["--lr", "abc"], ["--cpu"]):
-        with pytest.raises(pytest.fail.Exception):
-            main([str(tmp_path / "M"), str(tmp_path), "--", *words])
+        killed_in(monkeypatch, "_train", tmp_path / "M", tmp_path, "--", *words)
     assert json.loads((tmp_path / "M" / RECORD).read_text())["words"] == ["--cpu"]
-    assert [each["name"] for each in Stream.open(tmp_path / "M/stream").history[0]["inputs"]] == [
-        "empty.txt",
-        "month-0.txt",
-    ]
+    inputs = Stream.open(tmp_path / "M/stream").history[0]["inputs"]
+    assert [each["name"] for each in inputs] == ["empty.txt", "month-0.txt"]
 
 
 @pytest.mark.slow
@@ -139,9 +137,7 @@ def test_a_month_that_was_killed_ends_like_one_that_was_not(model, tmp_path, cap
     shutil.copytree(model, killed)
     call(capsys, model, month)
     for step in ("stream_main", "_conclude"):
-        with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
-            kill(patch, step)
-            main([str(killed), str(month)])
+        killed_in(monkeypatch, step, killed, month)
     exported = (killed / "export/model.safetensors").read_bytes()
     assert "month 2 of" in call(capsys, killed, month)
     assert weight_sums(killed / "run") == weight_sums(model / "run")
@@ -152,17 +148,13 @@ def test_a_month_that_was_killed_ends_like_one_that_was_not(model, tmp_path, cap
 def test_a_redone_month_replaces_its_stage_alone_and_a_killed_one_loses_nothing(model, tmp_path, capsys, monkeypatch):
     call(capsys, model, write_month(tmp_path, 1))
     before = weight_sums(model / "run")
-    redo = [str(model), "--redo", "--budget", "4"]
-    with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
-        kill(patch, "stream_main")
-        main(redo)
+    redo = [model, "--redo", "--budget", "4"]
+    killed_in(monkeypatch, "stream_main", *redo)
     assert weight_sums(model / "run") == before
-    with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
-        kill(patch, "_conclude")
-        main(redo)
+    killed_in(monkeypatch, "_conclude", *redo)
     (model / "run").rename(model / "run.next")  # as if the command was killed while it replaced the run
     with monkeypatch.context() as patch:
-        kill(patch, "stream_main")  # the month is not trained once more
+        patch.delattr(update, "stream_main")  # the month is not trained once more
         assert "4 passes through the new text" in call(capsys, *redo)
     after = weight_sums(model / "run")
     assert after.keys() == before.keys() and [each for each in before if after[each] != before[each]] == [
@@ -190,9 +182,11 @@ def test_a_model_of_a_given_width_is_not_replaced_by_an_equal_one():
 
 
 @pytest.mark.slow
-def test_the_first_month_can_be_redone(model, capsys):
+def test_the_first_month_can_be_redone_and_a_month_of_a_few_lines_is_learned(model, tmp_path, capsys):
     output = call(capsys, model, "--redo", "--budget", "2")
     assert "training: new model, 2 passes through all text" in output and not (model / "run.next").exists()
+    output = call(capsys, model, write_month(tmp_path, 1, num_documents=3))
+    assert "month 2 of" in output and "test set of the first month: " in output
 
 
 @pytest.mark.slow
@@ -269,12 +263,6 @@ def test_a_bad_month_leaves_the_model_as_it_was(text, message, model, tmp_path, 
     assert (model / RECORD).read_bytes() == before
 
 
-@pytest.mark.slow
-def test_a_month_of_a_few_lines_is_learned(model, tmp_path, capsys):
-    output = call(capsys, model, write_month(tmp_path, 1, num_documents=3))
-    assert "month 2 of" in output and "test set of the first month: " in output
-
-
 def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_changed(tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to-mother.txt").write_text("dear mother")
@@ -305,10 +293,12 @@ def test_options_that_alma_update_cannot_use_are_usage_errors(words, message, tm
     assert message in capsys.readouterr().err and not (tmp_path / "M").exists()
 
 
-def test_an_impossible_size_is_refused_before_it_is_recorded(model, tmp_path):
-    before = (model / RECORD).read_bytes()
-    assert "--size 5: expected" in refusal(model, write_month(tmp_path, 1), "--size", "5")
+def test_an_impossible_size_is_refused_before_it_is_recorded(model, tmp_path, monkeypatch):
+    before, month = (model / RECORD).read_bytes(), write_month(tmp_path, 1)
+    for root in (model, tmp_path / "new"):
+        assert "--size 5: expected" in refusal(root, month, "--size", "5")
     assert (model / RECORD).read_bytes() == before
+    killed_in(monkeypatch, "_train", tmp_path / "new", write_month(tmp_path, 2))  # other text may begin the model
 
 
 @pytest.mark.parametrize("words", [["--arch", "lstm_lm"], ["--arch=lstm_lm"], ["-a", "lstm_lm"]])
