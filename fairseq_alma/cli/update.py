@@ -262,6 +262,7 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         if words != record.words:  # The user can correct an option as long as no month is trained.
             record.months = [_plan([], Stream.open(root / STREAM), words, options.budget, options.size)]
             record.words = words
+            shutil.rmtree(root / RUN, ignore_errors=True)  # may have a checkpoint with the other options
             record.save(root)
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, *(["--", *record.words] if record.words else [])]) or "none"
