@@ -8,8 +8,8 @@ of an update.
 "Muon: An optimizer for hidden layers in neural networks").
 
 Models set the attribute ``param_group`` to ``embedding`` for untied input embeddings, and to ``adam`` for other
-embeddings, output projections and gates. Parameters without the attribute are weight matrices if they have two
-dimensions (three for stacked experts).
+embeddings, output projections, gates and the stacked biases of experts. Parameters without the attribute are weight
+matrices if they have two dimensions (three for stacked experts).
 
 fairseq sets one learning rate for all parameter groups and numbers the optimizer state by group. Therefore each
 optimizer has a single group with all parameters in the order of the model, and a learning rate factor per parameter.

@@ -1,17 +1,18 @@
 """Optimizers against fairseq's Adam and torch's AdamW and Muon."""
 
+import re
+
 import pytest
 import torch
 from fairseq import optim
 from fairseq.optim.adam import FairseqAdamConfig
 from omegaconf import OmegaConf
 
-import fairseq_alma
 import fairseq_alma.optim
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.optim import FusedAdamConfig, MuonConfig, orthogonalize
+from tests.text.models import model_of
 
-fairseq_alma.register()
 CONFIGS = {"adam": FairseqAdamConfig, "fused_adam": FusedAdamConfig, "muon": MuonConfig}
 SHAPES = ((6, 4), (4, 6), (3, 6, 4), (5,), (7, 4), (8, 4))
 MARKS = {4: "embedding", 5: "adam"}
@@ -120,6 +121,13 @@ def test_a_resumed_optimizer_is_bit_identical_and_numbers_its_state_in_the_order
         return torch.cat([parameter.detach().flatten() for parameter in parameters])
 
     assert torch.equal(trained(None), trained(3))
+
+
+def test_muon_leaves_stacked_biases_of_experts_gates_and_embeddings_to_adam():
+    parameters = dict(model_of().named_parameters())
+    of_muon = {id(each) for each in optimizer_of("muon", [*parameters.values()])._optimizer.excluded}
+    matrices = {name for name in parameters if re.search(r"layers.*(proj|fc[12])[._]weight", name)}
+    assert {name for name, each in parameters.items() if id(each) in of_muon} == matrices
 
 
 def test_clipping_uses_the_norm_of_all_parameters():

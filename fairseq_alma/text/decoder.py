@@ -210,9 +210,9 @@ class LanguageModel(FairseqLanguageModel):
         self.balance_loss_weight, self.is_compiled = cfg.balance_loss_weight, cfg.compile
         # The optimizers `fused_adam` and `muon` select the learning rate by this attribute.
         for module in decoder.modules():
-            if isinstance(module, (nn.Embedding, SwitchLayer)):
-                table: Any = module.gate if isinstance(module, SwitchLayer) else module
-                table.weight.param_group = "adam"
+            for each in module.parameters() if isinstance(module, (nn.Embedding, SwitchLayer)) else ():
+                if each.dim() == 2:  # embeddings, gates, and biases of all experts
+                    each.param_group = "adam"  # type: ignore[attr-defined]
         tables: Any = decoder.embed_tokens.weight, decoder.output_projection.weight
         if tables[0] is not tables[1]:
             tables[0].param_group, tables[1].param_group = "embedding", "adam"
