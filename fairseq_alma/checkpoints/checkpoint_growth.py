@@ -118,9 +118,7 @@ def add_layers(
     return _complete(grown, config, record, optimizer, names, lambda _, entry: dict(entry))
 
 
-def with_one_expert(
-    checkpoint: Checkpoint, names: Sequence[str], every: int, factor: float
-) -> tuple[Checkpoint, list[str]]:
+def with_one_expert(checkpoint: Checkpoint, names: Sequence[str], every: int) -> tuple[Checkpoint, list[str]]:
     """Replace every n-th MLP of a dense ``alma_transformer_lm`` with a Switch layer: one expert, zero gate weights.
 
     The result is an intermediate format for `grow_experts`; trained models have no such layers.
@@ -129,7 +127,6 @@ def with_one_expert(
         checkpoint: checkpoint of the dense model.
         names: parameter names, in the order of the model.
         every: n, the MoE frequency; see `has_experts`.
-        factor: factor applied to the output of each expert.
 
     Returns:
         (new checkpoint, parameter names of the new checkpoint). Experts have the optimizer state of the replaced MLPs.
@@ -148,9 +145,7 @@ def with_one_expert(
         for name, tensor in weights.items():
             *gate, new = rename(name)
             converted |= {each: torch.zeros(1, tensor.size(1), dtype=tensor.dtype) for each in gate}
-            if new != name:
-                tensor = (tensor * factor if new.endswith("down_proj") else tensor).unsqueeze(0)
-            converted[new] = tensor
+            converted[new] = tensor if new == name else tensor.unsqueeze(0)
         return converted
 
     def convert_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fairseq_alma.growth.gate_tree import GateTree
 EXPERTS, GATE_TENSOR = "experts.", "gate.weight"
 """Names within a layer of E experts: prefix of the expert parameters of shape (E, …), and name of the gate weight."""
 
+_OUTPUTS = ("down_proj", "fc2_weight", "fc2_bias")  # weights of experts that are linear in the output
 _STATE_FIELDS = {"step", "exp_avg", "exp_avg_sq", "momentum"}  # of Adam and Muon
 
 
@@ -144,7 +145,10 @@ def grow_tensor(
         return nn.init.xavier_uniform_(new, 1.0, generator)
 
     if name != GATE_TENSOR:
-        return gather_slices(old, growth.expert_source, new_slice)
+        grown = gather_slices(old, growth.expert_source, new_slice)
+        # Copies of a single expert share its probability 1, so their outputs are multiplied by their number.
+        is_shared = growth.new.is_flat and {*growth.expert_source} == {0}
+        return grown * len(grown) if is_shared and name.endswith(_OUTPUTS) else grown
     new = gather_slices(old, growth.row_source, new_slice)
     for row, source in enumerate(growth.row_source):
         if noise > 0 and source is not None and source in growth.row_source[:row]:

@@ -118,19 +118,26 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     trees = {name: module.gate.tree for name, module in model.named_modules() if isinstance(module, SwitchLayer)}
     names = [*dict(model.named_parameters())]  # in the order of the optimizer state
     assert num_new is not None and method is not None
-    if trees and args.moe_freq is not None:
+    if trees and args.moe_freq not in (None, checkpoint["cfg"]["model"]["moe_freq"]):
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
+    is_dense = all(tree.num_experts == 1 for tree in trees.values())
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
+    elif args.stream is None and args.select != "random" and method != "scratch":
+        args = replace(args, stream=str(stream_of(checkpoint, Path(args.path), None).root))
+    if is_dense:
+        if args.optimizer == "share" and num_new > 1:  # the copies are no halves
+            raise AlmaError(
+                f"--optimizer share: a dense layer is split into {num_new + 1} experts, not in halves; give --experts "
+                "1, or --optimizer copy"
+            )
         if args.noise == 0:
             raise AlmaError(
-                f"--noise 0: {args.path} has no gate, so all gate rows would be equal and all tokens would go to one "
-                "expert; omit --noise"
+                f"--noise 0: {args.path} has one expert in each layer, so all gate rows would be equal and all tokens "
+                "would go to one expert; omit --noise"
             )
         if method == "copy" and args.noise is None:
             args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
-    elif args.stream is None and args.select != "random" and method != "scratch":
-        args = replace(args, stream=str(stream_of(checkpoint, Path(args.path), None).root))
     experts, held_out = (ExpertLosses(), None) if args.stream is None else _measure(checkpoint, args)
     losses, counts = dict(zip(trees, experts.losses, strict=False)), dict(zip(trees, experts.counts, strict=False))
     generator = torch.Generator().manual_seed(args.seed)
@@ -158,12 +165,6 @@ def _with_gates(
     checkpoint: Checkpoint, names: list[str], args: GrowOptions
 ) -> tuple[Checkpoint, list[str], dict[str, GateTree]]:
     """Return (checkpoint with one expert in each new Switch layer, parameter names, gate tree by Switch layer)."""
-    assert args.experts is not None
-    if args.optimizer == "share" and args.experts > 1:  # the copies are no halves
-        raise AlmaError(
-            f"--optimizer share: a dense layer is split into {args.experts + 1} experts, not in halves; give --experts "
-            "1, or --optimizer copy"
-        )
     for name in _MEASURING:
         if getattr(args, name) != getattr(GrowOptions, name):
             raise AlmaError(f"{flag(name)}: {args.path} has no experts to measure or select; omit {flag(name)}")
@@ -179,9 +180,7 @@ def _with_gates(
         raise AlmaError(f"--moe-freq {every}: gives no Switch layer in {args.path} ({depth} layers); give 1 to {depth}")
     if args.optimizer == "reset":
         checkpoint = {name: part for name, part in checkpoint.items() if name != "last_optimizer_state"}
-    # Equal experts of a layer share the gate's probability, so their outputs are multiplied by the number of experts.
-    factor = args.experts + 1 if args.method == "copy" else 1
-    mixture, new_names = with_one_expert(checkpoint, names, every, factor)
+    mixture, new_names = with_one_expert(checkpoint, names, every)
     return mixture, new_names, {f"decoder.layers.{layer}.mlp": GateTree.flat(1) for layer in layers}
 
 

@@ -150,7 +150,8 @@ class Grow(TrainingStep):
         frequency = () if every is None else ("--moe-freq", *every)
         groups.append((*sizes, *frequency, *layers, "--seed", str(growth.seed)))
         if job.carries_optimizer:
-            groups.append(("--optimizer", "share" if growth.num_new and growth.method == "split" else "copy"))
+            is_halved = growth.method == "split" and growth.num_new and not (growth.is_first and growth.num_new > 1)
+            groups.append(("--optimizer", "share" if is_halved else "copy"))
         if growth.num_new and growth.method != "scratch" and not growth.is_first:
             groups.append(("--select", growth.select))
             if growth.select != "random":

@@ -43,7 +43,7 @@ def test_copies_and_new_experts_stay_in_a_flat_tree_and_train(trained, tmp_path,
 
 
 def test_the_experts_with_the_largest_summed_loss_are_copied_and_recorded(trained, tmp_path):
-    grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "2")
+    grow(trained, tmp_path / "grown.pt", "--method", "copy", "--experts", "2", "--moe-freq", "2")  # as in the model
     (record,) = torch.load(tmp_path / "grown.pt", weights_only=True)[RECORD_KEY]
     (layer,) = record["layers"].values()
     ranked = sorted(range(4), key=lambda expert: -layer["losses"][expert])

@@ -22,7 +22,11 @@ MODELS = {
     "transformer": lambda: transformer_config(num_experts=4, decoder_layers=4),
     "transformer trees": lambda: transformer_config(num_experts=3, decoder_layers=4, gate_trees="[[0,[1,2]],[0,1,2]]"),
 }
-DENSE = {"switch": lambda: switch_config(moe_freq=0), "transformer": lambda: transformer_config(decoder_layers=4)}
+DENSE = {
+    "switch": lambda: switch_config(moe_freq=0),
+    "one expert": lambda: switch_config(num_experts=1),
+    "transformer": lambda: transformer_config(decoder_layers=4),
+}
 
 
 def checkpoint_of(path, config, moments=("exp_avg", "exp_avg_sq")):
@@ -120,16 +124,17 @@ def test_experts_made_of_a_dense_transformer_keep_its_moments_and_gates_have_non
         before = known[f"{name.replace('.experts', '')}.weight" if is_expert else name]
         assert torch.equal(grown[number]["momentum"], torch.stack([before] * 2) if is_expert else before)
         assert grown[number]["momentum"].shape == parameter.shape
-    with pytest.raises(AlmaError, match="--optimizer share: a dense layer is split into 4 experts, not in halves"):
-        grown_of(tmp_path, method="split", experts=3, optimizer="share")
     with pytest.raises(AlmaError, match="has no experts to measure or select; omit --select"):
         grown_of(tmp_path, method="copy", experts=1, select="usage")
 
 
-def test_copies_of_a_dense_transformer_nearly_keep_the_output(tmp_path):
-    old = checkpoint_of(tmp_path / "old.pt", DENSE["transformer"]())
-    _, checkpoint, new = grown_of(tmp_path, method="copy", experts=3)
+@pytest.mark.parametrize(("name", "options"), [("transformer", {}), ("one expert", {"select": "random"})])
+def test_copies_of_a_dense_model_nearly_keep_the_output(tmp_path, name, options):
+    old = checkpoint_of(tmp_path / "old.pt", DENSE[name]())
+    _, checkpoint, new = grown_of(tmp_path, method="copy", experts=3, **options)
     assert checkpoint["cfg"]["model"]["gate_trees"] == ""
     assert (output(new) - output(old)).norm() < 0.05 * output(old).norm()
-    routed = new(torch.arange(4, NUM_TOKENS).unsqueeze(0))[1]["switch"]
+    routed = new(torch.arange(4, NUM_TOKENS).view(2, -1))[1]["switch"]
     assert all(min(each.routed) > 0 for each in routed)  # each copy gets tokens
+    with pytest.raises(AlmaError, match="--optimizer share: a dense layer is split into 4 experts, not in halves"):
+        grown_of(tmp_path, method="split", experts=3, optimizer="share", **options)
