@@ -85,9 +85,6 @@ def test_a_growing_ensemble_trains_new_members_only_and_predicts_with_all():
     seeds = [training.seed for plan in plans for training in plan.trainings]
     assert len(set(seeds)) == 6
     assert set(NeededModels(plans).after(1)) == set(plans[1].predictors)
-
-
-def test_a_growing_ensemble_may_start_from_its_last_member():
     plans = plan_learner("gens", stages(3, 1), seed=5, init="previous", num_members=2)
     assert [training.start for training in plans[2].trainings] == [ModelId(1, 3), ModelId(1, 3)]
 

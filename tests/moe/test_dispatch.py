@@ -6,9 +6,14 @@ import torch
 from fairseq_alma.moe.gate import ExpertLosses, Routing, dispatch_tokens
 
 
+def routing_of(*experts, num_experts=3):
+    probs = torch.full((len(experts), num_experts), 1 / num_experts)
+    return Routing(torch.tensor(experts), probs, torch.ones(len(experts)))
+
+
 def test_overflow_is_dropped_in_token_order():
-    routing = Routing(torch.tensor([0, 0, 1, 0, 0, 1]), torch.full((6, 2), 0.5), torch.ones(6))
-    dispatch = dispatch_tokens(routing, capacity_factor=1.0)  # capacity 3: expert 0 takes tokens 0, 1 and 3, not 4
+    dispatch = dispatch_tokens(routing_of(0, 0, 1, 0, 0, 1, num_experts=2), capacity_factor=1.0)
+    # The capacity is 3: expert 0 takes tokens 0, 1 and 3, not 4.
     assert dispatch.tokens.tolist() == [0, 1, 3, 2, 5]
     assert dispatch.counts == [3, 2]
     assert dispatch.routed == [4, 2]
@@ -19,9 +24,8 @@ def test_overflow_is_dropped_in_token_order():
     [(10, 4, 1.0, 3), (12, 4, 1.25, 4), (20, 2, 1.1, 11), (1, 8, 1.0, 1)],
 )
 def test_capacity_is_an_even_share_rounded_up(num_tokens, num_experts, factor, capacity):
-    to_first = torch.zeros(num_tokens, dtype=torch.long)
-    routing = Routing(to_first, torch.zeros(num_tokens, num_experts), torch.ones(num_tokens))
-    assert dispatch_tokens(routing, factor).counts[0] == capacity
+    to_first = routing_of(*[0] * num_tokens, num_experts=num_experts)
+    assert dispatch_tokens(to_first, factor).counts[0] == capacity
 
 
 def test_no_expert_ever_takes_more_than_its_capacity():
@@ -30,9 +34,8 @@ def test_no_expert_ever_takes_more_than_its_capacity():
         num_tokens, num_experts = (int(torch.randint(1, limit, (), generator=generator)) for limit in (60, 9))
         expert = torch.randint(num_experts, (num_tokens,), generator=generator)
         padding = torch.rand(num_tokens, generator=generator) < 0.4
-        routing = Routing(expert, torch.full((num_tokens, num_experts), 1 / num_experts), torch.ones(num_tokens))
         factor = float(torch.rand((), generator=generator)) * 2 + 0.01
-        dispatch = dispatch_tokens(routing, factor, padding)
+        dispatch = dispatch_tokens(routing_of(*expert.tolist(), num_experts=num_experts), factor, padding)
         num_real = int((~padding).sum())
         assert max(dispatch.counts) <= max(1, math.ceil(factor * num_real / num_experts))
         assert sum(dispatch.routed) == num_real

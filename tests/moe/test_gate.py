@@ -112,8 +112,7 @@ def test_both_gates_have_the_same_routing_and_gradients(nested):
     descending = DescendingGate(FEATURES, parallel.tree)
     descending.weight.data.copy_(parallel.weight.data)
     parallel.bias.data.zero_()
-    x = features()
-    at_once, one_by_one = parallel(x), descending(x)
+    at_once, one_by_one = parallel(features()), descending(features())
     assert torch.equal(at_once.expert, one_by_one.expert)
     torch.testing.assert_close(at_once.probs, one_by_one.probs)
     rewards = torch.randn(BATCH, parallel.tree.num_experts, generator=torch.Generator().manual_seed(3))
@@ -139,13 +138,9 @@ def test_a_tree_descends_to_the_best_child_weighs_by_the_root_and_has_a_gradient
     routing = gate(x)
     logits = x @ gate.weight.t()
     root = torch.softmax(logits[:, :3], -1)
-    for s in range(200):
-        expert = [0, None, 3][int(root[s].argmax())]
-        if expert is None:
-            expert = [1, None][int(logits[s, 3:5].argmax())]
-        if expert is None:
-            expert = [2, 4][int(logits[s, 5:7].argmax())]
-        assert routing.expert[s] == expert
+    below = torch.where(logits[:, 3] > logits[:, 4], 1, torch.where(logits[:, 5] > logits[:, 6], 2, 4))
+    best = root.argmax(-1)
+    assert torch.equal(routing.expert, torch.where(best == 1, below, torch.tensor([0, -1, 3])[best]))
     torch.testing.assert_close(routing.combine_weights, root.max(-1).values)
     assert set(routing.expert.tolist()) == {0, 1, 2, 3, 4}
     (routing.combine_weights * torch.randn(200)).sum().backward()

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from fairscale.nn.moe.top2gate import top2gating
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.gate import Routing, dispatch_tokens
+from fairseq_alma.moe.gate import dispatch_tokens
 from fairseq_alma.moe.switch_layer import Experts, SwitchLayer
+from tests.moe.test_dispatch import routing_of
 
 
 def switch_layer(num_experts=4, model_dim=8, ffn_dim=16, seed=0, **options):
@@ -95,11 +96,6 @@ def test_first_choices_overflow_and_balance_loss_equal_those_of_fairscale():
     assert statistics.num_dropped == 40 - int(theirs.sum()) > 0
     # The loss of fairscale is a mean over experts; Fedus et al. 2021 sum over experts.
     torch.testing.assert_close(statistics.balance_loss, 4**2 * balance_loss)
-
-
-def routing_of(*experts, num_experts=3):
-    probs = torch.full((len(experts), num_experts), 1 / num_experts)
-    return Routing(torch.tensor(experts), probs, torch.ones(len(experts)))
 
 
 def test_an_expert_without_tokens_has_zero_gradients():

@@ -42,7 +42,7 @@ def test_loss_and_gradient_are_those_of_cross_entropy_plus_the_weighted_balance_
     nll = F.cross_entropy(logits.flatten(0, 1), sample["target"].flatten(), ignore_index=PAD, reduction="sum")
     want = nll + 0.01 * sum(each.balance_loss for each in extra["switch"]) * sample_size
     want.backward()
-    assert sample_size == sample["ntokens"]
+    assert sample_size == sample["ntokens"] and criterion_of(sentence_avg=True)(model, sample)[1] == 3
     torch.testing.assert_close(log["nll_loss"], nll.detach())
     torch.testing.assert_close(loss, want)
     for a, b in zip(got, (p.grad for p in model.parameters()), strict=True):
@@ -61,10 +61,6 @@ def test_perplexity_is_that_of_the_cross_entropy_and_shares_sum_to_one_also_in_s
         assert 0 <= values[f"switch{layer}_dropped"] < 1
         assert 0 < values[f"switch{layer}_entropy"] <= 1.387  # ln 4
     assert values == pytest.approx(reduced([{key: sum(log[key] for log in logs) for key in logs[0]}]))
-
-
-def test_sentences_can_be_the_sample_size():
-    assert criterion_of(sentence_avg=True)(model_of(), sample_of())[1] == 3
 
 
 def test_a_dense_model_has_no_balance_loss():
