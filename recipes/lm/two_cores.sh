@@ -26,7 +26,9 @@ source recipes/lib/jobs.sh
 if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then
   mkdir -p "$RUNS"
   [ -e "$TEXT" ] || python -m data_prep.corpus wikipedia-2015 --text "$TEXT"
-  head -c "$BYTES" "$TEXT" >"$RUNS/text.txt"
+  # Without the beginning of a character at the end.
+  head -c "$BYTES" "$TEXT" | python -c 'import codecs, sys; text = sys.stdin.buffer.read()
+sys.stdout.buffer.write(text[: codecs.utf_8_decode(text, "replace")[1]])' >"$RUNS/text.txt"
   alma-prep-text "$RUNS/text.txt" --out "$STREAM" --megabatches 4 --vocab-size 2000
 fi
 

@@ -42,12 +42,10 @@ def test_a_stage_is_found_by_its_last_megabatch():
 
 def test_the_single_model_starts_from_the_stage_before():
     plans = plan_learner("sm", stages(3, 1), seed=5)
-    assert [plan.trainings for plan in plans] == [
-        (Training(ModelId(0, 0), 5, None),),
-        (Training(ModelId(1, 0), 5, ModelId(0, 0)),),
-        (Training(ModelId(2, 0), 5, ModelId(1, 0)),),
-    ]
-    assert [plan.predictors for plan in plans] == [(ModelId(0, 0),), (ModelId(1, 0),), (ModelId(2, 0),)]
+    models = [ModelId(stage, 0) for stage in range(3)]
+    starts = [None, *models[:2]]
+    assert [plan.trainings for plan in plans] == [(Training(models[t], 5, starts[t]),) for t in range(3)]
+    assert [plan.predictors for plan in plans] == [(model,) for model in models]
 
 
 def test_every_learner_trains_a_model_and_predicts_with_trained_models():

@@ -73,8 +73,7 @@ def test_a_gradient_reaches_every_row_of_every_choice_with_more_than_one_child(n
     rewards = torch.randn(gate.tree.num_experts, generator=torch.Generator().manual_seed(3))
     (gate(features()).probs @ rewards).sum().backward()
     for node in gate.tree.nodes:
-        rows = slice(node.start, node.stop)
-        moves = gate.weight.grad[rows].abs().sum(dim=1) > 0
+        moves = gate.weight.grad[node.start : node.stop].abs().sum(dim=1) > 0
         assert moves.all() if node.stop - node.start > 1 else not moves.any()
 
 

@@ -95,6 +95,13 @@ def test_the_small_tables_have_all_rows_and_none_twice(tmp_path):
     assert {"sm-small-12-w4-x4", "ens-small-4@2-iid3", "ens-small-4@4-w1", "gmoe-small-4-copy-w1"} <= set(runs)
 
 
+def test_a_text_is_cut_between_two_characters(tmp_path):
+    cut = re.search(r"head -c .*?text.txt\"\n", (RECIPES / "lm" / "two_cores.sh").read_text(), re.DOTALL)[0]
+    (tmp_path / "long.txt").write_text("é" * 10, encoding="utf-8")
+    assert run("bash", "-c", cut, TEXT=str(tmp_path / "long.txt"), RUNS=str(tmp_path), BYTES="5").returncode == 0
+    assert (tmp_path / "text.txt").read_text(encoding="utf-8") == "éé"
+
+
 @pytest.mark.slow  # it prepares its text first
 def test_the_quickstart_prints_what_it_trains(tmp_path):
     done = run("bash", RECIPES / "quickstart.sh", "--dry-run", RUNS=str(tmp_path))

@@ -102,10 +102,7 @@ def test_a_checkpoint_that_cannot_grow_is_refused_and_nothing_is_written(trained
         (["--method", "split", "--experts", "0"], "--experts 0: expected a number of at least 1"),
         (["--method", "split", "--experts", "1", "--noise", "0.1"], "--noise"),
         (["--method", "scratch", "--experts", "1", "--select", "usage"], "--select usage"),
-        (
-            ["--method", "scratch", "--experts", "1", "--split", "test"],
-            "--split test: no expert is measured",
-        ),
+        (["--method", "scratch", "--experts", "1", "--split", "test"], "--split test: no expert is measured"),
     ],
 )
 def test_contradicting_options_are_usage_errors(trained, tmp_path, capsys, options, message):
