@@ -21,13 +21,13 @@ import sys
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 from matplotlib import pyplot
 
-from fairseq_alma.cli.update import BUDGET
+from fairseq_alma.cli.update import BUDGET, SPLITS
+from fairseq_alma.files import open_atomically
 
-SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {
     "new-1": (["--passes", "1"], "new text only, one pass"),
@@ -50,67 +50,55 @@ def run_command(program: str, *words: object) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-class Results:
-    """Rows of ``results.csv``, one row for each completed arrival of each policy and seed.
+def read_rows(results: Path) -> list[dict[str, str]]:
+    """Return the rows of ``results.csv``, one for each completed arrival of each policy and seed."""
+    text = results.read_text(encoding="utf-8") if results.is_file() else ""
+    return [*csv.DictReader(text[: text.rfind("\n") + 1].splitlines())]  # without a line that a kill cut off
 
-    Args:
-        path: path of ``results.csv``.
-    """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-            path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # without a line that a kill cut off
-            self.rows = [*csv.DictReader(path.read_text(encoding="utf-8").splitlines())]
+def has_row(results: Path, policy: str, seed: int, arrival: int) -> bool:
+    """Return whether an arrival of a policy and seed has a row."""
+    key = [policy, str(seed), str(arrival)]
+    return any([row[name] for name in COLUMNS[:3]] == key for row in read_rows(results))
 
-    def has(self, policy: str, seed: int, arrival: int) -> bool:
-        """Return whether an arrival of a policy and seed has a row."""
-        key = [policy, str(seed), str(arrival)]
-        return any([row[name] for name in COLUMNS[:3]] == key for row in self.rows)
 
-    def size(self, arrival: int) -> int:
-        """Return the maximum number of parameters of the policies after an arrival, without `train_anew`."""
-        rows = [row for row in self.rows if row["policy"] in POLICIES and row["policy"] != "retrain"]
-        sizes = [int(row["params"]) for row in rows if row["arrival"] == str(arrival)]
-        if not sizes:
-            sys.exit("retrain, --oracle: the sizes of other policies are missing; give another policy before retrain")
-        return max(sizes)
+def largest_size(results: Path, arrival: int) -> int:
+    """Return the maximum number of parameters of the policies after an arrival, without `train_anew`."""
+    rows = [row for row in read_rows(results) if row["policy"] in POLICIES and row["policy"] != "retrain"]
+    sizes = [int(row["params"]) for row in rows if row["arrival"] == str(arrival)]
+    if not sizes:
+        sys.exit("retrain, --oracle: the sizes of other policies are missing; give another policy before retrain")
+    return max(sizes)
 
-    def add(self, stage: Path, arrival: int, before: Optional[float], **row: Any) -> None:
-        """Append a row with the results in a stage folder."""
-        record = json.loads((stage / "stage.json").read_text(encoding="utf-8"))
-        months = [each["bits_per_byte"] for each in record["holdouts"] if each["megabatch"] <= arrival]
-        row |= {
-            "arrival": arrival,
-            "mean": f"{fmean(months):.4f}",
-            "months": " ".join(f"{each:.4f}" for each in months),
-        }
-        row |= {name: f"{record[name]['bits_per_byte']:.4f}" for name in ("test", "valid")}
-        row |= {"params": record["num_params"], "flops": f"{record['train_flops']:.4g}"}
-        row["before"] = "" if before is None else f"{before:.4f}"
-        with open(self.path, "a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if not self.rows:
-                writer.writeheader()
-            writer.writerow(row)
-        self.rows.append({name: str(row[name]) for name in COLUMNS})
-        print(" ".join(f"{name} {row[name]}" for name in COLUMNS[:-1]), flush=True)
+
+def add_row(results: Path, stage: Path, key: tuple[str, int, int], before: Optional[float], seconds: float) -> None:
+    """Add a row for ``key`` (policy, seed, arrival) with the results in a stage folder."""
+    record = json.loads((stage / "stage.json").read_text(encoding="utf-8"))
+    months = [each["bits_per_byte"] for each in record["holdouts"] if each["megabatch"] <= key[-1]]
+    losses = (fmean(months), before, *(record[name]["bits_per_byte"] for name in ("test", "valid")))
+    values = [*key, *("" if loss is None else f"{loss:.4f}" for loss in losses)]
+    values += [record["num_params"], f"{record['train_flops']:.4g}", f"{seconds:.1f}"]
+    row = dict(zip(COLUMNS, [*map(str, values), " ".join(f"{each:.4f}" for each in months)], strict=True))
+    rows = [*read_rows(results), row]
+    with open_atomically(results, "w") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(" ".join(f"{name} {row[name]}" for name in COLUMNS[:-1]), flush=True)
 
 
 def run_policy(
-    policy: str, seed: int, texts: Sequence[Path], stream: Path, results: Results, words: Sequence[str]
+    policy: str, seed: int, texts: Sequence[Path], stream: Path, results: Path, words: Sequence[str]
 ) -> None:
     """Run a policy over all arrivals, with one command for each arrival."""
-    run = results.path.parent / f"{policy}-seed-{seed}"
+    run = results.parent / f"{policy}-seed-{seed}"
     so_far = [*accumulate(text.stat().st_size for text in texts)]
     for arrival, text in enumerate(texts):
         if policy == "retrain":
             passes = round(BUDGET * so_far[-1] / sum(so_far), 3)
-            train_anew(policy, arrival, seed, passes, results.size(arrival), stream, results, words)
+            train_anew(policy, arrival, seed, passes, largest_size(results, arrival), stream, results, words)
             continue
-        if results.has(policy, seed, arrival):
+        if has_row(results, policy, seed, arrival):
             continue
         if policy == "update":
             seconds = run_command("alma-update", run, text, *(["--", *words] if words and not arrival else []))
@@ -122,21 +110,21 @@ def run_policy(
             stage = run / f"stage-{arrival:03d}"
             new = json.loads((stage / "stage.json").read_text(encoding="utf-8"))["holdouts"][-1]
             before = (new["before"] or {}).get("bits_per_byte")
-        results.add(stage, arrival, before, policy=policy, seed=seed, cpu_seconds=round(seconds, 1))
+        add_row(results, stage, (policy, seed, arrival), before, seconds)
 
 
 def train_anew(
-    name: str, arrival: int, seed: int, passes: float, size: int, stream: Path, results: Results, words: Sequence[str]
+    name: str, arrival: int, seed: int, passes: float, size: int, stream: Path, results: Path, words: Sequence[str]
 ) -> None:
     """Train a new model on all text up to an arrival (from 0)."""
-    if not results.has(name, seed, arrival):
-        run = results.path.parent / f"{name}-{arrival + 1}-seed-{seed}"
+    if not has_row(results, name, seed, arrival):
+        run = results.parent / f"{name}-{arrival + 1}-seed-{seed}"
         own = ["--stream", stream, "--run", run, "--seed", seed, "--first-wait", arrival + 1, "--stage", 0]
         seconds = run_command("alma-stream", *own, "--passes", passes, "--size", size, "--", *words)
-        results.add(run / "stage-000", arrival, None, policy=name, seed=seed, cpu_seconds=round(seconds, 1))
+        add_row(results, run / "stage-000", (name, seed, arrival), None, seconds)
 
 
-def table(rows: Sequence[dict[str, Any]], num_arrivals: int) -> Iterator[str]:
+def table(rows: Sequence[dict[str, str]], num_arrivals: int) -> Iterator[str]:
     """Yield the lines of the table: the mean after each arrival, and the difference from the oracle if known."""
     arrivals = [str(arrival) for arrival in range(num_arrivals)]
     oracles = [row for row in rows if row["policy"].startswith("oracle")]
@@ -160,7 +148,7 @@ def table(rows: Sequence[dict[str, Any]], num_arrivals: int) -> Iterator[str]:
         yield f"| oracle: best of {len(ORACLES)} new models | {seconds:.0f} | {' | '.join(cells)} | |"
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
     """Draw the mean over the months so far (first seed) after each month: a line per policy, crosses for oracles."""
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
     for policy in dict.fromkeys(row["policy"] for row in rows):
@@ -199,7 +187,7 @@ def main() -> None:
     if any(not 1 <= month <= len(options.texts) for month in options.oracle):
         parser.error(f"--oracle: expected months from 1 to {len(options.texts)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    results, stream = Results(options.out / "results.csv"), options.out / "stream"
+    results, stream = options.out / "results.csv", options.out / "stream"
     manifest = stream / "stream.json"
     num_known = len(json.loads(manifest.read_text(encoding="utf-8"))["history"]) if manifest.is_file() else 0
     for number, text in enumerate(options.texts[num_known:], start=num_known):
@@ -210,11 +198,12 @@ def main() -> None:
             run_policy(policy, seed, options.texts, stream, results, words)
     for month in options.oracle:
         for passes, times in ORACLES:
-            name, size = f"oracle-{passes}-passes-{times}x", times * results.size(month - 1)
+            name, size = f"oracle-{passes}-passes-{times}x", times * largest_size(results, month - 1)
             train_anew(name, month - 1, options.seeds[0], passes, size, stream, results, words)
-    lines = "\n".join(table(results.rows, len(options.texts)))
+    rows = read_rows(results)
+    lines = "\n".join(table(rows, len(options.texts)))
     (options.out / "table.md").write_text(f"{lines}\n", encoding="utf-8")
-    draw(results.rows, options.out / "table.png")
+    draw(rows, options.out / "table.png")
     print(lines)
 
 

@@ -60,19 +60,17 @@ def test_the_benchmark_has_one_seed_of_alma_update(tmp_path, monkeypatch, capsys
 
 def test_a_killed_benchmark_runs_an_arrival_again_whose_row_was_cut_off(tmp_path):
     bench = runpy.run_path(str(MONTHLY / "bench.py"))
-    results = bench["Results"]
     path = tmp_path / "results.csv"
     stage = {name: {"bits_per_byte": 2.5} for name in ("test", "valid")} | {"num_params": 9, "train_flops": 7}
     stage["holdouts"] = [{"megabatch": 0, "bits_per_byte": 2.0}, {"megabatch": 1, "bits_per_byte": 3.0}]
     (tmp_path / "stage.json").write_text(json.dumps(stage))
     for arrival in (0, 1):
-        results(path).add(tmp_path, arrival, None, policy="update", seed=1, cpu_seconds=4.0)
+        bench["add_row"](path, tmp_path, ("update", 1, arrival), None, 4.0)
     complete = path.read_text()
-    assert [row["mean"] for row in results(path).rows] == ["2.0000", "2.5000"]
+    assert [row["mean"] for row in bench["read_rows"](path)] == ["2.0000", "2.5000"]
     path.write_text(complete[:-3])
-    resumed = results(path)
-    assert resumed.has("update", 1, 0) and not resumed.has("update", 1, 1)
-    resumed.add(tmp_path, 1, None, policy="update", seed=1, cpu_seconds=4.0)
+    assert bench["has_row"](path, "update", 1, 0) and not bench["has_row"](path, "update", 1, 1)
+    bench["add_row"](path, tmp_path, ("update", 1, 1), None, 4.0)
     assert path.read_text() == complete
-    bench["draw"](resumed.rows, tmp_path / "table.png")
+    bench["draw"](bench["read_rows"](path), tmp_path / "table.png")
     assert (tmp_path / "table.png").stat().st_size > 1000
