@@ -20,7 +20,8 @@ LAYERS = (
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
 WITHOUT_FAIRSEQ = (*LAYERS[0], *LAYERS[1], "learners", "runs", "report")
-NEEDS_FAIRSEQ = ("fairseq", "fairseq_cli", *(f"fairseq_alma.{each}" for each in (*LAYERS[4], *LAYERS[5][1:], "moe")))
+OURS_WITH_FAIRSEQ = ("moe", "text", "images", "models", "criterions", "tasks")
+NEEDS_FAIRSEQ = ("fairseq", "fairseq_cli", *(f"fairseq_alma.{each}" for each in OURS_WITH_FAIRSEQ))
 FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*LAYERS[0], "data", "cli.entry"))
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
