@@ -25,7 +25,7 @@ from fairseq_alma.checkpoints.checkpoint_file import (
     untrained_checkpoint,
 )
 from fairseq_alma.checkpoints.model_options import DEFAULT_START, USUAL_FREQUENCY
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.data.tokens import NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import ARCHITECTURE
@@ -69,10 +69,11 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
             f"{folder}: expected a tokenizer with at most {config.vocab_size:,} tokens, as in the model, found "
             f"{tokenizer.vocab_size:,} tokens; {_REMEDY}"
         )
-    if stream is not None:
-        other = StreamTokenizer.open(stream.root)
+    dictionary = sha256(tokenizer.dictionary.encode()).hexdigest()
+    if stream is not None and stream.tokenizer is not None:
         # Tokenizers with the same vocabulary can encode a text differently, for example with another normalizer.
-        if other.symbols != tokenizer.symbols or other.file.read_bytes() != tokenizer.file.read_bytes():
+        known = {stream.dictionary_sha256, *(file.sha256 for file in stream.tokenizer.files)}
+        if not {dictionary, file_sha256(tokenizer.file)} <= known:
             raise AlmaError(
                 f"--stream {stream.root}: expected the tokenizer of {folder}, found another tokenizer; prepare a "
                 f"stream with alma-prep-text --tokenizer {folder}"
@@ -88,9 +89,8 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
     lengths = {name: options[name] for name in ("tokens_per_sample", "max_target_positions")}
     data = None if stream is None else str(stream.root)
     args = Namespace(task="alma_lm", criterion="alma_switch_cross_entropy", data=data, **lengths)
-    state = {DICTIONARY_KEY: sha256(tokenizer.dictionary.encode()).hexdigest()}
     groups: Any = OmegaConf.to_container(configuration_of(args))
-    return untrained_checkpoint({**groups, "model": options}, weights, state)
+    return untrained_checkpoint({**groups, "model": options}, weights, {DICTIONARY_KEY: dictionary})
 
 
 def model_options(config: Any, path: Path) -> dict[str, Any]:
