@@ -28,8 +28,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
 from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
 from fairseq_alma.options import Options, given_values, group_words, operand, opt, real, utf8_path, utf8_word
-from fairseq_alma.runs.lookup import RUN
-from fairseq_alma.runs.run_folder import RunFolder, stage_predictor
+from fairseq_alma.runs.run_folder import RUN, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.helper import call

@@ -18,8 +18,7 @@ from pandas import DataFrame, Index, concat
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import LEARNERS, canonical
 from fairseq_alma.options import flag
-from fairseq_alma.runs.lookup import find_run, runs_of_seeds
-from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
+from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, find_run, runs_of_seeds
 from fairseq_alma.runs.study import BATCH_OPTIONS, FREE_OPTIONS, NEW_FIRST, OPTION_OF, ROUNDING_OPTIONS, planned_stages
 
 REMEDY = "remove this run from the command, or repeat the training"

@@ -8,11 +8,8 @@ from typing import Any, Optional
 from fairseq_alma.data.stream import MANIFEST, Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import Options, integer, opt
-from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, stage_predictor
+from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder, find_run, runs_of_seeds, stage_predictor
 from fairseq_alma.runs.study import is_begun_on
-
-RUN = "run"
-"""Name of the run folder in a folder of ``alma-update``."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +21,6 @@ class ArrivalOptions(Options):
         "index (numbered from 0) of the arrival whose model is used, if a run is given (default: newest arrival)",
         range=integer(0),
     )
-
-
-def find_run(path: Path) -> Optional[Path]:
-    """Return the run folder for ``path``, a run folder or an output folder of ``alma-update``; None without a run."""
-    return next((each for each in (path, path / RUN) if (each / RUN_RECORD).is_file()), None)
-
-
-def runs_of_seeds(path: Path) -> list[Path]:
-    """Return the run folders in the ``--run`` folder of an alma-stream call with several seeds, sorted."""
-    return [record.parent for record in sorted(path.glob(f"seed-*/{RUN_RECORD}"))]
 
 
 def find_model(path: Path, arrival: Optional[int] = None) -> Path:

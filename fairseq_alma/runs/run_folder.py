@@ -36,6 +36,8 @@ from fairseq_alma.options import struct_of
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
+RUN = "run"
+"""Name of the run folder in a folder of ``alma-update``."""
 FORMAT_VERSION, VERSION_KEY = 2, "format_version"
 AVERAGE_FILE = "checkpoint_average.pt"
 """File name of the checkpoint with averaged weights."""
@@ -370,6 +372,16 @@ class RunFolder:
     def seconds_of_members(self, stage: int) -> float:
         """Return the total training time of separately trained members, in seconds."""
         return float(sum(read_clock(clock).spent for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*"))))
+
+
+def find_run(path: Path) -> Optional[Path]:
+    """Return the run folder for ``path``, a run folder or an output folder of ``alma-update``; None without a run."""
+    return next((each for each in (path, path / RUN) if (each / RUN_RECORD).is_file()), None)
+
+
+def runs_of_seeds(path: Path) -> list[Path]:
+    """Return the run folders in the ``--run`` folder of an alma-stream call with several seeds, sorted."""
+    return [record.parent for record in sorted(path.glob(f"seed-*/{RUN_RECORD}"))]
 
 
 def predicting_checkpoint(folder: RunFolder, model: ModelId, predicts_with: str) -> Path:
