@@ -144,9 +144,9 @@ class Option:
     default: Any = None
     type: Any = str
 
-    def default_on(self, kind: Optional[str] = None) -> Any:
-        """Return the default value for a kind of data or `TRAINING`; for None, return ``default``."""
-        return self.default if kind is None else self.defaults.get(kind, self.default)
+    def default_on(self, kind: str) -> Any:
+        """Return the default value for a kind of data or `TRAINING`."""
+        return self.defaults.get(kind, self.default)
 
     def value(self, given: Any) -> Any:
         """Convert a string to the option's type; check the range. The message of a ValueError begins with the flag."""
@@ -168,24 +168,19 @@ class Option:
         except ValueError as error:
             raise ValueError(f"{self.flag} {given}: {error}") from error
 
-    def add_to(self, group: Any, kind: Optional[str] = None) -> None:
+    def add_to(self, group: Any) -> None:
         """Add the option to a parser or group; the parsed value is None if the user does not give the option.
 
-        If ``kind`` is None and only one kind of data supports the option, the help names this kind.
-
-        Args:
-            group: parser, or group of a parser.
-            kind: kind of data of the group; None for all kinds.
+        If only one kind of data supports the option, the help names this kind.
         """
         words: dict[str, Any] = {"dest": self.name, "default": None, "required": self.default is MISSING}
-        shown = f"{self.kinds[0]}: {self.help}" if len(self.kinds) == 1 and kind is None else self.help
+        shown = f"{self.kinds[0]}: {self.help}" if len(self.kinds) == 1 else self.help
         if self.choices and len(" ".join([self.flag, *self.choices])) > _WIDEST:
             before, separator, after = shown.partition(" (default: ")
             shown = f"{before} {{{','.join(self.choices)}}}{separator}{after}"
             words["metavar"] = "NAME"
-        default = self.default_on(kind)
-        if "default:" not in self.help and not any(default is each for each in (None, False, MISSING)):
-            shown += f" (default: {default})"
+        if "default:" not in self.help and not any(self.default is each for each in (None, False, MISSING)):
+            shown += f" (default: {self.default})"
         words["help"] = argparse.SUPPRESS if self.help == argparse.SUPPRESS else shown.replace("%", "%%")
         if self.type is bool:
             group.add_argument(self.flag, action="store_true", **words)
@@ -304,15 +299,15 @@ class Options:
     """Base class of dataclasses that declare options."""
 
     @classmethod
-    def add_to(cls, group: Any, kind: Optional[str] = None) -> None:
-        """Add positional arguments and options to a parser; without ``kind``, options for all kinds of data."""
+    def add_to(cls, group: Any) -> None:
+        """Add positional arguments and options to a parser."""
         declaring: Any = cls
         for each in dataclasses.fields(declaring):
             if words := each.metadata.get("operand"):
                 group.add_argument(each.name, **words)
         for option in options_of(cls).values():
-            if option.side != TRAINING and (kind is None or kind in option.kinds):
-                option.add_to(group, kind)
+            if option.side != TRAINING:
+                option.add_to(group)
 
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:

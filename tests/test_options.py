@@ -67,14 +67,13 @@ def test_a_value_is_refused_while_it_is_parsed(words, said, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == said
 
 
-def test_help_has_the_default_and_the_options_of_a_kind_of_data():
-    parser, of_text = argparse.ArgumentParser(), argparse.ArgumentParser()
+def test_help_has_the_default_and_the_only_kind_of_data_of_an_option():
+    parser = argparse.ArgumentParser()
     Growth.add_to(parser)
-    Growth.add_to(of_text, "text")
     text = " ".join(parser.format_help().split())
     assert "--share X what grows (default: 0.25)" in text
     assert "--every N images: when --way {copy,split}" in text
-    assert "whether 100 % stay" in text and "--every" not in of_text.format_help()
+    assert "whether 100 % stay" in text
 
 
 def test_the_record_has_what_binds_a_run_and_the_words_all_that_was_given():
