@@ -86,10 +86,7 @@ class ImagePrepOptions(Options):
     split: str = opt("balanced", "split of EMNIST", choices=tuple(EMNIST_CLASSES))
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
-        None,
-        "name of the data set in the manifest (default: the DATASET argument)",
-        parse=utf8_word,
-        metavar="NAME",
+        None, "name of the data set in the manifest (default: the DATASET argument)", parse=utf8_word, metavar="NAME"
     )
     augment: bool = opt(False, "augment training images with random crops and flips")
     images: Optional[Path] = opt(None, "uint8 array (images, [channels,] height, width)", metavar="FILE.npy")

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Se
 from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.learner import (
-    BOTH_STUDIES,
-    MLP_STUDY,
-    VGG_STUDY,
-    Learner,
-    Preset,
-    StagePlan,
-    with_preset,
-)
+from fairseq_alma.learners.learner import BOTH_STUDIES, MLP_STUDY, VGG_STUDY, Learner, Preset, StagePlan, with_preset
 from fairseq_alma.options import (
     TRAINING,
     Option,

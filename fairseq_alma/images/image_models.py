@@ -36,13 +36,7 @@ from torch import Generator, Tensor, nn
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
-from fairseq_alma.checkpoints.model_options import (
-    GrownVGGOptions,
-    JointOptions,
-    MixtureOptions,
-    MLPOptions,
-    VGGOptions,
-)
+from fairseq_alma.checkpoints.model_options import GrownVGGOptions, JointOptions, MixtureOptions, MLPOptions, VGGOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, parse_gate_trees
 from fairseq_alma.images.firefly import grow_firefly

@@ -97,12 +97,7 @@ def main() -> None:
     add("--experts", type=int, nargs="+", default=[4, 8, 12], help="numbers of experts (default: 4 8 12)")
     add("--archs", nargs="+", default=[SWITCH, TRANSFORMER], help="architectures to measure (default: both)")
     add("--autocast", choices=("none", "bf16"), default="none", help="autocast format (default: %(default)s)")
-    add(
-        "--dropout",
-        type=float,
-        default=0.1,
-        help="dropout probability, also for attention if supported (default: %(default)s)",
-    )
+    add("--dropout", type=float, default=0.1, help="dropout probability, also of attention (default: %(default)s)")
     add("--compile", action="store_true", help="compile this package's model and criterion")
     add("--batch-size", type=int, default=4, help="sequences per update (default: %(default)s)")
     add("--tokens-per-sample", type=int, default=512, help="tokens per sequence (default: %(default)s)")

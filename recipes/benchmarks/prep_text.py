@@ -65,15 +65,8 @@ def run_alma(work: Path, workers: int) -> float:
     """Run alma-prep-text with the same tokenizer; return the seconds."""
     shutil.rmtree(work / "alma", ignore_errors=True)
     command = ["alma-prep-text", str(work / "raw.txt"), "--out", str(work / "alma"), "--megabatches", "1"]
-    command += [
-        "--tokenizer",
-        str(work / "given/tokenizer"),
-        "--keep-duplicates",
-        "--no-decontaminate",
-        "--workers",
-        str(workers),
-    ]
-    return run(command, workers)
+    command += ["--tokenizer", str(work / "given/tokenizer"), "--keep-duplicates", "--no-decontaminate"]
+    return run([*command, "--workers", str(workers)], workers)
 
 
 def prepare_inputs(args: argparse.Namespace, work: Path) -> None:

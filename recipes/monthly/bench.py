@@ -170,14 +170,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["new-1", "all-2", "update"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
-    parser.add_argument(
-        "--oracle",
-        nargs="*",
-        type=int,
-        default=[],
-        metavar="MONTH",
-        help="train oracle models for these months (from 1)",
-    )
+    about = "train oracle models for these months (from 1)"
+    parser.add_argument("--oracle", nargs="*", type=int, default=[], metavar="MONTH", help=about)
     options, words = parser.parse_args(argv[:cut]), argv[cut + 1 :]
     if "update" in options.policies and options.seeds != [1]:
         parser.error("--seeds: alma-update has only seed 1; give --seeds 1, or --policies without update")
