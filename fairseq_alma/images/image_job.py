@@ -235,10 +235,10 @@ class ImageJob:
                     "weights or all continue, and only a single model can grow; change the learner's plan"
                 )
         trainings = [training for plan in plans for training in plan.trainings]
-        settings = ImageSettings(self.images, self.options, trainings[0].num_joint, trainings[0].joint_logits)
         num_images = [len(self.images.indices("train", plan.stage.megabatches)) for plan in plans]
         smallest = min(size for each in num_images for size in batch_sizes(each, self.options.loop.batch_size))
-        settings.build(1).check_batch(smallest)
+        joint = trainings[0].num_joint, trainings[0].joint_logits
+        settings = ImageSettings(self.images, self.options, *joint, smallest)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             if growth.method == "firefly":
                 sizes = settings.images.shape[0], int(settings.cfg.model.channels), settings.images.num_classes

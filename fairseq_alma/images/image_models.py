@@ -52,7 +52,6 @@ from fairseq_alma.images.networks import (
     MixtureMLP,
     NetworkList,
     grow_losing_experts,
-    join_logits,
     mixture_layers,
 )
 from fairseq_alma.learners.learner import Growth
@@ -84,24 +83,27 @@ class GrownLayers:
 
 
 class ImageClassifier(BaseFairseqModel):
-    """fairseq model for image classification. A joint model returns the ``mean`` or ``sum`` of the members' logits."""
+    """fairseq model for image classification: a single or a joint model."""
 
     stacks_members: ClassVar[bool] = True
     """Whether `build_network` can build several members as one network."""
 
-    def __init__(self, network: ImageNetwork, joint_logits: str = "mean") -> None:
+    def __init__(self, network: ImageNetwork) -> None:
         super().__init__()
-        self.network, self.joint_logits = network, joint_logits
+        self.network = network
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Any, num_members: int = 1, joint_logits: str = "mean") -> "ImageClassifier":
+    def build_model(
+        cls, cfg: Any, task: Any, num_members: int = 1, joint_logits: Optional[str] = None
+    ) -> "ImageClassifier":
         """Build a single model, or a joint model of ``num_members`` members, for the images of a task."""
         if not hasattr(task, "image_shape"):
             raise AlmaError(f"{cls.__name__}: the task does not provide images; give --task alma_image_classification")
         check_options(cfg)
         network = cls.build_members(cfg, ImageKind(task.image_shape, task.num_classes), num_members)
         network.reset_parameters([torch.default_generator] * num_members)
-        return ImageClassifier(network, joint_logits) if num_members > 1 else cls(network)
+        network.joint_logits = joint_logits
+        return cls(network)
 
     @classmethod
     def build_members(
@@ -143,7 +145,7 @@ class ImageClassifier(BaseFairseqModel):
         """Return logits (B, K) for normalized images (B, C, H, W)."""
         if self.training:
             self.network.check_batch(len(images))
-        return join_logits(self.network(images), self.joint_logits)
+        return self.network(images)[0]
 
 
 class ImageEnsemble(TrainedMembers, BaseFairseqModel):

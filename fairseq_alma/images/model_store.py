@@ -36,7 +36,6 @@ from fairseq_alma.images.networks import (
     NetworkFlops,
     count_flops,
     in_chunks,
-    join_logits,
     load_exactly,
     mixture_layers,
 )
@@ -212,7 +211,7 @@ class ModelStore:
     def flops_of(self, grown: GrownLayers) -> NetworkFlops:
         """Return the FLOPs per image of one model with layer sizes ``grown``."""
         if grown not in self.flops:
-            network = self.settings.build(self.settings.num_joint, grown)
+            network = self.settings.build(1, grown)
             for parameter in network.parameters():
                 torch.nn.init.zeros_(parameter)
             self.flops = {grown: count_flops(network, self.settings.stream.shape)}
@@ -223,14 +222,10 @@ class ModelStore:
 
 
 def build_network(settings: ImageSettings, models: Sequence[TrainedModel]) -> ImageNetwork:
-    """Build a network on the device with the weights of ``models``: one joint model, or models of equal layer sizes."""
-    if settings.is_joint:
-        network = settings.build(settings.num_joint, models[0].grown)
-        network.load_state_dict(dict(models[0].state))
-    else:
-        network = settings.build(len(models), models[0].grown)
-        for state, model in zip(network.member_states(), models, strict=True):
-            load_exactly(state, model.state)
+    """Build a network on the device with the weights of ``models``, which have equal layer sizes."""
+    network = settings.build(len(models), models[0].grown)
+    for state, model in zip(network.model_states(), models, strict=True):
+        load_exactly(state, model.state)
     return network.to(settings.device)
 
 
@@ -274,27 +269,19 @@ class Tally:
 
 
 @torch.no_grad()
-def predict(
-    network: ImageNetwork, images: Tensor, joint_logits: Optional[str] = None
-) -> tuple[Tensor, list[list[float]]]:
+def predict(network: ImageNetwork, images: Tensor) -> tuple[Tensor, list[list[float]]]:
     """Return predictions for normalized images (B, C, H, W).
 
-    Args:
-        network: network of N members.
-        images: normalized images.
-        joint_logits: how a joint model combines its members' logits: ``mean`` or ``sum``; None for separate models.
-
     Returns:
-        (logits (N, B, K), or (1, B, K) for a joint model; share of the images that the gate assigns to each expert,
-        for each mixture layer).
+        (logits of the U models (U, B, K); share of the images that the gate assigns to each expert, for each mixture
+        layer).
     """
     network.eval()
     layers = mixture_layers(network)
     totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
     parts = []
     for some in in_chunks(images):
-        logits = network(some)
-        parts.append(logits if joint_logits is None else join_logits(logits, joint_logits)[None])
+        parts.append(network(some))
         totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
     usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
     return torch.cat(parts, dim=1), usage
@@ -336,7 +323,6 @@ class Predictions:
 
     def __init__(self, store: ModelStore, test: Examples) -> None:
         self.store, self.test = store, test
-        self.joint_logits = store.settings.joint_logits if store.settings.is_joint else None
         self._tally = Tally("single")
         self._counted: list[tuple[ModelId, ...]] = []
 
@@ -348,7 +334,7 @@ class Predictions:
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []
         for models in [*networks][len(self._counted) :]:
-            logits, usage = predict(networks[models], self.test[0], self.joint_logits)
+            logits, usage = predict(networks[models], self.test[0])
             self._tally.add(logits)
             self._counted.append(models)
         return self._tally.result(self.test[1]), usage
@@ -357,5 +343,5 @@ class Predictions:
         """Return mean loss and error of the stage's predictors on ``valid``, the validation set of the stage."""
         tally = Tally(plan.combine)
         for network in self.store.networks_of(plan).values():
-            tally.add(predict(network, valid[0], self.joint_logits)[0])
+            tally.add(predict(network, valid[0])[0])
         return tally.result(valid[1])

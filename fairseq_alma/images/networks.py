@@ -48,25 +48,34 @@ class ImageKind(NamedTuple):
 
 
 class ImageNetwork(nn.Module):
-    """Network of N members.
+    """Network of N members: U = N separate models, or one joint model (U = 1).
 
     With N > 1, the first dimension of every parameter and buffer indexes the members, except in `NetworkList`.
     """
 
     min_batch = 1  # minimum number of images in a training batch
+    joint_logits: Optional[str] = None  # how the logits of a joint model are combined: ``mean`` or ``sum``
 
     def __init__(self, num_members: int) -> None:
         super().__init__()
         self.num_members = num_members
 
     def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
-        """Return the logits (N, B, K) of all members.
+        """Return the logits (U, B, K) of the models.
 
         Args:
-            images: normalized images (N, B, C, H, W), or images (B, C, H, W) that all members share.
+            images: normalized images (U, B, C, H, W), or images (B, C, H, W) that all members share.
             generators: random generators on the CPU for hard gates in training, one for each member or one for all
                 members. Empty: torch's global generator.
         """
+        if self.joint_logits is None:
+            return self.member_logits(images, generators)
+        logits = self.member_logits(images[0] if images.dim() == 5 else images, generators)
+        logits = logits if self.training else logits.float()
+        return logits.mean(0, keepdim=True) if self.joint_logits == "mean" else logits.sum(0, keepdim=True)
+
+    def member_logits(self, images: Tensor, generators: Sequence[Generator]) -> Tensor:
+        """Return the logits (N, B, K) of all members; see `forward` for the arguments."""
         raise NotImplementedError
 
     def check_batch(self, num_images: int) -> None:
@@ -82,16 +91,16 @@ class ImageNetwork(nn.Module):
         """Sample the initial weights of each member with the member's generator."""
         _reset_children(self, generators)
 
-    def select_member(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+    def member_state(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
         """Return views of one member's tensors in ``state``, a state dictionary of the network."""
-        if self.num_members == 1:
-            return dict(state)
         return {name: tensor[member : member + 1] for name, tensor in state.items()}
 
-    def member_states(self) -> list[dict[str, Tensor]]:
-        """Return the state dictionary of each member; the tensors share memory with the network."""
-        state = self.state_dict()
-        return [self.select_member(state, member) for member in range(self.num_members)]
+    def model_states(self, state: Optional[Mapping[str, Tensor]] = None) -> list[dict[str, Tensor]]:
+        """Return views of each model's tensors in ``state``, a state dictionary (None: of this network)."""
+        state = self.state_dict() if state is None else state
+        if self.joint_logits is not None or self.num_members == 1:
+            return [dict(state)]
+        return [self.member_state(state, member) for member in range(self.num_members)]
 
 
 class NetworkList(ImageNetwork):
@@ -102,7 +111,7 @@ class NetworkList(ImageNetwork):
         self.networks: Any = nn.ModuleList(networks)  # Any because mypy does not know the class of the networks
         self.min_batch = networks[0].min_batch
 
-    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+    def member_logits(self, images: Tensor, generators: Sequence[Generator]) -> Tensor:
         inputs = images if images.dim() == 5 else [images] * self.num_members
         own = [[each] for each in generators] if len(generators) > 1 else [generators] * self.num_members
         return torch.cat([network(*each) for network, *each in zip(self.networks, inputs, own, strict=True)])
@@ -111,7 +120,7 @@ class NetworkList(ImageNetwork):
         for network, generator in zip(self.networks, generators, strict=True):
             network.reset_parameters([generator])
 
-    def select_member(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
+    def member_state(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
         prefix = f"networks.{member}."
         return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
@@ -123,11 +132,6 @@ def _reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
             _reset_children(child, generators)
         else:
             reset(generators)
-
-
-def join_logits(logits: Tensor, how: str) -> Tensor:
-    """Return the ``mean`` or ``sum`` of the members' logits (N, B, K), with shape (B, K)."""
-    return logits.mean(dim=0) if how == "mean" else logits.sum(dim=0)
 
 
 def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -268,7 +272,7 @@ class MLP(ImageNetwork):
             MemberLinear(num_members, before, after) for before, after in itertools.pairwise(sizes)
         )
 
-    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+    def member_logits(self, images: Tensor, generators: Sequence[Generator]) -> Tensor:
         *hidden, last = self.layers
         x = images.flatten(-3)
         for layer in hidden:
@@ -331,7 +335,7 @@ class VGG(ImageNetwork):
             if isinstance(module, MemberConv2d):
                 module.initial_weights = initial_weights
 
-    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+    def member_logits(self, images: Tensor, generators: Sequence[Generator]) -> Tensor:
         x = images.transpose(0, 1).flatten(1, 2) if images.dim() == 5 else images  # (B, N C, H, W) or (B, C, H, W)
         for layer, block in enumerate(self.blocks):
             x = block(x, generators)
@@ -412,7 +416,7 @@ class MixtureMLP(ImageNetwork):
         )
         self.classifier = MemberLinear(1, width, num_classes)
 
-    def forward(self, images: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
+    def member_logits(self, images: Tensor, generators: Sequence[Generator]) -> Tensor:
         x = images.flatten(-3).flatten(0, -2)  # (B, I) from (B, C, H, W) or (1, B, C, H, W)
         for block in self.blocks:
             x = block(x, generators)

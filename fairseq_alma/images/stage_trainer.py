@@ -198,10 +198,8 @@ class StageTrainer:
         """Return (initial network of a stage, its layer sizes, record of the growth step, or {} without growth)."""
         settings, first, model_class = self.settings, group[0][1], self.settings.model_class
         if first.start is None:
-            seeds = [training.seed for _, training in group]
-            if settings.is_joint:
-                seeds = [member_seed(first.seed, member) for member in range(settings.num_joint)]
-            network = settings.build(len(seeds))
+            network, members = settings.build(len(group)), range(settings.num_joint)
+            seeds = [member_seed(training.seed, member) for _, training in group for member in members]
             network.reset_parameters([seeded(seed, INITIAL_WEIGHTS) for seed in seeds])
             return network.to(settings.device), model_class.grown_layers(network), {}
         before = [store[training.start] for store, training in group if training.start is not None]
@@ -236,8 +234,7 @@ class StageTrainer:
             return training.tested
         network = build_network(self.settings, [TrainedModel(state, grown, 0, 0) for state in averages])
         measure_batch_norm(network, self._examples(rows)[0].split(batch_sizes(len(rows), training.settings.batch_size)))
-        states = [network.state_dict()] if self.settings.is_joint else network.member_states()
-        return [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+        return [{name: tensor.clone() for name, tensor in state.items()} for state in network.model_states()]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
         """Resume from ``unfinished`` if the file exists, run all remaining epochs, and save the state at intervals."""

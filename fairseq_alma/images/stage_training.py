@@ -31,7 +31,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_batches import TrainingImages, batch_sizes
 from fairseq_alma.images.image_job import MODEL_OPTIONS, ImageTrainOptions, LoopOptions
 from fairseq_alma.images.image_models import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.images.networks import ImageKind, ImageNetwork, in_chunks, join_logits, load_exactly
+from fairseq_alma.images.networks import ImageKind, ImageNetwork, in_chunks, load_exactly
 from fairseq_alma.training.fairseq_options import configuration_of
 from fairseq_alma.training.feature import Features
 
@@ -42,11 +42,9 @@ ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuraci
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(LoopOptions):
-    """Settings of the training loop; ``joint_logits`` (``mean`` or ``sum``) combines the logits of a joint model."""
+    """Settings of the training loop, and the function that builds the optimizer."""
 
     build_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    is_joint: bool = False
-    joint_logits: str = "mean"
 
     def is_better(self, score: float, best: float) -> bool:
         """Return whether a score is lower than the best score by at least ``least_gain``."""
@@ -102,7 +100,7 @@ class StageTraining:
         self.optimizer = settings.build_optimizer(list(network.parameters()))
         self.epoch = 0
         self.updates_per_epoch = len(batch_sizes(data.num_images, settings.batch_size))
-        self.states = [network.state_dict()] if settings.is_joint else network.member_states()  # views
+        self.states = network.model_states()  # views
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
         self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
         self.units = [UnitProgress() for _ in self.states]
@@ -184,10 +182,6 @@ class StageTraining:
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the units' mean cross entropies. With a sum, the gradients of the units are independent."""
-        if self.settings.is_joint:
-            shared = images[0] if images.dim() == 5 else images
-            logits = join_logits(self.network(shared, self.generators), self.settings.joint_logits)
-            return F.cross_entropy(logits.float(), labels[0])
         logits = self.network(images, self.generators)
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
@@ -205,7 +199,7 @@ class StageTraining:
                 load_exactly(self.best[number], state)
                 own = self.features.to_test(self.network) if own is None else own
                 if own is not None:
-                    mine = own if self.settings.is_joint else self.network.select_member(own, number)
+                    mine = self.network.model_states(own)[number]
                     self.tested[number] = self.best[number] | {name: tensor.clone() for name, tensor in mine.items()}
                 continue
             is_out_of_patience = self.epoch - unit.best_epoch >= patience
@@ -227,9 +221,7 @@ def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, settin
     """
     network.eval()
     outputs = [network(chunk) for chunk in in_chunks(images)]
-    logits = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).float()  # (N, B, K)
-    if settings.is_joint:
-        logits = join_logits(logits, settings.joint_logits)[None]
+    logits = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).float()  # (U, B, K)
     if settings.select == "accuracy":
         errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
         return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()
@@ -244,26 +236,32 @@ class ImageSettings:
         options: options after ``--``.
         num_joint: number of members of a joint model; 1: a single model.
         joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
+        smallest_batch: number of images in the smallest training batch.
 
     Attributes:
         images: shape and number of classes of the images.
         model_class: class of the architecture.
         cfg: fairseq's configuration, parsed from the options.
         device: the GPU if a GPU is available and --cpu is not given, else the CPU.
-        is_joint: whether several members are trained as one model.
+        joint_logits: value of the argument; None: a single model.
         training: settings of the training loop.
 
     Raises:
         AlmaError: the architecture is not an image model, fairseq rejects an option, or the model does not fit into
-            memory.
+            memory or cannot train on the smallest batch.
     """
 
     def __init__(
-        self, stream: ImageStream, options: ImageTrainOptions, num_joint: int = 1, joint_logits: str = "mean"
+        self,
+        stream: ImageStream,
+        options: ImageTrainOptions,
+        num_joint: int = 1,
+        joint_logits: str = "mean",
+        smallest_batch: int = 2,
     ) -> None:
         self.stream, self.options = stream, options
         self.images = ImageKind(stream.shape, stream.num_classes)
-        self.num_joint, self.is_joint, self.joint_logits = num_joint, num_joint > 1, joint_logits
+        self.num_joint, self.joint_logits = num_joint, joint_logits if num_joint > 1 else None
         possible = image_architectures()
         if options.arch not in possible:
             raise AlmaError(f"--arch {options.arch}: not an image model; choose from {', '.join(possible)}")
@@ -290,11 +288,9 @@ class ImageSettings:
             **vars(options.loop),
             # Copy the first optimizer, because fairseq would parse the options again for each optimizer.
             build_optimizer=lambda parameters: type(first)(parameters, **first.defaults),
-            is_joint=self.is_joint,
-            joint_logits=joint_logits,
         )
         try:  # fail before any file is written
-            self.build(1)
+            self.build(1).check_batch(smallest_batch)
         except RuntimeError as error:
             if not any(word in str(error) for word in ("memory", "overflow")):
                 raise
@@ -303,9 +299,16 @@ class ImageSettings:
                 "memory; reduce the size of the network"
             ) from error
 
-    def build(self, num_members: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
-        """Build a network with uninitialized weights, on the CPU; see `ImageClassifier.build_members`."""
-        return self.model_class.build_members(self.cfg.model, self.images, num_members, grown)
+    def build(self, num_models: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
+        """Build one network of all models with uninitialized weights, on the CPU; a joint model is the only model.
+
+        Args:
+            num_models: number of models.
+            grown: see `ImageClassifier.build_members`.
+        """
+        network = self.model_class.build_members(self.cfg.model, self.images, num_models * self.num_joint, grown)
+        network.joint_logits = self.joint_logits
+        return network
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
         """Return the grown layer sizes, read from the model options of a checkpoint; see `GrownLayers.options`.
@@ -319,7 +322,7 @@ class ImageSettings:
     def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
         """Return the fairseq configuration (``cfg``) to store in a checkpoint."""
         model = {**self._plain["model"], **grown.options()}
-        if self.is_joint:
+        if self.joint_logits is not None:
             model = {
                 "_name": JOINT_MODEL,
                 "num_members": self.num_joint,

@@ -105,7 +105,7 @@ def torch_vgg(channels, last_pool="mean"):
 
 
 def copy_member(network, member, plain):
-    state = network.member_states()[member]
+    state = network.model_states()[member]
     targets = [module for module in plain if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear))]
     ours = [f"blocks.{layer}.{part}" for layer in range(networks.NUM_CONVOLUTIONS) for part in ("conv", "norm")]
     for module, name in zip(targets, [*ours, "classifier"], strict=True):

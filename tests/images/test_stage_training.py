@@ -29,7 +29,7 @@ def training_of(build, members, optimizer="adadelta", shape=MLP_SHAPE, augment=F
     images, labels = images_of(shape, 37, seed=1)
     valid, valid_labels = images_of(shape, 20, seed=2)
     rows = [bootstrap(37, seeded(member, 9)) if bagging else None for member in members]
-    network = build(num_members=1 if settings.get("is_joint") and len(members) == 1 else len(members))
+    network = build(num_members=len(members))
     network.reset_parameters([seeded(member, 0) for member in members])
     given = {"max_epoch": 5, "batch_size": 16, "patience": None, **settings}
     data = TrainingImages(images, labels, rows, source)
@@ -72,7 +72,7 @@ def test_a_member_trained_with_others_gets_the_weights_of_a_training_alone(optio
         assert together.epochs_of(member) == alone.epochs_of(0)
         for name, tensor in alone.network.state_dict().items():
             assert tensor.dtype == torch.float64
-            torch.testing.assert_close(together.network.member_states()[member][name], tensor, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(together.network.model_states()[member][name], tensor, rtol=1e-9, atol=1e-11)
 
 
 def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_are_kept():
@@ -139,15 +139,16 @@ def test_an_update_equals_that_of_a_plain_loop():
 
 @pytest.mark.parametrize("how", ["mean", "sum"])
 def test_joint_members_train_and_predict_by_the_mean_or_sum_of_their_logits(how):
-    training = training_of(build_mlp, [0, 1, 2], is_joint=True, joint_logits=how, max_epoch=1, batch_size=37)
+    training = training_of(build_mlp, [0, 1, 2], max_epoch=1, batch_size=37)
+    training.network.joint_logits = how
     network = build_mlp(num_members=3)
     network.load_state_dict(training.network.state_dict())
     logits = getattr(network(training.data.images), how)(dim=0)
     torch.nn.functional.cross_entropy(logits, training.data.labels).backward()
-    training._loss(training.data.images, training.data.labels.expand(3, -1)).backward()
+    training._loss(training.data.images, training.data.labels[None]).backward()
     for ours, theirs in zip(training.network.parameters(), network.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
-    torch.testing.assert_close(predict(network, training.data.images, how)[0], logits[None])
+    torch.testing.assert_close(predict(training.network, training.data.images)[0], logits[None])
 
 
 @pytest.mark.parametrize(("select", "patience"), [("loss", None), ("accuracy", 2)])
