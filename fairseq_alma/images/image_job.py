@@ -45,7 +45,7 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 
 These optimizers update each weight independently, so the members of a network do not affect each other.
 """
-MODEL_OPTIONS = ("--arch", *flags_of(*IMAGE_NETWORKS))
+MODEL_OPTIONS = flags_of(*IMAGE_NETWORKS)
 OWN_OPTIONS = ("--select", "--least-gain")
 
 
@@ -75,7 +75,7 @@ class LoopOptions(Options):
     )
 
 
-TRAINING_OPTIONS = ("--optimizer", "--cpu", *flags_of(LoopOptions))
+TRAINING_OPTIONS = ("--arch", "--optimizer", "--cpu", *flags_of(LoopOptions))
 
 
 class ImageTrainOptions:

@@ -266,7 +266,7 @@ class ImageSettings:
         if options.arch not in possible:
             raise AlmaError(f"--arch {options.arch}: not an image model; choose from {', '.join(possible)}")
         self.model_class: type[ImageClassifier] = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[options.arch]]
-        self._model_words = options.words(name for name in options.values if name in MODEL_OPTIONS[1:])
+        self._model_words = options.words(name for name in options.values if name in MODEL_OPTIONS)
         words = [str(stream.stream.root), "--task", "alma_image_classification"]
         words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
         parser = fairseq_options.get_training_parser()
