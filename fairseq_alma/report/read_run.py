@@ -340,19 +340,15 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
         groups.setdefault(key, {}).setdefault(run.seeds, run)
     lengths = {run: _length(run) for run in runs}
     fewest: dict[Any, float] = {}
+    smallest: dict[str, float] = {}
     for run, (unit, length) in lengths.items():
         fewest[run.size, unit] = min(length, fewest.get((run.size, unit), length))
-    smallest = {}
-    for run in runs:
-        same = [other for other in runs if other.size == run.size]
-        smallest[run.size] = min(float(other.done.num_params.min()) if len(other.done) else 0.0 for other in same)
+        least = float(run.done.num_params.min()) if len(run.done) else 0.0
+        smallest[run.size] = min(least, smallest.get(run.size, least))
     unnamed = []
-    for group in groups.values():
-        same_options = [*group.values()]
-        first = same_options[0]
+    for first, *others in (group.values() for group in groups.values()):
         unit, length = lengths[first]
-        times = length / fewest[first.size, unit]
-        unnamed.append(Experiment(same_options, times))
+        unnamed.append(Experiment([first, *others], length / fewest[first.size, unit]))
 
     def order(each: Experiment) -> tuple[Any, ...]:
         run, learners = each.first, list(LEARNER_COLOURS)
