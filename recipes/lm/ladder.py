@@ -30,6 +30,7 @@ from typing import Iterable, Iterator, Optional, Sequence
 
 from pandas import DataFrame
 
+from fairseq_alma.checkpoints.model_options import usual_ffn
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.read_run import RecordedRun, Spread, load_run
@@ -114,8 +115,8 @@ class Rung:
     @property
     def tokens(self) -> int:
         """Return the number of tokens of a mega-batch."""
-        ffn, heads = 8 * self.width // 3 // 8 * 8, self.width // HEAD
-        sizes = (self.width, ffn, 2, (heads, heads, HEAD), 32 * self.width + 4)
+        heads = self.width // HEAD
+        sizes = (self.width, usual_ffn(self.width), 2, (heads, heads, HEAD), 32 * self.width + 4)
         return TOKENS_PER_PARAMETER * transformer_params(*sizes, (EXPERTS,))
 
     @property
