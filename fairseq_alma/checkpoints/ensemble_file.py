@@ -46,12 +46,6 @@ class MemberModel:
     file: Optional[Path]  # checkpoint file of the member; None if the member is embedded
 
 
-def weights_of_member(weights: Weights, index: int) -> dict[str, Tensor]:
-    """Return the weights of an embedded member (name -> tensor). Names do not have the prefix used in the ensemble."""
-    prefix = f"decoder.members.{index}."
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-
-
 def members_of(entries: Iterable[Mapping[str, Any]], folder: Optional[Path]) -> Iterator[MemberModel]:
     """Yield the members of an ensemble, without the weights of embedded members (see `TrainedMembers`).
 
@@ -180,9 +174,10 @@ class TrainedMembers:
     ) -> None:
         """Load the weights of embedded members. Building the model loads members stored by reference."""
         for index, member in enumerate(self.trained_members()):
-            weights = weights_of_member(state_dict, index)
-            if weights or index in self.embedded:
-                member.load_state_dict(weights, strict)
+            prefix = f"decoder.members.{index}."
+            own = {name.removeprefix(prefix): each for name, each in state_dict.items() if name.startswith(prefix)}
+            if own or index in self.embedded:
+                member.load_state_dict(own, strict)
 
 
 def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
