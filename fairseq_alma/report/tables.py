@@ -298,12 +298,8 @@ def evaluation_table(groups: Sequence[Experiment]) -> Table:
                 row: Row = {"learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]), "metric": metric}
                 by_arrival = {arrival: values.get(metric, math.nan) for arrival, values in metrics.items()}
                 rows.append(row | {f"t{t}": Cell(f"{v:.5g}", v) for t, v in by_arrival.items() if not math.isnan(v)})
-    return Table(
-        "evaluation",
-        "Evaluations after each mega-batch",
-        "Metrics that the --then-evaluate command printed.",
-        filled(rows),
-    )
+    notes = "Metrics that the --then-evaluate command printed."
+    return Table("evaluation", "Evaluations after each mega-batch", notes, filled(rows))
 
 
 def run_table(groups: Sequence[Experiment]) -> Table:
