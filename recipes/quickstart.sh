@@ -22,9 +22,6 @@ source recipes/lib/environment.sh
 : "${PASSES:=0.2}"                     # passes over each mega-batch
 : "${SEED:=1}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # faster than one run at a time with two threads
-OPTIONS=("$@") # options of alma-stream
-DRY_RUN=0
-case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 source recipes/lib/jobs.sh
 
 mkdir -p "$RUNS"

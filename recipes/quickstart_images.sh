@@ -19,9 +19,6 @@ source recipes/lib/environment.sh
 : "${EPOCHS:=30}"                   # epochs of each stage
 : "${SEED:=1}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-OPTIONS=("$@") # options of alma-stream
-DRY_RUN=0
-case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 source recipes/lib/jobs.sh
 
 mkdir -p "$RUNS"

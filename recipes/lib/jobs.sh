@@ -6,9 +6,14 @@
 #   settle                wait for all rows
 #   all_done              print the rows that failed; status 1 if there are any
 #   finish                wait for all rows, print the rows that failed, and show every table
-# shellcheck shell=bash disable=SC2153
+#
+# It also sets OPTIONS (arguments of the recipe, which are options of alma-stream), and DRY_RUN=1 if they have --dry-run.
+# shellcheck shell=bash disable=SC2153,SC2034
 
 : "${JOBS:=2}"
+OPTIONS=("$@")
+DRY_RUN=0
+case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 TABLE=                # table of the rows that start next
 declare -A TABLE_RUNS # runs by table
 declare -A PIDS       # process by row

@@ -18,9 +18,6 @@ source recipes/lib/environment.sh
 : "${BYTES:=6000000}"
 : "${SEEDS:=1 2 3}"                     # seeds of the rows without waiting; the other rows use the first seed
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUNS STREAM=$RUNS/stream
-OPTIONS=("$@") # options of alma-stream
-DRY_RUN=0
-case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
 source recipes/lib/jobs.sh
 
 if [ "$DRY_RUN" = 0 ] && [ ! -e "$STREAM/stream.json" ]; then

@@ -42,10 +42,6 @@ source recipes/lib/jobs.sh
 : "${GPU:=0}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-OPTIONS=("$@") # options of alma-stream
-DRY_RUN=0
-case " $* " in *" --dry-run "*) DRY_RUN=1 ;; esac
-
 STREAM=$RUNS/stream-seed$ORDER
 HAS_STREAM=1
 [ -e "$STREAM/stream.json" ] || HAS_STREAM=0

@@ -13,7 +13,6 @@ DATASET=mnist MEGABATCHES=500 SIZE_OPTION=--width
 : "${SIZES:=4 64}"
 : "${WAITS:=50}"
 : "${REPLAY:=0 1}"
-
 : "${GROW_EVERY:=50}"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
