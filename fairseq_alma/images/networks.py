@@ -14,8 +14,8 @@ Algorithm 2) selects the expert with the largest validation loss in each layer. 
 expert by two equal experts below a new random gate node; the loss does not change. The method ``copy`` copies the
 expert and the expert's row of a flat gate (paper v1, section 5.2); the loss changes.
 
-Letters in shapes: N members, E experts, B images, I input features or channels, O output features or channels, C
-channels of an image, H height, W width, K classes.
+Letters in shapes: N members, U models, E experts, B images, I input features or channels, O output features or
+channels, C channels of an image, H height, W width, K classes.
 """
 
 import itertools
@@ -71,7 +71,7 @@ class ImageNetwork(nn.Module):
         if self.joint_logits is None:
             return self.member_logits(images, generators)
         logits = self.member_logits(images[0] if images.dim() == 5 else images, generators)
-        logits = logits if self.training else logits.float()
+        logits = logits if self.training else logits.float()  # autocast must not round the results of a test
         return logits.mean(0, keepdim=True) if self.joint_logits == "mean" else logits.sum(0, keepdim=True)
 
     def member_logits(self, images: Tensor, generators: Sequence[Generator]) -> Tensor:
