@@ -47,6 +47,7 @@ These optimizers update each weight independently, so the members of a network d
 """
 MODEL_OPTIONS = flags_of(*IMAGE_NETWORKS)
 OWN_OPTIONS = ("--select", "--least-gain")
+ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuracies
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class LoopOptions(Options):
         kinds=IMAGES,
         metavar="X",
     )
+
+    def is_better(self, score: float, best: float) -> bool:
+        """Return whether a score is lower than the best score by at least ``least_gain``."""
+        return score < best and score <= best - self.least_gain + ROUNDING
 
 
 TRAINING_OPTIONS = ("--arch", "--optimizer", "--cpu", *flags_of(LoopOptions))

@@ -153,7 +153,7 @@ class StageTrainer:
 
         ``group`` contains (model store of the run, training) for each model of the network.
         """
-        stage, how, seeds = work.plan.stage, self.settings.training, [training.seed for _, training in group]
+        stage, how, seeds = work.plan.stage, self.settings.options.loop, [training.seed for _, training in group]
         rows = self.stream.indices("train", stage.megabatches)
         own = [
             bootstrap(len(rows), seeded(training.seed, stage.index, BOOTSTRAP)) if training.bootstrap else None
@@ -167,7 +167,8 @@ class StageTrainer:
 
         def training_of(network: ImageNetwork, part: Part, *branch: Any) -> StageTraining:
             orders = [seeded(seed, stage.index, ORDER) for seed in seeds]
-            return StageTraining(network, data, *valid, how, orders, self.features.for_part(part), *branch)
+            optimizer = self.settings.build_optimizer(network.parameters())
+            return StageTraining(network, optimizer, data, *valid, how, orders, self.features.for_part(part), *branch)
 
         branch: tuple[Any, ...] = ()
         if self.branch.is_on:  # train a branch (copy of the model with a decaying learning rate)
@@ -207,7 +208,7 @@ class StageTrainer:
         if first.growth is None:
             return network, before[0].grown, {}
         growth: dict[str, Any] = {"before_growth": {"valid": measure(network, *valid)}}
-        generator, batch_size = seeded(first.growth.seed, plan.stage.index, GROWTH), settings.training.batch_size
+        generator, batch_size = seeded(first.growth.seed, plan.stage.index, GROWTH), settings.options.loop.batch_size
         how = first.growth, settings.cfg.model, examples, valid, batch_size, generator
         network, flops = grow_network(network, *how)
         growth["after_growth"] = {"valid": measure(network, *valid)}
@@ -217,7 +218,7 @@ class StageTrainer:
 
     def _part(self, num_images: int) -> Part:
         """Return a `Part` that ends a stage with ``num_images`` training images after its last epoch."""
-        how = self.settings.training
+        how = self.settings.options.loop
         return Part(0, how.max_epoch * len(batch_sizes(num_images, how.batch_size)))
 
     def _tested(

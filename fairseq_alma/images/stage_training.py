@@ -15,7 +15,7 @@ import math
 import shlex
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Iterable, Mapping, NoReturn, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -37,18 +37,6 @@ from fairseq_alma.training.feature import Features
 
 COUNTS = ("ntokens", "nsentences", "sample_size")
 """Keys in fairseq's logging outputs for the number of images in an update; N separate models count an image N times."""
-ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuracies
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings(LoopOptions):
-    """Settings of the training loop, and the function that builds the optimizer."""
-
-    build_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-
-    def is_better(self, score: float, best: float) -> bool:
-        """Return whether a score is lower than the best score by at least ``least_gain``."""
-        return score < best and score <= best - self.least_gain + ROUNDING
 
 
 @dataclass
@@ -65,10 +53,11 @@ class StageTraining:
 
     Args:
         network: network with initial weights, on the device for training.
+        optimizer: optimizer of the parameters of the network.
         data: training images.
         valid_images: normalized validation images (B, C, H, W).
         valid_labels: int64 labels (B) of the validation images.
-        settings: settings of the training loop.
+        settings: options of the training loop.
         generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
             model.
         features: training features; None for no features.
@@ -84,20 +73,20 @@ class StageTraining:
     def __init__(
         self,
         network: ImageNetwork,
+        optimizer: torch.optim.Optimizer,
         data: TrainingImages,
         valid_images: Tensor,
         valid_labels: Tensor,
-        settings: TrainingSettings,
+        settings: LoopOptions,
         generators: Sequence[Generator],
         features: Optional[Features] = None,
         branch: "Optional[StageTraining]" = None,
         branch_epoch: int = 0,
     ) -> None:
         self.features, self.branch, self.branch_epoch = features or Features(), branch, branch_epoch
-        self.network, self.data, self.settings = network, data, settings
+        self.network, self.optimizer, self.data, self.settings = network, optimizer, data, settings
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
-        self.optimizer = settings.build_optimizer(list(network.parameters()))
         self.epoch = 0
         self.updates_per_epoch = len(batch_sizes(data.num_images, settings.batch_size))
         self.states = network.model_states()  # views
@@ -188,7 +177,7 @@ class StageTraining:
     def _select(self) -> None:
         """Validate, store weights of improved units, and stop units after ``patience`` epochs without improvement."""
         with self.features.around_forward(self.network):
-            scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings)
+            scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings.select)
         own: Optional[Mapping[str, Tensor]] = None
         patience = math.inf if self.settings.patience is None else self.settings.patience
         for number, (unit, score, state) in enumerate(zip(self.units, scores, self.states, strict=True)):
@@ -213,16 +202,16 @@ class StageTraining:
 
 
 @torch.no_grad()
-def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, settings: TrainingSettings) -> list[float]:
+def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, select: str) -> list[float]:
     """Return the validation score of each unit, and leave the network in evaluation mode.
 
-    With ``--select loss``, the score is the mean cross entropy in nats. With ``--select accuracy``, the score is the
-    error (0 to 1), or NaN if a logit is not finite.
+    If ``select`` is ``loss``, the score is the mean cross entropy in nats. If ``select`` is ``accuracy``, the score is
+    the error (0 to 1), or NaN if a logit is not finite.
     """
     network.eval()
     outputs = [network(chunk) for chunk in in_chunks(images)]
     logits = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).float()  # (U, B, K)
-    if settings.select == "accuracy":
+    if select == "accuracy":
         errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
         return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()
     return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
@@ -244,7 +233,6 @@ class ImageSettings:
         cfg: fairseq's configuration, parsed from the options.
         device: the GPU if a GPU is available and --cpu is not given, else the CPU.
         joint_logits: value of the argument; None: a single model.
-        training: settings of the training loop.
 
     Raises:
         AlmaError: the architecture is not an image model, fairseq rejects an option, or the model does not fit into
@@ -277,18 +265,13 @@ class ImageSettings:
         content: Any = OmegaConf.to_container(self.cfg, resolve=True)
         self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
         try:
-            first = build_optimizer(self.cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))]).optimizer
-            _, _ = first.defaults.get("betas", (0, 0))  # fairseq evaluates --adam-betas
+            self._optimizer = build_optimizer(self.cfg.optimizer, [nn.Parameter(torch.zeros(1))]).optimizer
+            _, _ = self._optimizer.defaults.get("betas", (0, 0))  # fairseq evaluates --adam-betas
         except (ValueError, TypeError, NameError, SyntaxError) as error:
             raise AlmaError(
                 f"options after --: the optimizer {self.cfg.optimizer._name} rejects its options ({error}); "
                 "correct or remove these options"
             ) from error
-        self.training = TrainingSettings(
-            **vars(options.loop),
-            # Copy the first optimizer, because fairseq would parse the options again for each optimizer.
-            build_optimizer=lambda parameters: type(first)(parameters, **first.defaults),
-        )
         try:  # fail before any file is written
             self.build(1).check_batch(smallest_batch)
         except RuntimeError as error:
@@ -309,6 +292,10 @@ class ImageSettings:
         network = self.model_class.build_members(self.cfg.model, self.images, num_models * self.num_joint, grown)
         network.joint_logits = self.joint_logits
         return network
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build an optimizer as fairseq does, which would parse the options again for each optimizer."""
+        return type(self._optimizer)(parameters, **self._optimizer.defaults)
 
     def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
         """Return the grown layer sizes, read from the model options of a checkpoint; see `GrownLayers.options`.

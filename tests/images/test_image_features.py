@@ -10,8 +10,9 @@ import torch
 from fairseq_alma.cli.stream import main
 from fairseq_alma.images import stage_trainer
 from fairseq_alma.images.image_batches import ImageInput, TrainingImages, seeded
+from fairseq_alma.images.image_job import LoopOptions
 from fairseq_alma.images.networks import MLP
-from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
+from fairseq_alma.images.stage_training import StageTraining
 from fairseq_alma.training.feature import Feature, Features
 from fairseq_alma.training.features import LRBranch, WeightAverage
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
@@ -156,10 +157,10 @@ def training_with(*features):
     source = ImageInput([0.2], [0.1], augment=False)
     network = MLP((1, 8, 8), NUM_CLASSES, 5, num_members=2)
     network.reset_parameters([seeded(1), seeded(2)])
-    settings = TrainingSettings(max_epoch=4, batch_size=16, build_optimizer=lambda own: torch.optim.SGD(own, lr=0.5))
+    settings, optimizer = LoopOptions(max_epoch=4, batch_size=16), torch.optim.SGD(network.parameters(), lr=0.5)
     data = TrainingImages(images[:40], labels[:40], [None, None], source)
     valid = source.normalised(images[40:]), labels[40:]
-    return StageTraining(network, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
+    return StageTraining(network, optimizer, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
 
 
 def test_the_tested_weights_are_the_average_at_the_best_epoch_of_each_member():

@@ -44,6 +44,6 @@ def test_invalid_options_are_refused_in_one_line(words, reason, images):
 def test_the_optimizer_of_a_stage_is_the_one_that_fairseq_builds(images):
     words = ["--optimizer", "adam", "--lr", "0.1", "--adam-betas", "(0.5, 0.6)", "--weight-decay", "0.25"]
     parameter = torch.nn.Parameter(torch.zeros(2))
-    (group,) = settings_of(images, *words).training.build_optimizer([parameter]).param_groups
+    (group,) = settings_of(images, *words).build_optimizer([parameter]).param_groups
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.1, (0.5, 0.6), 0.25)
     assert group["params"] == [parameter]

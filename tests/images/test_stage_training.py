@@ -6,9 +6,10 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_batches import ImageInput, TrainingImages, batch_sizes, bootstrap, seeded
+from fairseq_alma.images.image_job import LoopOptions
 from fairseq_alma.images.model_store import predict
 from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG
-from fairseq_alma.images.stage_training import StageTraining, TrainingSettings
+from fairseq_alma.images.stage_training import StageTraining
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 MLP_SHAPE, VGG_SHAPE = (1, 8, 8), (3, 16, 16)
@@ -33,9 +34,9 @@ def training_of(build, members, optimizer="adadelta", shape=MLP_SHAPE, augment=F
     network.reset_parameters([seeded(member, 0) for member in members])
     given = {"max_epoch": 5, "batch_size": 16, "patience": None, **settings}
     data = TrainingImages(images, labels, rows, source)
-    chosen = TrainingSettings(build_optimizer=OPTIMIZERS[optimizer], **given)
+    examples, chosen = (source.normalised(valid), valid_labels), OPTIMIZERS[optimizer](network.parameters())
     generators = [seeded(member, 1) for member in members]
-    return StageTraining(network, data, source.normalised(valid), valid_labels, chosen, generators)
+    return StageTraining(network, chosen, data, *examples, LoopOptions(**given), generators)
 
 
 def run(training):
@@ -117,8 +118,7 @@ def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does():
      (math.nan, math.inf, 0.0, False), (0.3, math.inf, 1, True)],
 )  # fmt: skip
 def test_an_epoch_is_better_if_it_gains_at_least_the_least_gain(score, best, gain, better):
-    settings = TrainingSettings(build_optimizer=OPTIMIZERS["sgd"], least_gain=gain)
-    assert settings.is_better(score, best) is better
+    assert LoopOptions(least_gain=gain).is_better(score, best) is better
 
 
 def test_an_update_equals_that_of_a_plain_loop():
