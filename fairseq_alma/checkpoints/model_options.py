@@ -105,7 +105,7 @@ class AlmaTransformerOptions(Options):
         None, "hidden size of FFN layers and experts (default: 8/3 of the model dimension)", range=SIZE
     )
     decoder_attention_heads: Optional[int] = shape_of_text(
-        None, "number of query heads (default: model dimension / --head-dim)", range=SIZE
+        None, "number of query heads (default: model dimension / --head-dim, else / 64, at least 2)", range=SIZE
     )
     num_kv_heads: Optional[int] = shape_of_text(
         None,
@@ -113,7 +113,7 @@ class AlmaTransformerOptions(Options):
         range=SIZE,
     )
     head_dim: Optional[int] = shape_of_text(
-        None, "dimension of a head, even (default: 64 if the model dimension is at least 512, else 32)", range=SIZE
+        None, "dimension of a head, even (default: the model dimension / number of heads)", range=SIZE
     )
     rope_theta: Optional[float] = shape_of_text(
         None, "base of the frequencies of rotary embeddings (default: 10000)", range=real(1, 1e12)
@@ -278,7 +278,7 @@ def usual_ffn(width: int) -> int:
 
 def usual_heads(width: int, head_dim: Optional[int] = None) -> int:
     """Return the default number of attention heads for model dimension ``width``; this may not divide ``width``."""
-    return max(1, width // (head_dim or (32 if width < 512 else 64)))
+    return max(1, width // head_dim) if head_dim else max(2, width // 64)
 
 
 def complete_sizes(options: dict[str, Any], arch: str) -> None:

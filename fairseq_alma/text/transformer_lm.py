@@ -4,6 +4,7 @@ Modules have the same names and compute the same functions as in Qwen3 (dense) a
 an export copies the weights of the layers. Initial weights:
 
 - matrices: uniform with variance 1 / (number of inputs); zero if the matrix writes to the residual stream
+- first head of the first two layers, and norms of queries and keys there: see `init_copying`
 - embeddings: standard normal; if shared with the output projection, normal with std min(0.02, 1 / M)
 - output projection: almost zero, so that the initial loss is about log V
 
@@ -131,6 +132,8 @@ class TransformerDecoder(Decoder):
         else:
             nn.init.normal_(self.embed_tokens.weight)
             nn.init.normal_(self.output_projection.weight, std=0.001)
+        if cfg.decoder_layers > 1:
+            init_copying(self)
         if absent:
             self.logit_bias = torch.zeros(len(dictionary)).index_fill_(0, torch.tensor(absent), -1e9)
 
@@ -144,6 +147,39 @@ class TransformerDecoder(Decoder):
         positions = torch.arange(start, stop, device=x.device, dtype=torch.float32)
         angles = torch.outer(positions, self.rope_theta**-exponents).unsqueeze(1)  # (T, 1, D / 2)
         return x, (angles.cos(), angles.sin())
+
+
+@torch.no_grad()
+def init_copying(decoder: TransformerDecoder) -> None:
+    """Initialize the first head of the first two layers so that the model can learn early to copy earlier text.
+
+    The head of the first layer attends to the previous token and adds its embedding to the residual stream. The head of
+    the second layer attends to tokens whose previous token is the current token. Such induction heads (Olsson et al.
+    2022, "In-context learning and induction heads") form late or never in small models that start from random weights.
+    The idea is from Trockman and Kolter 2023, "Mimetic initialization of self-attention layers".
+    """
+    attention: list[Any] = [layer.self_attn for layer in decoder.layers[:2]]
+    first, second = attention
+    dim, pairs = decoder.head_dim, torch.arange(decoder.head_dim // 2)
+    angles = decoder.rope_theta ** (-pairs / len(pairs))  # rotation of each pair of dimensions, per position
+    # Positions are compared in the fastest pairs, embeddings in the slow pairs, where distance matters little.
+    fast, slow = pairs < max(1, len(pairs) // 4), pairs >= len(pairs) // 3
+    # The query at t equals the key at t - 1: an input dimension is constant, and the key is rotated by one position.
+    table = decoder.embed_tokens.weight
+    std = table.std()
+    table[:, 0] = 2 * std
+    for projection, angle in ((first.q_proj, 0 * angles), (first.k_proj, angles)):
+        projection.weight[:dim] = 0
+        projection.weight[:dim, 0] = torch.cat([fast * angle.cos(), fast * angle.sin()])
+    read = first.v_proj.weight[:dim]
+    write = torch.empty_like(read)
+    init_uniform(write)
+    first.o_proj.weight[:, :dim] = (2 if decoder.norms_embeddings else 2 * std) * write.t()
+    second.q_proj.weight[:dim] = read * slow.repeat(2).unsqueeze(1)
+    second.k_proj.weight[:dim] = write * slow.repeat(2).unsqueeze(1)
+    # Norms limit the logits to sqrt(D) times the product of their weights, too little to attend to a single token.
+    for each in attention:
+        each.q_norm.weight[:], each.k_norm.weight[:] = 2**0.5, 2**0.5
 
 
 @register_model("alma_transformer_lm", dataclass=AlmaTransformerLMConfig)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.checkpoints.model_options import complete_sizes
+from fairseq_alma.text.decoder import CachedAttention
 from fairseq_alma.text.transformer_lm import rotate
 from tests.text import models
 
@@ -87,6 +88,7 @@ def test_the_first_loss_is_the_logarithm_of_the_vocabulary_size(width):
 def test_new_layers_add_nothing_and_all_of_them_learn(name):
     model = transformer_of(is_fresh=True, **MODELS[name])
     decoder, tokens = model.decoder, tokens_of(2, 12)
+    torch.nn.init.zeros_(decoder.layers[0].self_attn.o_proj.weight)  # the copying head writes from the beginning
     embedded = decoder.embed_tokens(tokens)
     if decoder.norms_embeddings:
         embedded = embedded / embedded.square().mean(-1, keepdim=True).add(1e-6).sqrt()
@@ -94,6 +96,24 @@ def test_new_layers_add_nothing_and_all_of_them_learn(name):
     model(tokens)[0].square().sum().backward()
     written = {name: each for name, each in decoder.layers.named_parameters() if name.endswith(model.residual_outputs)}
     assert len(written) == 8 and all(each.grad.abs().sum() > 0 for each in written.values())
+
+
+@pytest.mark.parametrize("name", ["dense", "grouped", "tied"])
+def test_a_fresh_model_attends_to_previous_tokens_and_to_tokens_after_earlier_occurrences(name, monkeypatch):
+    model = transformer_of(is_fresh=True, **{**MODELS[name], "decoder_embed_dim": 128, "head_dim": 32})
+    weights, unchanged = [], CachedAttention.attend
+
+    def attend(module, query, key, *others):
+        logits = (query @ key[:, :1].mT)[0, 0] / 32**0.5
+        weights.append(logits.masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf).softmax(-1))
+        return unchanged(module, query, key, *others)
+
+    monkeypatch.setattr(CachedAttention, "attend", attend)
+    tokens = torch.randperm(NUM_TOKENS - 4)[:20].add(4).repeat(2)  # 20 different tokens, twice
+    loss = F.cross_entropy(model(tokens.unsqueeze(0))[0][0, :-1], tokens[1:])
+    assert loss.item() == pytest.approx(math.log(NUM_TOKENS), abs=0.1)
+    previous, after_earlier = weights[0].diagonal(-1)[20:], weights[1].diagonal(-19)[2:]
+    assert previous.mean() > 0.5 and after_earlier.mean() > 0.2  # uniform attention: 0.03
 
 
 def test_autocast_changes_logits_by_less_than_five_percent():
