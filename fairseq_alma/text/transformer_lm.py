@@ -4,7 +4,7 @@ Modules have the same names and compute the same functions as in Qwen3 (dense) a
 an export copies the weights of the layers. Initial weights:
 
 - matrices: uniform with variance 1 / (number of inputs); zero if the matrix writes to the residual stream
-- first head of the first two layers, and norms of queries and keys there: see `init_copying`
+- first head of the first two layers, and norms of queries and keys there: see `init_induction_head`
 - embeddings: standard normal; if shared with the output projection, normal with std min(0.02, 1 / M)
 - output projection: almost zero, so that the initial loss is about log V
 
@@ -133,7 +133,7 @@ class TransformerDecoder(Decoder):
             nn.init.normal_(self.embed_tokens.weight)
             nn.init.normal_(self.output_projection.weight, std=0.001)
         if cfg.decoder_layers > 1:
-            init_copying(self)
+            init_induction_head(self)
         if absent:
             self.logit_bias = torch.zeros(len(dictionary)).index_fill_(0, torch.tensor(absent), -1e9)
 
@@ -150,7 +150,7 @@ class TransformerDecoder(Decoder):
 
 
 @torch.no_grad()
-def init_copying(decoder: TransformerDecoder) -> None:
+def init_induction_head(decoder: TransformerDecoder) -> None:
     """Initialize the first head of the first two layers so that the model can learn early to copy earlier text.
 
     The head of the first layer attends to the previous token and adds its embedding to the residual stream. The head of

@@ -88,7 +88,7 @@ def test_the_first_loss_is_the_logarithm_of_the_vocabulary_size(width):
 def test_new_layers_add_nothing_and_all_of_them_learn(name):
     model = transformer_of(is_fresh=True, **MODELS[name])
     decoder, tokens = model.decoder, tokens_of(2, 12)
-    torch.nn.init.zeros_(decoder.layers[0].self_attn.o_proj.weight)  # the copying head writes from the beginning
+    torch.nn.init.zeros_(decoder.layers[0].self_attn.o_proj.weight)  # the induction head writes from the start
     embedded = decoder.embed_tokens(tokens)
     if decoder.norms_embeddings:
         embedded = embedded / embedded.square().mean(-1, keepdim=True).add(1e-6).sqrt()
