@@ -96,8 +96,7 @@ def test_a_copy_has_a_decaying_rate_and_does_not_change_the_model(stream, tmp_pa
     assert are_equal(weights(tmp_path / "copy"), weights(tmp_path / "plain"))
     assert not are_equal(weights(tmp_path / "copy", 0, "branch/checkpoint_last.pt"), weights(tmp_path / "plain", 0))
     assert copy[0]["num_updates"] == plain[0]["num_updates"]
-    updates = round(0.3 * plain[0]["num_updates"])
-    assert copy[0]["anytime"] == {"predicts_with": "branch", "branch_updates": updates}
+    assert copy[0]["anytime"] == {"predicts_with": "branch", "branch_updates": round(0.3 * plain[0]["num_updates"])}
     extra = copy[0]["train_images"] / plain[0]["train_images"] - 1
     assert extra == pytest.approx(0.3, abs=0.02) and copy[0]["train_flops"] > plain[0]["train_flops"]
 
@@ -109,8 +108,7 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path
     losses = []
     for words in ([], ["--autocast", "bf16"]):
         folder = tmp_path / f"R{len(words)}"
-        base = ["--stream", str(large), "--run", str(folder), "--learner", "moe"]
-        assert main([*base, "--", *own, *words]) == 0
+        assert main(["--stream", str(large), "--run", str(folder), "--learner", "moe", "--", *own, *words]) == 0
         (record,) = records(folder)
         losses.append(record["test"]["loss"])
         assert all(tensor.dtype == torch.float32 for tensor in weights(folder, 0).values())
@@ -145,14 +143,14 @@ class Watch(Feature):
         self.rates.append(optimizer.param_groups[0]["lr"])
 
     def after_step(self, model, update):
-        own = model.named_parameters()
-        self.weights.append({name: tensor.detach().clone() for name, tensor in own})
+        self.weights.append({name: tensor.detach().clone() for name, tensor in model.named_parameters()})
 
     def count(self, logs):
         self.logs += logs
 
 
-def training_with(*features):
+def trained_with(*features):
+    """Return a training after its last epoch."""
     images, labels = (torch.from_numpy(array) for array in make_images(60, 1))
     source = ImageInput([0.2], [0.1], augment=False)
     network = MLP((1, 8, 8), NUM_CLASSES, 5, num_members=2)
@@ -160,20 +158,20 @@ def training_with(*features):
     settings, optimizer = LoopOptions(max_epoch=4, batch_size=16), torch.optim.SGD(network.parameters(), lr=0.5)
     data = TrainingImages(images[:40], labels[:40], [None, None], source)
     valid = source.normalised(images[40:]), labels[40:]
-    return StageTraining(network, optimizer, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
+    training = StageTraining(network, optimizer, data, *valid, settings, [seeded(3), seeded(4)], Features(features))
+    while not training.is_over:
+        training.run_epoch()
+    return training
 
 
 def test_the_tested_weights_are_the_average_at_the_best_epoch_of_each_member():
     watch = Watch()
-    training = training_with(WeightAverage(ema_half_life="1/8"), watch)
-    while not training.is_over:
-        training.run_epoch()
+    training = trained_with(WeightAverage(ema_half_life="1/8"), watch)
     training.finish()
     for member, unit in enumerate(training.units):
-        last = unit.best_epoch * training.updates_per_epoch
         for name in watch.weights[0]:
             expected = watch.weights[0][name]
-            for update in range(1, last):
+            for update in range(1, unit.best_epoch * training.updates_per_epoch):
                 keep = 2 ** (-8 / (update + 1))
                 expected = keep * expected + (1 - keep) * watch.weights[update][name]
             torch.testing.assert_close(training.tested[member][name], expected[member : member + 1])
@@ -182,9 +180,7 @@ def test_the_tested_weights_are_the_average_at_the_best_epoch_of_each_member():
 
 def test_the_learning_rate_of_the_last_updates_goes_down_to_zero():
     watch = Watch()
-    training = training_with(LRBranch(branch_from=7, branch_until=12), watch)
-    while not training.is_over:
-        training.run_epoch()
+    training = trained_with(LRBranch(branch_from=7, branch_until=12), watch)
     assert watch.rates == [0.5 * (1 - (max(0, update - 7) / 5) ** 0.5) for update in range(12)]
     assert watch.rates[6:8] == [0.5, 0.5] and 0 < watch.rates[-1] < 0.1
     assert training.optimizer.param_groups[0]["lr"] == 0.5
