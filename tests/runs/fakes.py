@@ -25,13 +25,13 @@ def write_manifest(root: Path, num_megabatches: int, seed: int = 1) -> Stream:
 
 
 class FakeBackend:
-    """Records its calls; raises KeyboardInterrupt in the test of one stage."""
+    """Records its calls; raises KeyboardInterrupt in the test of one stage; has lost the weights of some models."""
 
-    def __init__(self, fail_in_test_of: int = -1) -> None:
+    def __init__(self, fail_in_test_of: int = -1, lost: Sequence[ModelId] = ()) -> None:
         self.calls: list[tuple[str, int]] = []
         self.members: list[ModelId] = []
         self.kept: dict[int, list[ModelId]] = {}
-        self.lost: list[ModelId] = []
+        self.lost = [*lost]
         self.fail_in_test_of = fail_in_test_of
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list["FakeStep"]:

@@ -46,5 +46,4 @@ def complete(run: RunFolder, plan: StagePlan, ppl: float, **changes: Any) -> Non
     if run.read_run() is None:
         run.write_run(RUN)
     tested = {"test": {"loss": 2.0, "ppl": ppl}, **changes}
-    record = stage_record(plan.stage.index, plan.stage.megabatches, **tested)
-    run.write_stage(plan.stage.index, record)
+    run.write_stage(plan.stage.index, stage_record(plan.stage.index, plan.stage.megabatches, **tested))

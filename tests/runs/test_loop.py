@@ -130,8 +130,7 @@ def test_a_member_can_be_trained_alone_and_completes_no_stage(tmp_path):
 
 
 def test_a_member_needs_its_own_weights_of_the_stage_before(tmp_path):
-    backend = FakeBackend()
-    backend.lost = [ModelId(0, 0), ModelId(0, 1)]
+    backend = FakeBackend(lost=[ModelId(0, 0), ModelId(0, 1)])
     train_alone(tmp_path, 0, backend, only=0)
     with pytest.raises(AlmaError, match=r"stage-000/member-1: incomplete.*run --stage 0 --mem"):
         train_alone(tmp_path, 1, backend, only=1)
@@ -176,8 +175,7 @@ def test_members_of_a_stage_can_be_trained_at_the_same_time_but_none_twice(tmp_p
 
 def test_wall_time_includes_members_that_were_trained_alone(tmp_path):
     train_alone(tmp_path, 0, FakeBackend(), only=0)
-    clock = tmp_path / "stage-000" / "clock-member-0.json"
-    clock.write_text(json.dumps({"spent": 1000.0, "started": None}))
+    (tmp_path / "stage-000/clock-member-0.json").write_text(json.dumps({"spent": 1000.0, "started": None}))
     run(tmp_path, FakeBackend(), ensemble(), only=0)
     assert json.loads((tmp_path / "stage-000" / "stage.json").read_text())["wall_seconds"] >= 1000
 
@@ -190,8 +188,7 @@ def test_a_stage_with_damaged_weights_runs_again_until_it_is_tidy(tmp_path, caps
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, CutOff())
-    backend = FakeBackend()
-    backend.lost = [ModelId(1, 0)]
+    backend = FakeBackend(lost=[ModelId(1, 0)])
     assert run(tmp_path, backend)[1] == [("skipped", 0), ("completed", 1), ("completed", 2)]
     assert backend.calls[0] == ("train", 1)
     assert "stage-001/member-0/checkpoint_last.pt: missing or damaged; stage 1 runs again" in capsys.readouterr().err
@@ -200,8 +197,7 @@ def test_a_stage_with_damaged_weights_runs_again_until_it_is_tidy(tmp_path, caps
 def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):
     for stage in (0, 1):
         run(tmp_path, FakeBackend(), only=stage)
-    backend = FakeBackend()
-    backend.lost = [ModelId(1, 0), ModelId(2, 0)]
+    backend = FakeBackend(lost=[ModelId(1, 0), ModelId(2, 0)])
     with pytest.raises(AlmaError, match=r"stage-001/member-0/.*missing.*; remove .*/stage-001 to train stage 1 again"):
         run(tmp_path, backend)
     assert backend.calls == []
