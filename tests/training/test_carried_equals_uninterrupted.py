@@ -131,8 +131,7 @@ class UninterruptedTraining:
                     continue
                 old = model.get_parameter(full)
                 new = torch.nn.Parameter(grow_tensor(part, old.detach(), plan, generators[0]))
-                if average is not None:
-                    average[full] = grow_tensor(part, average[full], plan, generators[1])
+                average[full] = grow_tensor(part, average[full], plan, generators[1])
                 optimizer.state[new] = grow_moments(part, optimizer.state.pop(old), plan, is_shared=True)
                 owner, _, attribute = full.rpartition(".")
                 setattr(model.get_submodule(owner), attribute, new)
@@ -154,13 +153,11 @@ def assert_same(carried, uninterrupted):
         assert float(entry["step"]) == float(second[number]["step"]) == STAGES * UPDATES
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(entry[moment], second[number][moment]), (number, moment)
-    averages = [find_average(each) for each in (one, other)]
-    assert (averages[0] is None) == (averages[1] is None)
-    if averages[0] is not None:
-        assert averages[0][AVERAGE].keys() == averages[1][AVERAGE].keys()
-        for name, tensor in averages[0][AVERAGE].items():
-            assert torch.equal(tensor, averages[1][AVERAGE][name]), name
-            assert not torch.equal(tensor, one["model"][name]), name
+    average, expected = (find_average(each)[AVERAGE] for each in (one, other))
+    assert average.keys() == expected.keys()
+    for name, tensor in average.items():
+        assert torch.equal(tensor, expected[name]), name
+        assert not torch.equal(tensor, one["model"][name]), name
     assert [each["optimizer_history"][-1]["num_updates"] for each in (one, other)] == [STAGES * UPDATES] * 2
     assert one["extra_state"]["train_iterator"]["epoch"] == 1  # one pass over each mega-batch
 
@@ -197,7 +194,6 @@ def train_rank(rank, folder, trainings):
 
 @pytest.mark.slow
 def test_carried_stages_with_two_processes_equal_one_uninterrupted_training(trained, tmp_path, capsys):
-    two = ["--num-procs", "2"]
-    trainings, _ = commands_of(trained.stream, tmp_path / "run", [*FIXED, *AVERAGED, *two], [], capsys)
+    trainings, _ = commands_of(trained.stream, tmp_path / "run", [*FIXED, *AVERAGED, "--num-procs", "2"], [], capsys)
     together(2, train_rank, tmp_path, trainings)
     assert_same(tmp_path / "run/stage-002/member-0/checkpoint_last.pt", tmp_path / "whole/checkpoint_last.pt")
