@@ -14,7 +14,6 @@ import fairseq_alma
 from data_prep.corpus import main as fetch
 from fairseq_alma.cli import notebook
 from fairseq_alma.cli.ensemble import main as ensemble
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import TokenFile
 from fairseq_alma.errors import AlmaError
 
@@ -50,8 +49,7 @@ def test_the_tour_prints_growth_text_and_losses_and_exports_a_model(tour):
 
 def test_the_exported_model_has_the_perplexity_that_the_run_states(tour):
     folder = tour[0]
-    stream = Stream.open(folder / "stream")
-    ids = torch.tensor([2, *TokenFile(stream.root / "test").ids.tolist()])
+    ids = torch.tensor([2, *TokenFile(folder / "stream/test").ids.tolist()])
     model = AutoModelForCausalLM.from_pretrained(folder / "exported").eval()
     nats = 0.0
     for start in range(0, len(ids) - 1, 64):

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 import fairseq_alma
-from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import EOS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.loaded_model import cut, load_model
@@ -24,8 +23,7 @@ def test_windows_of_a_document_follow_each_other():
 
 @pytest.mark.parametrize("kind", ["mixture", "switch", "ensemble"])
 def test_losses_are_those_of_fairseq_eval_lm(kind, checkpoints, stream):  # noqa: F811
-    opened = Stream.open(stream)
-    ids = [EOS, *TokenFile(opened.root / "test").ids.tolist()]
+    ids = [EOS, *TokenFile(stream / "test").ids.tolist()]
     losses = load_model(checkpoints[kind]).losses(list(cut(ids, LONGEST)))
     needed = evaluate(stream, checkpoints[kind], "--tokens-per-sample", str(LONGEST))
     total = sum(loss.double().sum().item() for loss in losses) / math.log(2)
