@@ -56,8 +56,7 @@ def test_held_out_parts_are_cut_from_their_mega_batch_and_change_no_other_set(by
     before = Shares(3, by_argument, valid=2000, test=5000, sample=20_000)
     after = replace(before, holdout=3000)
     sets = [assign(sizes, arguments, shares) for shares in (before, after)]
-    sample = sizes[sets[1] == after.num_sets]
-    assert 19_600 < sample.sum() <= 20_000
+    assert 19_600 < sizes[sets[1] == after.num_sets].sum() <= 20_000
     assert all(3000 <= size < 3400 for size in bytes_of_sets(sizes, sets[1], after)[5:])
     joined = np.where(sets[1] == after.num_sets, 0, np.where(sets[1] >= 5, sets[1] - 5, sets[1]))
     assert np.array_equal(joined, np.where(sets[0] == before.num_sets, 0, sets[0]))
@@ -73,9 +72,8 @@ def test_of_two_documents_the_shorter_one_is_held_out():
 
 def test_long_documents_that_would_be_nearly_all_held_out_are_refused():
     sizes = np.array([50] * 9 + [100_000] * 2 + [50] * 3)
-    with pytest.raises(
-        AlmaError, match=r"expected about 18,000 of 200,600 bytes, found 200,450, because documents are"
-    ):
+    message = r"expected about 18,000 of 200,600 bytes, found 200,450, because documents are"
+    with pytest.raises(AlmaError, match=message):
         assign(sizes, np.zeros(14, int), Shares(1))
 
 

@@ -161,8 +161,7 @@ def test_append_adds_megabatches_changes_no_other_file_and_does_nothing_the_seco
     assert longer.num_megabatches == 5
     assert before.items() <= files_of(stream.root).items()
     assert longer.fingerprint_of_first(3) == stream.fingerprint
-    new = texts_of(longer, "megabatch-003/train") + texts_of(longer, "megabatch-004/train")
-    assert sorted(new) == sorted(later)
+    assert sorted(texts_of(longer, "megabatch-003/train") + texts_of(longer, "megabatch-004/train")) == sorted(later)
     assert longer.history[1]["num_duplicates"] == 50
     capsys.readouterr()
     assert run(*append) == 0
@@ -355,11 +354,9 @@ def test_a_tokenizer_that_loses_text_is_refused_or_noted(text, tmp_path, capsys)
 
 
 def test_a_name_that_is_not_utf_8_is_recorded_with_escapes(text, tmp_path):
-    odd = os.fsencode(tmp_path) + b"/a\xff.txt"
-    shutil.copyfile(text, odd)
-    stream = create(Path(os.fsdecode(odd)), tmp_path / "stream")
-    assert stream.history[0]["inputs"][0]["name"] == "a\\xff.txt"
-    create(Path(os.fsdecode(odd)), tmp_path / "stream")
+    odd = shutil.copyfile(text, Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.txt")))
+    for _ in range(2):
+        assert create(odd, tmp_path / "stream").history[0]["inputs"][0]["name"] == "a\\xff.txt"
 
 
 def test_no_file_remains_after_bad_input(tmp_path, monkeypatch):

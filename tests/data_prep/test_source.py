@@ -20,8 +20,7 @@ TEXT = "\n\n".join(DOCUMENTS).encode()
 
 
 def zstandard(content: bytes) -> bytes:
-    package = pytest.importorskip("zstandard", reason="zstandard is not installed")
-    return package.ZstdCompressor().compress(content)
+    return pytest.importorskip("zstandard", reason="zstandard is not installed").ZstdCompressor().compress(content)
 
 
 COMPRESSIONS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard}

@@ -66,8 +66,7 @@ def test_labels_of_emnist_letters_start_at_zero(tmp_path):
     names = tuple(emnist_names("letters"))
     _, labels = write_mnist(tmp_path, num_classes=26, first_label=1, names=names)
     assert (labels.min(), labels.max()) == (1, 26)
-    read = load_idx(InputFiles(), tmp_path, "emnist", "letters")
-    assert np.array_equal(read.labels, labels - 1)
+    assert np.array_equal(load_idx(InputFiles(), tmp_path, "emnist", "letters").labels, labels - 1)
     write_mnist(tmp_path, num_classes=26, first_label=0, names=names)
     with pytest.raises(AlmaError, match="expected labels from 1 to 26, found 0 at image 0"):
         load_idx(InputFiles(), tmp_path, "emnist", "letters")
