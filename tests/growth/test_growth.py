@@ -38,8 +38,7 @@ def test_repeated_splits_keep_the_output(nested):
     x = torch.randn(300, 8)
     want = layer(x)[0]
     for parents in ([1], [1, 0], [1, 2]):
-        growth = grow_mixture(layer.gate.tree, "split", parents)
-        layer = grown_layer(layer, growth)
+        layer = grown_layer(layer, grow_mixture(layer.gate.tree, "split", parents))
         torch.testing.assert_close(layer(x)[0], want)
 
 
@@ -64,8 +63,7 @@ def test_noise_changes_only_copied_rows():
     layer = layer_of(GateTree.flat(3))
     grown = grown_layer(layer, grow_mixture(GateTree.flat(3), "copy", [1]), noise=0.1)
     torch.testing.assert_close(grown.gate.weight[:3], layer.gate.weight)
-    difference = grown.gate.weight[3] - layer.gate.weight[1]
-    assert 0.02 < difference.abs().mean() < 0.3
+    assert 0.02 < (grown.gate.weight[3] - layer.gate.weight[1]).abs().mean() < 0.3
     scratch = grow_mixture(GateTree.flat(3), "scratch", [None] * 2)
     assert torch.equal(grown_layer(layer, scratch, noise=0.1).gate.weight, grown_layer(layer, scratch).gate.weight)
 
@@ -112,8 +110,7 @@ def test_moments_of_copies_are_copied_and_moments_of_new_gates_are_zero():
     }
     step = GrowthStep({"switch": growth}, seed=1, optimizer="copy")
     grown = grow_experts(checkpoint, step, [*checkpoint["model"]], {})
-    state = grown["last_optimizer_state"]["state"]
-    for (name, old), entry in zip(moments.items(), state.values(), strict=True):
+    for (name, old), entry in zip(moments.items(), grown["last_optimizer_state"]["state"].values(), strict=True):
         wanted = torch.cat([old, torch.zeros(2, 8)]) if name == GATE_TENSOR else old[[0, 1, 1]]
         assert torch.equal(entry["exp_avg"], wanted) and entry["step"] == 7
     assert grown["cfg"]["model"] == {"num_experts": 3, "gate_trees": "[[0,[1,2]]]"}

@@ -118,8 +118,7 @@ def test_the_sum_of_scores_is_the_change_of_the_loss_by_all_candidates(exact_net
     candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, seeded(0), Steps(0.01, 0.001))
     tune_directions(candidates, batches * 4)  # otherwise gains and losses cancel to rounding errors
     scores = score_candidates(candidates, batches)
-    everything = [KeptCandidates([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS
-    wide = keep_candidates(exact_network, candidates, everything)
+    wide = keep_candidates(exact_network, candidates, [KeptCandidates([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS)
     change = mean_loss(wide, batches, training=True) - mean_loss(exact_network, batches, training=True)
     assert sum(sum(layer.split) + sum(layer.new) for layer in scores) == pytest.approx(change, rel=0.05)
 
@@ -215,9 +214,7 @@ def test_growth_depends_on_its_generator_and_does_not_change_the_network():
     network = trained_network(channels=channels, updates=0)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     examples, config = (images / 255, labels), AlmaFireflyVGGConfig(channels=CHANNELS)
-    growth = Growth(0, "firefly", "loss", 1, share=0.5)
-
-    how = network, growth, config, lambda: examples, examples, 8
+    how = network, Growth(0, "firefly", "loss", 1, share=0.5), config, lambda: examples, examples, 8
     (grown, flops), (again, _), (other, _) = (grow_network(*how, seeded(seed)) for seed in (2, 2, 3))
     assert flops == 2 * 3 * 17 * candidate_forward_flops(channels, FEWEST_NEW)  # two forward and backward passes
     assert flops > 2 * 17 * count_flops(copy.deepcopy(network), SHAPE).train

@@ -47,8 +47,7 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
         before = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
         largest = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
         assert grow_losing_experts(network, images, labels, seeded(step)) == largest
-        after = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
-        assert after == pytest.approx(before, rel=1e-6)
+        assert torch.nn.functional.cross_entropy(network(images)[0], labels).item() == pytest.approx(before, rel=1e-6)
         assert [layer.num_experts for layer in mixture_layers(network)] == [step + 3] * 2
     network.train()
     torch.nn.functional.cross_entropy(network(images, [seeded(9)])[0], labels).backward()

@@ -93,8 +93,7 @@ def test_the_weights_of_the_epoch_with_the_lowest_validation_loss_are_kept():
 def test_epochs_are_selected_by_accuracy_as_a_plain_loop_does():
     """Check the rule of the paper's released code: accuracy must improve by a least gain within N epochs."""
     least_gain = 0.1
-    selection = {"select": "accuracy", "least_gain": least_gain, "patience": 4, "max_epoch": 40}
-    training = training_of(build_mlp, [0], **selection)
+    training = training_of(build_mlp, [0], select="accuracy", least_gain=least_gain, patience=4, max_epoch=40)
     best, best_epoch, without, epoch, kept = None, 0, 0, 0, None
     while without < 4:
         training.run_epoch()

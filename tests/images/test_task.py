@@ -75,10 +75,9 @@ def test_the_stock_commands_train_a_stage_and_find_the_error_of_a_plain_computat
     lines = stock(folder, "fairseq-validate", stream, *words).splitlines()
     line = next(line for line in lines if "valid on 'test' subset" in line)
     assert float(re.search(r"\berror ([\d.]+)", line)[1]) == pytest.approx(error, abs=1e-4)
-    loss = F.cross_entropy(logits, labels).item()
-    assert float(re.search(r"\bloss ([\d.]+)", line)[1]) == pytest.approx(loss, abs=2e-3)
-    # 2 mega-batches of 90 images in batches of 32
-    assert f"num_updates {12 * 6}" in printed
+    loss = float(re.search(r"\bloss ([\d.]+)", line)[1])
+    assert loss == pytest.approx(F.cross_entropy(logits, labels).item(), abs=2e-3)
+    assert f"num_updates {12 * 6}" in printed  # 2 mega-batches of 90 images in batches of 32
 
 
 def test_the_features_of_a_training_are_those_of_the_stock_command_too(stream, trained):
@@ -121,8 +120,7 @@ def test_a_stage_has_the_images_of_its_mega_batches(stream, options, megabatches
 
 
 def test_without_a_stage_valid_is_that_of_all_mega_batches_and_train_is_refused(stream):
-    images = ImageStream.open(stream)
-    assert rows_of(stream, "valid") == images.indices("valid", range(4)).tolist()
+    assert rows_of(stream, "valid") == ImageStream.open(stream).indices("valid", range(4)).tolist()
     with pytest.raises(AlmaError, match="--megabatch: missing; give the index"):
         rows_of(stream, "train")
 
@@ -135,9 +133,8 @@ def test_stages_and_splits_that_do_not_exist_are_refused(stream):
 
 
 def test_an_architecture_of_text_and_a_missing_batch_size_are_refused(stream):
-    config = OmegaConf.structured(AlmaMLPConfig(_name="transformer_lm"))
     with pytest.raises(AlmaError, match=r"--arch transformer_lm: not an image model; choose from .*alma_mlp"):
-        task_of(stream).build_model(config)
+        task_of(stream).build_model(OmegaConf.structured(AlmaMLPConfig(_name="transformer_lm")))
     with pytest.raises(AlmaError, match="--batch-size: not given"):
         task_of(stream).get_batch_iterator(None)
 

@@ -196,5 +196,4 @@ def test_an_ensemble_can_be_neither_trained_nor_read_with_another_vocabulary(fol
 def test_a_task_without_the_file_name_finds_members_by_absolute_paths(paths, tmp_path):
     checkpoint = torch.load(save_ensemble(tmp_path / "E.pt", paths[:1]), weights_only=True)
     config = OmegaConf.create(checkpoint["cfg"]["model"])
-    stock_task = SimpleNamespace(source_dictionary=task_of().source_dictionary)
-    models.build_model(config, stock_task, from_checkpoint=True)
+    models.build_model(config, SimpleNamespace(source_dictionary=task_of().source_dictionary), from_checkpoint=True)

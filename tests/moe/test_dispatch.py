@@ -15,8 +15,7 @@ def test_overflow_is_dropped_in_token_order():
     dispatch = dispatch_tokens(routing_of(0, 0, 1, 0, 0, 1, num_experts=2), capacity_factor=1.0)
     # The capacity is 3: expert 0 takes tokens 0, 1 and 3, not 4.
     assert dispatch.tokens.tolist() == [0, 1, 3, 2, 5]
-    assert dispatch.counts == [3, 2]
-    assert dispatch.routed == [4, 2]
+    assert (dispatch.counts, dispatch.routed) == ([3, 2], [4, 2])
 
 
 @pytest.mark.parametrize(
@@ -24,8 +23,7 @@ def test_overflow_is_dropped_in_token_order():
     [(10, 4, 1.0, 3), (12, 4, 1.25, 4), (20, 2, 1.1, 11), (1, 8, 1.0, 1)],
 )
 def test_capacity_is_an_even_share_rounded_up(num_tokens, num_experts, factor, capacity):
-    to_first = routing_of(*[0] * num_tokens, num_experts=num_experts)
-    assert dispatch_tokens(to_first, factor).counts[0] == capacity
+    assert dispatch_tokens(routing_of(*[0] * num_tokens, num_experts=num_experts), factor).counts[0] == capacity
 
 
 def test_no_expert_ever_takes_more_than_its_capacity():

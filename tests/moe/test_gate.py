@@ -89,8 +89,7 @@ def test_a_split_shares_the_probability_of_the_expert_and_changes_no_other(neste
         others = [other for other in range(new) if other != expert]
         torch.testing.assert_close(after.probs[:, others], before.probs[:, others])
         torch.testing.assert_close(after.probs[:, expert] + after.probs[:, new], before.probs[:, expert])
-        merged = torch.where(after.expert == new, expert, after.expert)
-        assert torch.equal(merged, before.expert)
+        assert torch.equal(torch.where(after.expert == new, expert, after.expert), before.expert)
 
 
 def test_new_rows_depend_on_the_generator_old_rows_stay_and_the_state_is_weight_and_bias():

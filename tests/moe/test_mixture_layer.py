@@ -68,8 +68,7 @@ def probs_of(layer, x):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_soft_mixture_is_the_mean_of_its_experts_weighted_by_their_probabilities(kind, training):
     layer, x = layer_of(kind, "soft").train(training), inputs_of(kind)
-    expected = looped(layer, x, probs_of(layer, x))
-    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer(x), looped(layer, x, probs_of(layer, x)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,9 +120,8 @@ def test_images_at_test_do_not_depend_on_their_neighbours():
     for kind in KINDS:
         for gate in ("soft", "hard"):
             layer, x = layer_of(kind, gate).eval(), inputs_of(kind)
-            together = layer(x)
             alone = torch.cat([layer(image[None]) for image in x])
-            torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(layer(x), alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("gate", ["soft", "hard"])
@@ -165,5 +163,4 @@ def test_experts_are_drawn_with_their_probabilities():
 
 
 def test_probabilities_with_a_sum_below_one_draw_an_existing_expert():
-    probs = torch.full((1000, 3), 0.3)
-    assert sample_experts(probs, seeded(1)).max() == 2
+    assert sample_experts(torch.full((1000, 3), 0.3), seeded(1)).max() == 2

@@ -91,8 +91,7 @@ def test_first_choices_overflow_and_balance_loss_equal_those_of_fairscale():
     _, routing, statistics = layer(x)
     balance_loss, _, mask = top2gating(F.linear(x, layer.gate.weight))
     theirs = mask[torch.arange(40), routing.expert].any(dim=1)  # (S,): whether the first choice has a place
-    dispatch = dispatch_tokens(routing, 2.0)
-    assert sorted(dispatch.tokens.tolist()) == theirs.nonzero().flatten().tolist()
+    assert sorted(dispatch_tokens(routing, 2.0).tokens.tolist()) == theirs.nonzero().flatten().tolist()
     assert statistics.num_dropped == 40 - int(theirs.sum()) > 0
     # The loss of fairscale is a mean over experts; Fedus et al. 2021 sum over experts.
     torch.testing.assert_close(statistics.balance_loss, 4**2 * balance_loss)
