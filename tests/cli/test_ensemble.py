@@ -22,7 +22,6 @@ from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluate
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 16}
 
-
 refused = partial(scripts.refused, main)
 
 
@@ -95,8 +94,7 @@ def test_members_that_do_not_match_are_reported_in_one_line(members, tmp_path):
 def test_a_member_without_a_known_dictionary_may_join(members, tmp_path):
     stock = str(save_member(tmp_path / "stock.pt", switch_config(**SIZES), 2, dictionary=None))
     main([stock, members[0], "--out", f"{tmp_path}/E.pt"])
-    state = torch.load(tmp_path / "E.pt", weights_only=True)["task_state"]
-    assert state == {"alma_dictionary_sha256": "d" * 64}
+    assert torch.load(tmp_path / "E.pt", weights_only=True)["task_state"] == {"alma_dictionary_sha256": "d" * 64}
 
 
 def test_an_ensemble_contains_neither_itself_nor_another_one(members, tmp_path):

@@ -69,8 +69,7 @@ def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
     out, err = capsys.readouterr()  # test sets differ, so only bits per byte are compared
     assert "C: left out, as another run has the same options and seed" in err
     assert "bits per byte" in out and "Best over" not in out and "test perplexity 2" not in out
-    images = write_run(tmp_path / "I", stream=image_stream(4))
-    assert main([str(one), str(images), "--mix"]) == 1
+    assert main([str(one), str(write_run(tmp_path / "I", stream=image_stream(4))), "--mix"]) == 1
 
 
 def test_without_matplotlib_only_the_figures_are_missing(tmp_path, monkeypatch, capsys):

@@ -102,8 +102,7 @@ def test_a_month_is_learned_by_draws_from_all_text_and_compared_in_bits_per_byte
         assert re.search(f"^{what}: {change}$", output, re.M)
     stage = json.loads((model / "run/stage-001/stage.json").read_text())
     assert stage["megabatches"] == [0, 1] and len(stage["holdouts"]) == 2
-    new = Stream.open(model / "stream").megabatch(1).num_tokens
-    assert stage["train_tokens"] == pytest.approx(3 * new, rel=0.1)
+    assert stage["train_tokens"] == pytest.approx(3 * Stream.open(model / "stream").megabatch(1).num_tokens, rel=0.1)
     assert (model / "export/config.json").is_file() and (model / "report/index.html").is_file()
     again = call(capsys, model, month, "--budget", "6")
     assert "month 2 already has this text; nothing to do; to train the newest month with another --budget" in again

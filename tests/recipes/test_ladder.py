@@ -40,8 +40,7 @@ def test_text_that_is_too_short_is_one_line_with_the_bytes_it_has_and_needs(ladd
 
 def test_tables_have_ratios_those_of_the_paper_regret_and_the_share_of_the_way(ladder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ladder.Rung, "rates", ("0.01", "0.02"))
-    finals = {"sm-4": 50.0, "sm-12": 40.0, "gmoe": 44.72, "linear-iid4": 45.0}
-    for row, ppl in finals.items():
+    for row, ppl in {"sm-4": 50.0, "sm-12": 40.0, "gmoe": 44.72, "linear-iid4": 45.0}.items():
         for seed in (1, 2):
             for rate, factor in (("0.01", 1.0), ("0.02", 1.1))[: 3 - seed]:
                 values = [ppl * factor] if "iid" in row else [90, 80, 70, ppl * factor]

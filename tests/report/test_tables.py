@@ -56,8 +56,7 @@ def test_controls_stand_next_to_what_learns_sequentially_and_are_never_the_best(
     found = tables(*sequential, {"values": [10.0], "iid": 2}, {"wait": 4, "values": [17.0]})
     (row,) = found["iid"].rows
     assert (row["k"].number, row["i.i.d."].number, row["sequential"].number, row["gap"].text) == (2, 10, 21, "+100.0%")
-    marked = [row[-2][1] for row in found["perplexity"].body()]
-    assert marked == [True, False, False]
+    assert [row[-2][1] for row in found["perplexity"].body()] == [True, False, False]
 
 
 def test_figures_of_an_evaluation_have_a_row_each(tables):

@@ -28,8 +28,7 @@ def test_a_split_keeps_the_loss_and_the_new_checkpoint_trains(trained, tmp_path,
     assert GateTree.from_nested(json.loads(printed)[0]).num_experts == 6
     assert loss_of(trained, tmp_path / "grown.pt") == pytest.approx(loss_of(trained, trained.checkpoint), rel=1e-5)
     start = ["--finetune-from-model", str(tmp_path / "grown.pt"), "--max-update", "3"]
-    last = train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *start)
-    model = torch.load(last)["cfg"]["model"]
+    model = torch.load(train_model(trained.stream, tmp_path / "m", "--megabatch", "2", *start))["cfg"]["model"]
     assert model["num_experts"] == 6
     assert model["gate_trees"] == torch.load(tmp_path / "grown.pt")["cfg"]["model"]["gate_trees"] == printed
 

@@ -33,8 +33,7 @@ def test_parameters_are_within_three_percent_of_the_paper(size, num_experts):
     options = {**dict(zip(SIZE_OPTIONS, SIZES[size], strict=True)), "num_experts": num_experts}
     with torch.device("meta"):  # no weight is allocated
         model = model_of(num_tokens=50_000, tokens_per_sample=512, **options)
-    num_params = sum(p.numel() for p in model.parameters())
-    assert num_params == pytest.approx(PAPER[size][num_experts] * 1e6, rel=0.03)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(PAPER[size][num_experts] * 1e6, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,7 @@ def test_a_carried_stage_continues_optimizer_and_updates_but_not_the_position_in
     assert after["optimizer_history"][-1]["num_updates"] == 25
     assert after["extra_state"]["AlmaLMTask"]["first_update"] == 20
     assert after["extra_state"]["train_iterator"]["iterations_in_epoch"] == 5 * 4
-    step = {float(entry["step"]) for entry in after["last_optimizer_state"]["state"].values()}
-    assert step == {25.0}
+    assert {float(entry["step"]) for entry in after["last_optimizer_state"]["state"].values()} == {25.0}
 
 
 def test_a_resumed_stage_ends_with_the_same_weights_average_and_moments(averaged, trained, tmp_path):
