@@ -174,7 +174,7 @@ def init_induction_head(decoder: TransformerDecoder) -> None:
     read = first.v_proj.weight[:dim]
     write = torch.empty_like(read)
     init_uniform(write)
-    first.o_proj.weight[:, :dim] = (2 if decoder.norms_embeddings else 2 * std) * write.t()
+    first.o_proj.weight[:, :dim] = (1 if decoder.norms_embeddings else std) * write.t()
     second.q_proj.weight[:dim] = read * slow.repeat(2).unsqueeze(1)
     second.k_proj.weight[:dim] = write * slow.repeat(2).unsqueeze(1)
     # Norms limit the logits to sqrt(D) times the product of their weights, too little to attend to a single token.
