@@ -270,7 +270,8 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             "new MODEL"
         )
     how = dict(itertools.pairwise(record.text))
-    sources = find_sources(options.inputs, how.get("--format", "auto"), how.get("--field", "text"), None, root)
+    form, field = how.get("--format", "auto"), how.get("--field", "text")
+    sources = find_sources(options.inputs, form, field, folder=None, out=root)
     if record.months:
         stream = Stream.open(root / STREAM)
         hashes = sorted(file_sha256(Path(source.path)) for source in sources)

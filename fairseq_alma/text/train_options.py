@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
     Attributes:
         tokens: maximum number of training tokens of a run, summed over all passes.
-        width: model dimension; the head dimension is 32, or 64 if the width is 512 or more.
+        width: model dimension; `usual_heads` gives the number of heads.
         layers: number of layers.
         length: tokens per sequence.
         batch: sequences per update.

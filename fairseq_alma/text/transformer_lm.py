@@ -51,6 +51,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
+def rotation_angles(head_dim: int, theta: float, device: Optional[torch.device] = None) -> Tensor:
+    """Return the (D / 2) angles per position by which rotary embeddings rotate the pairs of dimensions."""
+    return theta ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+
+
 class HeadNorm(nn.RMSNorm):
     """RMSNorm in the data type of the weights: under autocast, torch has no fused norm of a bf16 input."""
 
@@ -143,9 +148,10 @@ class TransformerDecoder(Decoder):
         x = self.embed_tokens(tokens[:, start:])
         if self.norms_embeddings:
             x = F.rms_norm(x, x.shape[-1:], eps=self.norm_eps)
-        exponents = torch.arange(0, self.head_dim, 2, device=x.device, dtype=torch.float32) / self.head_dim
         positions = torch.arange(start, stop, device=x.device, dtype=torch.float32)
-        angles = torch.outer(positions, self.rope_theta**-exponents).unsqueeze(1)  # (T, 1, D / 2)
+        angles = torch.outer(positions, rotation_angles(self.head_dim, self.rope_theta, x.device)).unsqueeze(
+            1
+        )  # (T, 1, D / 2)
         return x, (angles.cos(), angles.sin())
 
 
@@ -161,7 +167,7 @@ def init_induction_head(decoder: TransformerDecoder) -> None:
     attention: list[Any] = [layer.self_attn for layer in decoder.layers[:2]]
     first, second = attention
     dim, pairs = decoder.head_dim, torch.arange(decoder.head_dim // 2)
-    angles = decoder.rope_theta ** (-pairs / len(pairs))  # rotation of each pair of dimensions, per position
+    angles = rotation_angles(dim, decoder.rope_theta)
     # Positions are compared in the fastest pairs, embeddings in the slow pairs, where distance matters little.
     fast, slow = pairs < max(1, len(pairs) // 4), pairs >= len(pairs) // 3
     # The query at t equals the key at t - 1: an input dimension is constant, and the key is rotated by one position.
