@@ -30,14 +30,14 @@ from typing import Iterable, Iterator, Optional, Sequence
 
 from pandas import DataFrame
 
-from fairseq_alma.checkpoints.model_options import usual_ffn
+from fairseq_alma.checkpoints.model_options import usual_ffn, usual_heads
 from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.read_run import RecordedRun, Spread, load_run
 from fairseq_alma.text.train_options import transformer_params
 
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES, EXPERTS = 9, 10, 4, 4
-BATCH, SAMPLE, HEAD = 16, 128, 16
+BATCH, SAMPLE = 16, 128
 LAST = MEGABATCHES - 1
 Found = dict[str, dict[int, Spread]]
 """Log perplexity over seeds, by row and arrival."""
@@ -115,8 +115,8 @@ class Rung:
     @property
     def tokens(self) -> int:
         """Return the number of tokens of a mega-batch."""
-        heads = self.width // HEAD
-        sizes = (self.width, usual_ffn(self.width), 2, (heads, heads, HEAD), 32 * self.width + 4)
+        heads = usual_heads(self.width)
+        sizes = (self.width, usual_ffn(self.width), 2, (heads, heads, self.width // heads), 32 * self.width + 4)
         return TOKENS_PER_PARAMETER * transformer_params(*sizes, (EXPERTS,))
 
     @property
@@ -155,8 +155,7 @@ class Rung:
         how = ROWS[row]
         words = ["alma-stream", "--stream", self.root / "stream", "--megabatches", MEGABATCHES, "--seed", seed]
         words += [*how.options.split(), "--run", self.run(row, seed, rate), *options]
-        words += ["--", "--arch", "alma_transformer_lm"]
-        words += ["--decoder-embed-dim", self.width, "--head-dim", HEAD, "--cpu"]
+        words += ["--", "--arch", "alma_transformer_lm", "--decoder-embed-dim", self.width, "--cpu"]
         words += [] if how.layers is None else ["--decoder-layers", how.layers]
         words += [] if how.experts is None else ["--num-experts", how.experts]
         words += ["--tokens-per-sample", SAMPLE, "--batch-size", BATCH, "--max-update", self.updates]
