@@ -39,11 +39,12 @@ from fairseq_alma.checkpoints.checkpoint_file import (
     read_checkpoint,
 )
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
-from fairseq_alma.data.stream import Stream
-from fairseq_alma.data.tokens import StreamTokenizer
+from fairseq_alma.data.stream import Stream, split_name
+from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError, in_one_line
-from fairseq_alma.learners.learner import StageOptions, stage_ending_with
+from fairseq_alma.learners.learner import Stage, StageOptions, stage_ending_with
 from fairseq_alma.options import flag
+from fairseq_alma.text.initial_weights import MAX_TOKENS
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
 from fairseq_alma.text.train_options import BALANCING, OWNED
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
@@ -168,20 +169,25 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             self.stream.verify([self.stream.split(split).name])
             super().load_dataset(split, epoch, combine, **kwargs)
             return
-        last, wait = self.args.megabatch, self.args.wait
         self.features[NewFirst].require_replay(self.args.replay)
-        if last is None:
-            raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
-        self.stream.megabatch(last)  # raises an error if the mega-batch does not exist
-        stage = stage_ending_with(last, self.stream.num_megabatches, wait, self.args.replay)
+        stage = self._stage()
         names = [self.stream.megabatch(t).name for t in stage.megabatches]
-        self.stream.verify(names)
         for name in names:
             super().load_dataset(name, epoch, combine, **kwargs)
         datasets = [self.datasets.pop(name) for name in names]
         num_all, num_new = (sum(map(len, each)) for each in (datasets, datasets[-len(stage.arrivals) :]))
         first = self.features[NewFirst].draw_first(num_all, num_new, self.args.seed)
         self.datasets["train"] = StageDataset(datasets, first)
+
+    def _stage(self) -> Stage:
+        """Return the stage to train on, and verify its files."""
+        last = self.args.megabatch
+        if last is None:
+            raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
+        self.stream.megabatch(last)  # raises an error if the mega-batch does not exist
+        stage = stage_ending_with(last, self.stream.num_megabatches, self.args.wait, self.args.replay)
+        self.stream.verify(self.stream.megabatch(t).name for t in stage.megabatches)
+        return stage
 
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
         """Return the batches of a split for this process; for ``train``, return a `SequenceBatches`.
@@ -266,6 +272,11 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             model = super().build_model(cfg, from_checkpoint)
             if start is not None and checkpoint is not None:
                 check_weights(checkpoint, start, model)
+            elif hasattr(model, "init_from_text"):
+                megabatches = self._stage().megabatches
+                files = [TokenFile(self.stream.root / split_name(t)) for t in megabatches]
+                parts = [file.ids[: MAX_TOKENS // len(files)] for file in files]
+                model.init_from_text(torch.from_numpy(np.concatenate(parts).astype(np.int64)))
         gates = [weight for name, weight in model.named_parameters() if name.endswith(".gate.weight")]
         self.is_compiled = getattr(model, "is_compiled", False)
         self.has_balance_loss = getattr(model, "balance_loss_weight", 0.0) > 0 and any(len(gate) > 1 for gate in gates)

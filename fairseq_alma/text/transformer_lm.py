@@ -7,6 +7,7 @@ an export copies the weights of the layers. Initial weights:
 - first head of the first two layers, and norms of queries and keys there: see `init_induction_head`
 - embeddings: standard normal; if shared with the output projection, normal with std min(0.02, 1 / M)
 - output projection: almost zero, so that the initial loss is about log V
+- in training with the task ``alma_lm``, unless embeddings are shared: see `init_from_bigrams`
 
 Letters: B sequences, T positions, M model dim, H query heads, K key-value heads, D head dim, V vocabulary size.
 """
@@ -33,27 +34,16 @@ from fairseq_alma.text.decoder import (
     LanguageModel,
     LanguageModelConfig,
 )
+from fairseq_alma.text.initial_weights import init_from_bigrams, init_induction_head, linear, rotation_angles
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
-
-
-def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
-    """Return a linear layer without bias; the weights are zero or initialized by `init_uniform`."""
-    made = nn.Linear(in_features, out_features, bias=False)
-    (nn.init.zeros_ if is_zero else init_uniform)(made.weight)
-    return made
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary embeddings to queries or keys (B, T, H, D); dimensions i and i + D/2 form a pair, as in Qwen3."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
-
-
-def rotation_angles(head_dim: int, theta: float, device: Optional[torch.device] = None) -> Tensor:
-    """Return the (D / 2) angles per position by which rotary embeddings rotate the pairs of dimensions."""
-    return theta ** -(torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
 
 
 class HeadNorm(nn.RMSNorm):
@@ -155,39 +145,6 @@ class TransformerDecoder(Decoder):
         return x, (angles.cos(), angles.sin())
 
 
-@torch.no_grad()
-def init_induction_head(decoder: TransformerDecoder) -> None:
-    """Initialize the first head of the first two layers so that the model can learn early to copy earlier text.
-
-    The head of the first layer attends to the previous token and adds its embedding to the residual stream. The head of
-    the second layer attends to tokens whose previous token is the current token. Such induction heads (Olsson et al.
-    2022, "In-context learning and induction heads") form late or never in small models that start from random weights.
-    The idea is from Trockman and Kolter 2023, "Mimetic initialization of self-attention layers".
-    """
-    attention: list[Any] = [layer.self_attn for layer in decoder.layers[:2]]
-    first, second = attention
-    dim, pairs = decoder.head_dim, torch.arange(decoder.head_dim // 2)
-    angles = rotation_angles(dim, decoder.rope_theta)
-    # Positions are compared in the fastest pairs, embeddings in the slow pairs, where distance matters little.
-    fast, slow = pairs < max(1, len(pairs) // 4), pairs >= len(pairs) // 3
-    # The query at t equals the key at t - 1: an input dimension is constant, and the key is rotated by one position.
-    table = decoder.embed_tokens.weight
-    std = table.std()
-    table[:, 0] = 2 * std
-    for projection, angle in ((first.q_proj, 0 * angles), (first.k_proj, angles)):
-        projection.weight[:dim] = 0
-        projection.weight[:dim, 0] = torch.cat([fast * angle.cos(), fast * angle.sin()])
-    read = first.v_proj.weight[:dim]
-    write = torch.empty_like(read)
-    init_uniform(write)
-    first.o_proj.weight[:, :dim] = (1 if decoder.norms_embeddings else std) * write.t()
-    second.q_proj.weight[:dim] = read * slow.repeat(2).unsqueeze(1)
-    second.k_proj.weight[:dim] = write * slow.repeat(2).unsqueeze(1)
-    # Norms limit the logits to sqrt(D) times the product of their weights, too little to attend to a single token.
-    for each in attention:
-        each.q_norm.weight[:], each.k_norm.weight[:] = 2**0.5, 2**0.5
-
-
 @register_model("alma_transformer_lm", dataclass=AlmaTransformerLMConfig)
 class AlmaTransformerLM(LanguageModel):
     """Language model ``alma_transformer_lm``: a Transformer decoder with the layers of Qwen3 or Qwen3-MoE."""
@@ -196,6 +153,11 @@ class AlmaTransformerLM(LanguageModel):
     inherited = tuple(name for each in ALMA_TRANSFORMER for name, option in options_of(each).items() if option.shape)
     fill_in_defaults = staticmethod(complete_sizes)
     residual_outputs = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
+
+    def init_from_text(self, tokens: Tensor) -> None:
+        """Initialize a new model from the (N,) tokens of its first training text."""
+        if self.decoder.embed_tokens.weight is not self.decoder.output_projection.weight:
+            init_from_bigrams(self.decoder, tokens)
 
 
 for _arch in list(TRANSFORMER_SIZES)[1:]:  # the first architecture is registered with the model

@@ -1,4 +1,5 @@
 import logging
+import math
 import shutil
 import sys
 
@@ -38,6 +39,19 @@ def test_training_data_is_the_union_of_the_megabatches_of_the_stage(trained, arg
     first, path = task.dataset("train")[0]["target"], trained.stream / f"megabatch-{megabatches[0]:03d}/train"
     document = data_utils.load_indexed_dataset(str(path), task.dictionary)[0]
     assert first[: len(document)].tolist() == document[: len(first)].tolist()
+
+
+def test_only_a_new_model_is_initialized_from_the_text(trained, tmp_path):
+    words = ["--arch", "alma_transformer_lm_tiny", "--lr", "0", "--max-update", "1"]
+    new = train_model(trained.stream, tmp_path / "new", *words, "--megabatch", "0")
+    losses = [evaluate(trained.stream, new)["loss"]]
+    start = ["--finetune-from-model", str(new)]
+    losses += [
+        evaluate(trained.stream, train_model(trained.stream, tmp_path / "b", *words, *start, "--megabatch", "1"))[
+            "loss"
+        ]
+    ]
+    assert losses[0] == losses[1] < 0.8 * math.log2(len(task_of(trained).dictionary))
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,34 @@ def test_a_fresh_model_attends_to_previous_tokens_and_to_tokens_after_earlier_oc
     assert previous.mean() > 0.5 and after_earlier.mean() > 0.2  # uniform attention: 0.03
 
 
+def markov_text(num_tokens):
+    """Return a text in which each token is followed by one of three tokens."""
+    generator = torch.Generator().manual_seed(3)
+    successors = torch.randint(4, NUM_TOKENS, (NUM_TOKENS, 3), generator=generator)
+    text = [4]
+    for choice in torch.randint(3, (num_tokens - 1,), generator=generator).tolist():
+        text.append(int(successors[text[-1], choice]))
+    return torch.tensor(text)
+
+
+@pytest.mark.parametrize(("name", "learns"), [("dense", True), ("experts", True), ("tied", False)])
+def test_a_model_initialized_from_a_text_predicts_its_bigrams(name, learns):
+    model, text = transformer_of(is_fresh=True, decoder_embed_dim=64, **MODELS[name]), markov_text(6000)
+    model.init_from_text(text[:5000])
+    losses = F.cross_entropy(model(text[5000:-1].unsqueeze(0))[0][0], text[5001:]).item()
+    frequencies = text.bincount()[4:] / len(text)
+    unigram = -(frequencies * frequencies.clamp_min(1e-9).log()).sum().item()
+    assert losses < 0.75 * unigram if learns else losses == pytest.approx(math.log(NUM_TOKENS), abs=0.1)
+    assert model.training
+
+
+@pytest.mark.parametrize("text", [[5], [5, 6], [5] * 40])
+def test_weights_initialized_from_a_text_of_few_tokens_are_finite(text):
+    model = transformer_of(is_fresh=True)
+    model.init_from_text(torch.tensor(text))
+    assert all(each.isfinite().all() for each in model.parameters())
+
+
 def test_autocast_changes_logits_by_less_than_five_percent():
     model, tokens = transformer_of().eval(), tokens_of(2, 20)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
