@@ -43,7 +43,7 @@ COUNTS = ("ntokens", "nsentences", "sample_size")
 class UnitProgress:
     """Training progress of one unit: a member, or all members of a joint model."""
 
-    best_loss: float = math.inf  # best score: mean validation loss in nats; with --select accuracy, error (0 to 1)
+    best_score: float = math.inf  # lowest score so far, see `validation_scores`
     best_epoch: int = 0  # epoch with the best score, numbered from 1; 0: no epoch yet
     stopped_after: Optional[int] = None  # number of epochs before early stopping; None: not stopped
 
@@ -163,7 +163,7 @@ class StageTraining:
             generator.set_state(before)
         for best, before in zip(self.best, state["best"], strict=True):
             load_exactly(best, before)
-        self.units = [UnitProgress(**unit) for unit in state["units"]]
+        self.units = [UnitProgress(*unit.values()) for unit in state["units"]]  # older files have the key best_loss
         self.features.load_state_dict(state["features"])
         self.tested, self.epoch = state["tested"], state["epoch"]
         if self.branch is not None and state["branch"] is not None:
@@ -183,8 +183,8 @@ class StageTraining:
         for number, (unit, score, state) in enumerate(zip(self.units, scores, self.states, strict=True)):
             if unit.stopped_after is not None:
                 continue
-            if self.settings.is_better(score, unit.best_loss):
-                unit.best_loss, unit.best_epoch = score, self.epoch
+            if self.settings.is_better(score, unit.best_score):
+                unit.best_score, unit.best_epoch = score, self.epoch
                 load_exactly(self.best[number], state)
                 own = self.features.to_test(self.network) if own is None else own
                 if own is not None:
