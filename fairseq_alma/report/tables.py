@@ -12,6 +12,7 @@ from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Union
 from pandas import DataFrame
 
 from fairseq_alma.report.read_run import Experiment, RecordedRun, Spread, iid_pairs
+from fairseq_alma.terminal import format_duration
 
 WAITING, NOT_YET = "*", "–"
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
@@ -208,7 +209,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
 
 
 def cost_table(groups: Sequence[Experiment]) -> Table:
-    """Return the cost table: Mem and Comp (section 3.1), test FLOPs, updates and hours of each experiment."""
+    """Return the cost table: Mem and Comp (section 3.1), test FLOPs, updates and time of each experiment."""
     rows: list[Row] = []
     counts: dict[str, Callable[[RecordedRun], Any]] = {
         "Mem": lambda run: run.memory,
@@ -222,12 +223,13 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
             over_seeds = each.spread(figure)
             row[title] = count(math.nan if over_seeds is None else over_seeds.mean)
         hours = each.spread(lambda run: run.done.wall_seconds.sum() / 3600)
+        row["time"] = NOT_YET if hours is None else format_duration(3600 * hours.mean)
         rows.append(row | {"hours": spread(hours, 2)})
     notes = (
-        "Mem: parameters summed over all arrivals. Comp: training FLOPs. hours: wall-clock time of all stages, summed "
-        "over processes that train members. Each number is a mean over the seeds with complete runs."
+        "Mem: parameters summed over all arrivals. Comp: training FLOPs. time: wall-clock time of all stages (h:mm:ss "
+        "or m:ss), summed over processes that train members. Each number is a mean over the seeds with complete runs."
     )
-    return Table("cost", "Cost over the stream", notes, filled(rows))
+    return Table("cost", "Cost over the stream", notes, filled(rows), hidden={"hours"})
 
 
 def growth_table(groups: Sequence[Experiment]) -> Table:

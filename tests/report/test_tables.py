@@ -37,9 +37,11 @@ def test_a_row_has_each_arrival_their_mean_and_the_last_value(values, options, s
 
 
 def test_cost_is_summed_over_the_stream(tables):
-    (row,) = tables({"learner": "ens", "num_members": (2,), "num_params": (1000,), "train_flops": 1e15})["cost"].rows
+    table = tables({"learner": "ens", "num_members": (2,), "num_params": (1000,), "train_flops": 1e15})["cost"]
+    (row,) = table.rows
     assert (row["Mem"].number, row["Comp"].number, row["updates"].number) == (4000, 8e15, 40)
-    assert row["hours"].number == pytest.approx(4 * 12.5 / 3600)
+    assert row["time"] == "0:50" and row["hours"].number == pytest.approx(4 * 12.5 / 3600)
+    assert "| 0:50 " in table.markdown() and "hours" not in table.markdown() and ",hours\n" in table.csv()
 
 
 def test_growth_has_a_row_for_each_step(tables):
