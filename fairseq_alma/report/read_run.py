@@ -35,7 +35,7 @@ SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
 }  # fmt: skip
-SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
+SIZE_WORDS = ("tiny", "mini", "small", "base", "large", "mlp", "vgg")
 LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",

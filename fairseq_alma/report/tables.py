@@ -241,12 +241,13 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
         for arrival in done.index[done.after_growth.notna()]:
             arrivals = each.first.arrivals
             sizes, unit = arrivals.experts, ""
-            if arrival and sizes[arrival - 1] == sizes[arrival]:
+            if sizes.get(arrival - 1) == sizes[arrival]:
                 sizes, unit = arrivals.params, " parameters"
+            before = sizes.get(arrival - 1, math.nan)  # NaN if a record is missing
             columns = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
             rows.append({
                 "learner": each.label, **_distinguishing(each, groups), "at": f"t{arrival}",
-                "experts": f"{sizes[arrival - 1]:,.0f} to {sizes[arrival]:,.0f}{unit}" if arrival else "–",
+                "experts": NOT_YET if math.isnan(before) else f"{before:,.0f} to {sizes[arrival]:,.0f}{unit}",
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"
