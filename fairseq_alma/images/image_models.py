@@ -66,11 +66,7 @@ class GrownLayers:
     channels: tuple[int, ...] = ()
 
     def options(self) -> dict[str, Any]:
-        """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads.
-
-        Raises:
-            AlmaError: a gate tree is too deeply nested for the ``json`` module.
-        """
+        """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads."""
         options: dict[str, Any] = {}
         if self.trees:
             options.update(num_experts=self.trees[0].num_experts, gate_trees=format_gate_trees(self.trees))

@@ -114,8 +114,7 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
     facts = extra.get(TRAINING_KEY) if isinstance(extra, dict) else None
     if not isinstance(facts, dict):
         raise AlmaError(f"{path}: not written by alma-stream; {remedy}")
-    is_valid = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
-    if not is_valid:
+    if facts.keys() != _FACTS.keys() or not all(isinstance(facts[name], kind) for name, kind in _FACTS.items()):
         raise AlmaError(f"{path}: damaged (entries of an alma-stream checkpoint are missing or invalid); {remedy}")
     try:
         grown = read_grown(facts["grown"])
@@ -166,8 +165,6 @@ class ModelStore:
             return self.models[model]
         path, tested = self.folder.checkpoint(model), self._tested(model)
         remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
-        if model not in self:
-            raise AlmaError(f"{path}: missing, but required by a later stage; {remedy}")
         trained = read_model(path, self.settings.read_grown, remedy)
         # All models of a stage have the same layer sizes.
         sizes = [each.grown for other, each in self.models.items() if other.stage == model.stage] or [trained.grown]
@@ -333,7 +330,7 @@ class Predictions:
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
         """Return (mean loss and error on the test set, share of test images for each expert of the newest network)."""
         networks = self.store.networks_of(plan)
-        is_begun = self._counted and self._counted == [*networks][: len(self._counted)]
+        is_begun = self._counted == [*networks][: len(self._counted)]
         if not is_begun or self._tally.combine != plan.combine or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []

@@ -165,7 +165,9 @@ class StageTraining:
             load_exactly(best, before)
         self.units = [UnitProgress(*unit.values()) for unit in state["units"]]  # older files have the key best_loss
         self.features.load_state_dict(state["features"])
-        self.tested, self.epoch = state["tested"], state["epoch"]
+        device = self.valid_labels.device
+        self.tested = [each and {name: tensor.to(device) for name, tensor in each.items()} for each in state["tested"]]
+        self.epoch = state["epoch"]
         if self.branch is not None and state["branch"] is not None:
             self.branch.load_state_dict(state["branch"])
 
@@ -209,8 +211,7 @@ def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, select
     the error (0 to 1), or NaN if a logit is not finite.
     """
     network.eval()
-    outputs = [network(chunk) for chunk in in_chunks(images)]
-    logits = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).float()  # (U, B, K)
+    logits = torch.cat([network(chunk) for chunk in in_chunks(images)], dim=1).float()  # (U, B, K)
     if select == "accuracy":
         errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
         return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()

@@ -178,7 +178,7 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     """
     path = find_run(path) or path
     folder = RunFolder(path)
-    record = folder.read_run(REMEDY) if path.is_dir() else None
+    record = folder.read_run(REMEDY)
     if record is None and (runs := runs_of_seeds(path)):
         raise AlmaError(f"{path}: expected a run, found a folder of runs; give its runs, such as {runs[0]}")
     if record is None:
