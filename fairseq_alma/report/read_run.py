@@ -72,7 +72,7 @@ class RecordedRun:
         seeds: pair (seed of the run, seed of the stream).
         is_text: whether the stream contains text.
         is_complete: whether all planned updates are complete.
-        final: test perplexity, or test error in percent, after the newest update; NaN for a run without updates.
+        final: test perplexity or error (percent) after the newest update; NaN if any update so far is missing.
         over_stream: mean of ``curve``, or for images the sum (CER); NaN for an incomplete run or an i.i.d. control.
         memory: Mem, the number of parameters summed over all arrivals; NaN for an incomplete run.
         bits_per_byte: test loss after the newest update, in bits per byte; NaN for images.
