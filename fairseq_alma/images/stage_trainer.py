@@ -233,7 +233,7 @@ class StageTrainer:
         ):  # the averages equal the weights of the best epochs
             return training.tested
         network = build_network(self.settings, [TrainedModel(state, grown, 0, 0) for state in averages])
-        measure_batch_norm(network, self._examples(rows)[0].split(batch_sizes(len(rows), training.settings.batch_size)))
+        measure_batch_norm(network, self._examples(rows)[0].split(batch_sizes(len(rows), training.loop.batch_size)))
         return [{name: tensor.clone() for name, tensor in state.items()} for state in network.model_states()]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
