@@ -125,7 +125,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         parser.error(f"--test-{missing}: missing; add this option, or remove --test-{given}")
     if options.test_images is not None and options.test_fraction is not None:
         parser.error("--test-fraction: not allowed with --test-images; remove --test-fraction")
-    if args.dataset == "folder" and options.test_fraction and (Path(options.source or "") / "test").is_dir():
+    parts = [Path(options.source or "") / part for part in ("train", "test")]
+    if args.dataset == "folder" and options.test_fraction and all(part.is_dir() for part in parts):
         parser.error(f"--test-fraction: {options.source} has a folder test; remove --test-fraction or the folder")
     fraction = options.test_fraction
     if "test_fraction" in _DATASETS[args.dataset][1] and options.test_images is None:

@@ -87,14 +87,12 @@ class TrainingImages:
             rows[torch.randperm(len(rows), generator=one)] for rows, one in zip(self.rows, generators, strict=True)
         ]
         for batch in zip(*(order.split(batch_sizes(self.num_images, batch_size)) for order in orders), strict=True):
+            rows = torch.stack(batch)
+            images = self.images[rows]
             if self.source.augment:
-                crops = [
-                    self.source.augmented(self.images[rows], one) for rows, one in zip(batch, generators, strict=True)
-                ]
-                yield torch.stack(crops), self.labels[torch.stack(batch)]
-            else:
-                rows = torch.stack(batch)
-                yield self.images[rows], self.labels[rows]
+                members = zip(images, generators, strict=True)
+                images = torch.stack([self.source.augmented(own, generator) for own, generator in members])
+            yield images, self.labels[rows]
 
 
 def batch_sizes(num_images: int, batch_size: int) -> list[int]:

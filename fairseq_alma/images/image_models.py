@@ -41,6 +41,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, parse_gate_trees
 from fairseq_alma.images.firefly import grow_firefly
 from fairseq_alma.images.image_batches import batch_sizes
+from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, grow_losing_experts, mixture_layers
 from fairseq_alma.images.networks import (
     MLP,
     NUM_CONVOLUTIONS,
@@ -48,11 +49,7 @@ from fairseq_alma.images.networks import (
     VGG,
     ImageKind,
     ImageNetwork,
-    MixtureConv,
-    MixtureMLP,
     NetworkList,
-    grow_losing_experts,
-    mixture_layers,
 )
 from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
@@ -69,11 +66,7 @@ class GrownLayers:
     channels: tuple[int, ...] = ()
 
     def options(self) -> dict[str, Any]:
-        """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads.
-
-        Raises:
-            AlmaError: a gate tree is too deeply nested for the ``json`` module.
-        """
+        """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads."""
         options: dict[str, Any] = {}
         if self.trees:
             options.update(num_experts=self.trees[0].num_experts, gate_trees=format_gate_trees(self.trees))

@@ -25,19 +25,20 @@ from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import (
     load_archive,
     read_checkpoint,
+    refuse_other_shapes,
     untrained_checkpoint,
     write_checkpoint,
 )
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.images.image_models import Examples, GrownLayers
+from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.networks import (
     ImageNetwork,
     NetworkFlops,
     count_flops,
     in_chunks,
     load_exactly,
-    mixture_layers,
 )
 from fairseq_alma.images.stage_training import ImageSettings
 from fairseq_alma.learners.learner import ModelId, StagePlan
@@ -100,20 +101,20 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
     write_checkpoint({**checkpoint, "optimizer_history": [history], "extra_state": {TRAINING_KEY: facts}}, path)
 
 
-def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers]) -> TrainedModel:
+def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers], remedy: str) -> TrainedModel:
     """Read a checkpoint that `write_model` wrote; ``read_grown`` is `ImageSettings.read_grown`.
+
+    Error messages end with ``remedy``.
 
     Raises:
         AlmaError: the file is missing or damaged, was written by another command, or has options of another network.
     """
-    remedy = f"remove the stage folder {path.parent.parent} to train the stage again"
     checkpoint = read_checkpoint(path, mmap=False, remedy=remedy)
     extra = checkpoint.get("extra_state")
     facts = extra.get(TRAINING_KEY) if isinstance(extra, dict) else None
     if not isinstance(facts, dict):
         raise AlmaError(f"{path}: not written by alma-stream; {remedy}")
-    is_valid = facts.keys() == _FACTS.keys() and all(isinstance(facts[name], kind) for name, kind in _FACTS.items())
-    if not is_valid:
+    if facts.keys() != _FACTS.keys() or not all(isinstance(facts[name], kind) for name, kind in _FACTS.items()):
         raise AlmaError(f"{path}: damaged (entries of an alma-stream checkpoint are missing or invalid); {remedy}")
     try:
         grown = read_grown(facts["grown"])
@@ -162,17 +163,17 @@ class ModelStore:
         """Return a trained model. Raises AlmaError if its checkpoint is missing, damaged, or of another network."""
         if model in self.models:
             return self.models[model]
-        path = self.folder.checkpoint(model)
+        path, tested = self.folder.checkpoint(model), self._tested(model)
         remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
-        if model not in self:
-            raise AlmaError(f"{path}: missing, but required by a later stage; {remedy}")
-        trained = read_model(path, self.settings.read_grown)
-        try:
-            build_network(self.settings, [trained])
-        except (KeyError, RuntimeError, AlmaError) as error:
-            raise AlmaError(f"{path}: not the weights of this run's network ({error}); {remedy}") from error
-        if self.predicts_with != "last":
-            trained = replace(trained, tested=read_model(self._tested(model), self.settings.read_grown).state)
+        trained = read_model(path, self.settings.read_grown, remedy)
+        # All models of a stage have the same layer sizes.
+        sizes = [each.grown for other, each in self.models.items() if other.stage == model.stage] or [trained.grown]
+        network = self.settings.build(1, sizes[0])
+        refuse_other_shapes(trained.state, network, str(path), remedy)
+        if tested != path:
+            weights = read_model(tested, self.settings.read_grown, remedy).state
+            refuse_other_shapes(weights, network, str(tested), remedy)
+            trained = replace(trained, tested=weights)
         self.models[model] = trained
         return trained
 
@@ -329,7 +330,7 @@ class Predictions:
     def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
         """Return (mean loss and error on the test set, share of test images for each expert of the newest network)."""
         networks = self.store.networks_of(plan)
-        is_begun = self._counted and self._counted == [*networks][: len(self._counted)]
+        is_begun = self._counted == [*networks][: len(self._counted)]
         if not is_begun or self._tally.combine != plan.combine or plan.combine == "single":
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []

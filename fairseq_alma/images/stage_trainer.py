@@ -226,15 +226,14 @@ class StageTrainer:
     ) -> Sequence[Optional[Mapping[str, Tensor]]]:
         """Return the weights to test for each unit (member or joint model); averages get new batch norm statistics."""
         averages = [each for each in training.tested if each is not None]
-        is_last = all(  # whether the averages equal the weights of the best epochs
+        if self.features.predicts_with != "average" or all(
             torch.equal(tensor, state[name])
-            for average, state in zip(averages, training.states, strict=False)
+            for average, state in zip(averages, training.states, strict=True)
             for name, tensor in average.items()
-        )
-        if self.features.predicts_with != "average" or is_last:
+        ):  # the averages equal the weights of the best epochs
             return training.tested
         network = build_network(self.settings, [TrainedModel(state, grown, 0, 0) for state in averages])
-        measure_batch_norm(network, self._examples(rows)[0].split(batch_sizes(len(rows), training.settings.batch_size)))
+        measure_batch_norm(network, self._examples(rows)[0].split(batch_sizes(len(rows), training.loop.batch_size)))
         return [{name: tensor.clone() for name, tensor in state.items()} for state in network.model_states()]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:

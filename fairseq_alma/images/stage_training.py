@@ -43,7 +43,7 @@ COUNTS = ("ntokens", "nsentences", "sample_size")
 class UnitProgress:
     """Training progress of one unit: a member, or all members of a joint model."""
 
-    best_loss: float = math.inf  # best score: mean validation loss in nats; with --select accuracy, error (0 to 1)
+    best_score: float = math.inf  # lowest score so far, see `validation_scores`
     best_epoch: int = 0  # epoch with the best score, numbered from 1; 0: no epoch yet
     stopped_after: Optional[int] = None  # number of epochs before early stopping; None: not stopped
 
@@ -57,7 +57,7 @@ class StageTraining:
         data: training images.
         valid_images: normalized validation images (B, C, H, W).
         valid_labels: int64 labels (B) of the validation images.
-        settings: options of the training loop.
+        loop: options of the training loop.
         generators: random generators on the CPU for image order and crops: one for each member, or one for a joint
             model.
         features: training features; None for no features.
@@ -77,18 +77,18 @@ class StageTraining:
         data: TrainingImages,
         valid_images: Tensor,
         valid_labels: Tensor,
-        settings: LoopOptions,
+        loop: LoopOptions,
         generators: Sequence[Generator],
         features: Optional[Features] = None,
         branch: "Optional[StageTraining]" = None,
         branch_epoch: int = 0,
     ) -> None:
         self.features, self.branch, self.branch_epoch = features or Features(), branch, branch_epoch
-        self.network, self.optimizer, self.data, self.settings = network, optimizer, data, settings
+        self.network, self.optimizer, self.data, self.loop = network, optimizer, data, loop
         self.valid_images, self.valid_labels = valid_images, valid_labels
         self.generators = list(generators)
         self.epoch = 0
-        self.updates_per_epoch = len(batch_sizes(data.num_images, settings.batch_size))
+        self.updates_per_epoch = len(batch_sizes(data.num_images, loop.batch_size))
         self.states = network.model_states()  # views
         self.best = [{name: tensor.clone() for name, tensor in state.items()} for state in self.states]
         self.tested: list[Optional[dict[str, Tensor]]] = [None] * len(self.states)
@@ -97,15 +97,15 @@ class StageTraining:
     @property
     def is_over(self) -> bool:
         """Return whether the training of all units is complete; the branch is trained before the remaining epochs."""
-        return self.epoch >= self.settings.max_epoch or all(unit.stopped_after is not None for unit in self.units)
+        return self.epoch >= self.loop.max_epoch or all(unit.stopped_after is not None for unit in self.units)
 
     @property
     def num_epochs(self) -> tuple[int, int]:
         """Return (completed epochs, maximum epochs), including the branch."""
-        done, most = self.epoch, self.settings.max_epoch
+        done, most = self.epoch, self.loop.max_epoch
         if self.branch is not None:
             done += max(0, self.branch.epoch - self.branch_epoch)
-            most += self.settings.max_epoch - self.branch_epoch
+            most += self.loop.max_epoch - self.branch_epoch
         return done, most
 
     def epochs_of(self, unit: int) -> int:
@@ -120,7 +120,7 @@ class StageTraining:
                 self.branch.load_state_dict(deepcopy(self.state_dict()))
             return self.branch.run_epoch()
         self.network.train()
-        batches = self.data.epoch(self.settings.batch_size, self.generators)
+        batches = self.data.epoch(self.loop.batch_size, self.generators)
         for update, (images, labels) in enumerate(batches, start=self.epoch * self.updates_per_epoch):
             self.optimizer.zero_grad()
             with self.features.around_forward(self.network):
@@ -163,9 +163,11 @@ class StageTraining:
             generator.set_state(before)
         for best, before in zip(self.best, state["best"], strict=True):
             load_exactly(best, before)
-        self.units = [UnitProgress(**unit) for unit in state["units"]]
+        self.units = [UnitProgress(*unit.values()) for unit in state["units"]]  # older files have the key best_loss
         self.features.load_state_dict(state["features"])
-        self.tested, self.epoch = state["tested"], state["epoch"]
+        device = self.valid_labels.device
+        self.tested = [each and {name: tensor.to(device) for name, tensor in each.items()} for each in state["tested"]]
+        self.epoch = state["epoch"]
         if self.branch is not None and state["branch"] is not None:
             self.branch.load_state_dict(state["branch"])
 
@@ -177,14 +179,14 @@ class StageTraining:
     def _select(self) -> None:
         """Validate, store weights of improved units, and stop units after ``patience`` epochs without improvement."""
         with self.features.around_forward(self.network):
-            scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.settings.select)
+            scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.loop.select)
         own: Optional[Mapping[str, Tensor]] = None
-        patience = math.inf if self.settings.patience is None else self.settings.patience
+        patience = math.inf if self.loop.patience is None else self.loop.patience
         for number, (unit, score, state) in enumerate(zip(self.units, scores, self.states, strict=True)):
             if unit.stopped_after is not None:
                 continue
-            if self.settings.is_better(score, unit.best_loss):
-                unit.best_loss, unit.best_epoch = score, self.epoch
+            if self.loop.is_better(score, unit.best_score):
+                unit.best_score, unit.best_epoch = score, self.epoch
                 load_exactly(self.best[number], state)
                 own = self.features.to_test(self.network) if own is None else own
                 if own is not None:
@@ -192,7 +194,7 @@ class StageTraining:
                     self.tested[number] = self.best[number] | {name: tensor.clone() for name, tensor in mine.items()}
                 continue
             is_out_of_patience = self.epoch - unit.best_epoch >= patience
-            if not unit.best_epoch and (is_out_of_patience or self.epoch == self.settings.max_epoch):
+            if not unit.best_epoch and (is_out_of_patience or self.epoch == self.loop.max_epoch):
                 raise AlmaError(
                     f"training diverged: the validation score is {score} after {self.epoch} epochs; start a new --run "
                     "with a lower --lr"
@@ -209,8 +211,7 @@ def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, select
     the error (0 to 1), or NaN if a logit is not finite.
     """
     network.eval()
-    outputs = [network(chunk) for chunk in in_chunks(images)]
-    logits = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).float()  # (U, B, K)
+    logits = torch.cat([network(chunk) for chunk in in_chunks(images)], dim=1).float()  # (U, B, K)
     if select == "accuracy":
         errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
         return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()

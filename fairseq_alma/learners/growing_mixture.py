@@ -208,5 +208,4 @@ class Firefly(PeriodicGrowth):
     grow_share_of: str = opt("parameters", "unit of --grow-share", choices=("parameters", "neurons"))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
-        how = self.grow_share, self.grow_share_of
-        return Growth(1, "firefly", "loss", seed, *how) if self.is_due(stage) else None
+        return Growth(1, "firefly", "loss", seed, self.grow_share, self.grow_share_of) if self.is_due(stage) else None

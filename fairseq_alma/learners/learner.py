@@ -87,9 +87,10 @@ def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: b
     """Return the stage whose last new mega-batch is ``megabatch``; raise AlmaError if no such stage exists."""
     planned = {stage.arrivals[-1]: stage for stage in stages(num_megabatches, wait, replay)}
     if megabatch not in planned:
-        ends = ", ".join(str(end) for end in planned)
+        ends = [str(end) for end in planned]
+        shown = ", ".join(ends if len(ends) <= 10 else [*ends[:3], "…", ends[-1]])
         raise AlmaError(
-            f"--megabatch {megabatch} --wait {wait}: no stage ends with mega-batch {megabatch}; give one of {ends}"
+            f"--megabatch {megabatch} --wait {wait}: no stage ends with mega-batch {megabatch}; give one of {shown}"
         )
     return planned[megabatch]
 

@@ -92,11 +92,10 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if not begun:
         return None
     is_text = begun[0].first.is_text
-    trained = [
-        value for each in begun for value in each.course.curve[each.course.done.idxmax() :] if math.isfinite(value)
-    ]
-    untrained = max(float(each.course.curve.max()) for each in begun)
-    top = max(trained, default=1.0) * 1.08 if untrained > UNTRAINED_RATIO * max(trained, default=untrained) else None
+    courses = [(each.course.curve, int(each.course.done.idxmax())) for each in begun]  # (curve, first update)
+    trained = [value for curve, first in courses for value in curve[first:] if math.isfinite(value)]
+    untrained = max((value for curve, first in courses for value in curve[:first]), default=0.0)
+    hides_untrained = untrained > UNTRAINED_RATIO * max(trained, default=untrained)
     sizes = [each.first.size for each in begun]
     num_sizes = len({*sizes})
     sizes = [size for size in dict.fromkeys(sizes) if size in dict(Counter(sizes).most_common(MOST_PANELS))]
@@ -109,14 +108,14 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
         axes.set_xlabel("arrival (mega-batch)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set_title(size if len(sizes) > 1 else "")
-    if top is not None:
-        panels[0].set_ylim(0.95 * min(trained), top)
+    if hides_untrained:
+        panels[0].set_ylim(0.95 * min(trained), 1.08 * max(trained))
     if is_text or min(trained, default=1) * 8 < max(trained, default=1):
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # The panels share the axis.
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
     metric = "perplexity" if is_text else "error"
     caption = f"Test {metric} of the current model at each arrival. Bands show one standard deviation over seeds."
-    if top is not None:
+    if hides_untrained:
         caption += f" The {metric} of the untrained model ({untrained:,.4g}) is not shown."
     if num_sizes > len(sizes):
         caption += f" {len(sizes)} of {num_sizes} sizes are shown."

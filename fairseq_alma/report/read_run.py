@@ -35,7 +35,7 @@ SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
 }  # fmt: skip
-SIZE_WORDS = ("tiny", "small", "base", "large", "mlp", "vgg")
+SIZE_WORDS = ("tiny", "mini", "small", "base", "large", "mlp", "vgg")
 LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",
@@ -72,7 +72,7 @@ class RecordedRun:
         seeds: pair (seed of the run, seed of the stream).
         is_text: whether the stream contains text.
         is_complete: whether all planned updates are complete.
-        final: test perplexity, or test error in percent, after the newest update; NaN for a run without updates.
+        final: test perplexity or error (percent) after the newest update; NaN if any update so far is missing.
         over_stream: mean of ``curve``, or for images the sum (CER); NaN for an incomplete run or an i.i.d. control.
         memory: Mem, the number of parameters summed over all arrivals; NaN for an incomplete run.
         bits_per_byte: test loss after the newest update, in bits per byte; NaN for images.
@@ -178,7 +178,7 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     """
     path = find_run(path) or path
     folder = RunFolder(path)
-    record = folder.read_run(REMEDY) if path.is_dir() else None
+    record = folder.read_run(REMEDY)
     if record is None and (runs := runs_of_seeds(path)):
         raise AlmaError(f"{path}: expected a run, found a folder of runs; give its runs, such as {runs[0]}")
     if record is None:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Union
 from pandas import DataFrame
 
 from fairseq_alma.report.read_run import Experiment, RecordedRun, Spread, iid_pairs
+from fairseq_alma.terminal import format_duration
 
 WAITING, NOT_YET = "*", "–"
 MAX_COLUMNS, FEW_COLUMNS = 20, 10
@@ -208,7 +209,7 @@ def result_table(groups: Sequence[Experiment]) -> Table:
 
 
 def cost_table(groups: Sequence[Experiment]) -> Table:
-    """Return the cost table: Mem and Comp (section 3.1), test FLOPs, updates and hours of each experiment."""
+    """Return the cost table: Mem and Comp (section 3.1), test FLOPs, updates and time of each experiment."""
     rows: list[Row] = []
     counts: dict[str, Callable[[RecordedRun], Any]] = {
         "Mem": lambda run: run.memory,
@@ -222,12 +223,13 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
             over_seeds = each.spread(figure)
             row[title] = count(math.nan if over_seeds is None else over_seeds.mean)
         hours = each.spread(lambda run: run.done.wall_seconds.sum() / 3600)
+        row["time"] = NOT_YET if hours is None else format_duration(3600 * hours.mean)
         rows.append(row | {"hours": spread(hours, 2)})
     notes = (
-        "Mem: parameters summed over all arrivals. Comp: training FLOPs. hours: wall-clock time of all stages, summed "
-        "over processes that train members. Each number is a mean over the seeds with complete runs."
+        "Mem: parameters summed over all arrivals. Comp: training FLOPs. time: wall-clock time of all stages (h:mm:ss "
+        "or m:ss), summed over processes that train members. Each number is a mean over the seeds with complete runs."
     )
-    return Table("cost", "Cost over the stream", notes, filled(rows))
+    return Table("cost", "Cost over the stream", notes, filled(rows), hidden={"hours"})
 
 
 def growth_table(groups: Sequence[Experiment]) -> Table:
@@ -239,12 +241,13 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
         for arrival in done.index[done.after_growth.notna()]:
             arrivals = each.first.arrivals
             sizes, unit = arrivals.experts, ""
-            if arrival and sizes[arrival - 1] == sizes[arrival]:
+            if sizes.get(arrival - 1) == sizes[arrival]:
                 sizes, unit = arrivals.params, " parameters"
+            before = sizes.get(arrival - 1, math.nan)  # NaN if a record is missing
             columns = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
             rows.append({
                 "learner": each.label, **_distinguishing(each, groups), "at": f"t{arrival}",
-                "experts": f"{sizes[arrival - 1]:,.0f} to {sizes[arrival]:,.0f}{unit}" if arrival else "–",
+                "experts": NOT_YET if math.isnan(before) else f"{before:,.0f} to {sizes[arrival]:,.0f}{unit}",
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
     unit = "" if scale == 1 else " in percent"

@@ -78,8 +78,7 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
     arrivals = f"mega-batch {done.index[-1] + 1} of {len(run.arrivals)}"
     size = show_count(last.num_params)
     yield "Newest model", f"after {arrivals}: test perplexity {last.value:.2f}{bits}, {size} parameters"
-    if len(done) > 1:
-        before = done.iloc[-2].value
+    if len(done) > 1 and math.isfinite(last.value / (before := done.iloc[-2].value)):  # else a model diverged
         gain = f"{100 * abs(1 - last.value / before):.1f} % {'lower' if last.value <= before else 'higher'}"
         yield "Last arrival", f"test perplexity {gain} than after the previous update ({before:.2f})"
     log = RunFolder(run.path).stage_folder(int(last.stage)) / TRAIN_LOG.format(0)

@@ -49,17 +49,25 @@ def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path):
     whole = shutil.copytree(run, tmp_path / "whole")
     resume(stream, whole)
     (run / CHECKPOINT).write_bytes((run / CHECKPOINT).read_bytes()[:-300])
-    checkpoint = shutil.copy(run / CHECKPOINT, tmp_path / "cut.pt")
-    other = torch.load(whole / CHECKPOINT.replace("0/m", "1/m", 1), weights_only=True)
-    other["model"]["network.layers.0.weight"] = torch.zeros(1, 9, 64)
-    torch.save(other, run / CHECKPOINT)
-    assert f"{run / CHECKPOINT}: not the weights of this run's network" in refused(stream, run)
-    shutil.copy(checkpoint, run / CHECKPOINT)
     assert f"remove {run / 'stage-000'} to train stage 0 again" in refused(stream, run)
     shutil.rmtree(run / "stage-000")
     resume(stream, run)
     found, expected = (json.loads((folder / "stage-001/stage.json").read_text()) for folder in (run, whole))
     assert found["test"] == expected["test"]
+
+
+@pytest.mark.parametrize("name", ["branch/checkpoint_last.pt", "checkpoint_last.pt"])
+def test_weights_of_another_run_are_reported_with_the_stage_to_remove(name, stream, tmp_path):
+    words = ["--learner", "ens", "--num-members", "2", "--branch-share", "0.5", *WORDS, "--arch", "alma_moe_mlp"]
+    for folder, own in (("R", ()), ("other", ("--num-experts", "2"))):
+        assert main(["--stream", str(stream), "--run", str(tmp_path / folder), "--stage", "0", *words, *own]) == 0
+    stage = tmp_path / "R/stage-000"
+    (stage / "stage.json").unlink()
+    path = shutil.copy(tmp_path / "other/stage-000/member-1" / name, stage / "member-1" / name)
+    with pytest.raises(
+        AlmaError, match=f"^{path}: the checkpoint has .* wrong shape .*; remove the stage folder {stage} to train"
+    ):
+        main(["--stream", str(stream), "--run", str(stage.parent), *words])
 
 
 def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):

@@ -12,7 +12,6 @@ from fairseq_alma.growth.tensors import (
     grow_tensor,
     select_experts,
 )
-from fairseq_alma.moe.gate import ParallelGate, init_as_linear
 from fairseq_alma.moe.switch_layer import SwitchLayer
 
 
@@ -132,17 +131,3 @@ def test_slices_are_gathered_from_their_sources(dtype):
     grown = gather_slices(old, (2, None, 0, 2, None), lambda position: torch.full((2,), float(position)))
     assert grown.dtype == dtype
     assert torch.equal(grown, torch.stack([old[2], torch.ones(2), old[0], old[2], torch.full((2,), 4.0)]).to(dtype))
-
-
-@pytest.mark.parametrize("nested", [[0], [0, [1, 2]], [[[0, 3], 1], 2]], ids=str)
-def test_a_gate_split_in_place_has_the_rows_of_the_growth_plan(nested):
-    tree = GateTree.from_nested(nested)
-    for expert in range(tree.num_experts):
-        gate = ParallelGate(8, tree)
-        init_as_linear(gate.weight, gate.bias, torch.Generator().manual_seed(1))
-        before = gate.weight.detach().clone()
-        growth = grow_mixture(tree, "split", [expert])
-        assert gate.grow(expert, torch.Generator().manual_seed(2)) == growth and gate.tree == growth.new
-        planned = grow_tensor(GATE_TENSOR, before, growth, torch.Generator().manual_seed(3))
-        kept = [row for row, source in enumerate(growth.row_source) if source is not None]
-        assert torch.equal(gate.weight[kept], planned[kept]) and len(kept) == tree.num_rows

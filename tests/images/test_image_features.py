@@ -178,6 +178,13 @@ def test_the_tested_weights_are_the_average_at_the_best_epoch_of_each_member():
             assert not torch.equal(training.tested[member][name], training.states[member][name])
 
 
+def test_loaded_weights_to_test_go_to_the_device_of_the_training():
+    training = trained_with(WeightAverage(ema_half_life="1/8"))
+    state, training.valid_labels = training.state_dict(), training.valid_labels.to("meta")
+    training.load_state_dict(state)
+    assert all(tensor.is_meta for weights in training.tested for tensor in weights.values())
+
+
 def test_the_learning_rate_of_the_last_updates_goes_down_to_zero():
     watch = Watch()
     training = trained_with(LRBranch(branch_from=7, branch_until=12), watch)

@@ -33,11 +33,11 @@ def test_a_stage_trains_on_new_mega_batches_or_with_replay_on_all(arguments, opt
 
 
 def test_a_stage_is_found_by_its_last_megabatch():
-    assert stage_ending_with(3, 4, wait=3).megabatches == (3,)
-    assert stage_ending_with(2, 4, wait=3).megabatches == (0, 1, 2)
+    assert [stage_ending_with(end, 4, wait=3).megabatches for end in (2, 3)] == [(0, 1, 2), (3,)]
     assert stage_ending_with(3, 4, wait=2, replay=True).megabatches == (0, 1, 2, 3)
-    with pytest.raises(AlmaError, match=r"--megabatch 1 --wait 3.*give one of 2, 3"):
-        stage_ending_with(1, 4, wait=3)
+    for (end, of_all, wait), ends in (((1, 4, 3), "2, 3"), ((500, 500, 1), "0, 1, 2, …, 499")):
+        with pytest.raises(AlmaError, match=rf"--megabatch {end} --wait {wait}.*give one of {ends}$"):
+            stage_ending_with(end, of_all, wait)
 
 
 def test_the_single_model_starts_from_the_stage_before():

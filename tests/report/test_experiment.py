@@ -54,6 +54,7 @@ def test_runs_are_told_apart_by_the_options_that_differ(options, told, groups):
 
 def test_names_hold_sizes_and_counts_of_experts(groups):
     sizes = [{"train_options": {"--arch": "alma_switch_lm", "--decoder-embed-dim": d}} for d in ("64", "96")]
+    assert groups({"train_options": {"--arch": "alma_transformer_lm_mini"}})[0].first.size == "mini"
     assert [each.name for each in groups(*sizes, {"num_experts": (8,)}, {"wait": 2})] == [
         "SM_w1, 8 experts", "SM_w2", "SM_w1, width 64", "SM_w1, width 96",
     ]  # fmt: skip

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 pytest.importorskip("matplotlib", reason="extra [report]")
@@ -43,6 +45,8 @@ def test_the_caption_says_how_many_sizes_are_shown_and_names_may_have_dollars(dr
     drawing = draw(*({"train_options": {"--arch": "alma_switch_lm", **each}} for each in words))["curve"]
     assert drawing.caption.endswith("4 of 5 sizes are shown.")
     write(drawing, tmp_path)  # raised an error of mathtext
+    assert "untrained" not in draw({"values": [30.0, math.inf, 20.0]})["curve"].caption
+    assert draw({"values": [9.0], "wait": 4})["curve"].caption.endswith("of the untrained model (50) is not shown.")
 
 
 def test_the_trade_off_of_text_is_a_path_and_that_of_images_a_point_over_compute_and_memory(draw):

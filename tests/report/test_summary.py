@@ -48,6 +48,6 @@ def test_a_single_run_is_described(runs):
     assert details["Sample of text, SM_w1"] == "In the beginning"
 
 
-def test_nothing_is_said_of_a_run_that_has_not_begun(runs):
-    (run,) = runs({"num_stages": 0})
-    assert list(describe_run(run)) == []
+def test_nothing_is_said_of_a_run_that_has_not_begun_and_no_gain_of_a_diverged_one(runs):
+    run, diverged = runs({"num_stages": 0}, {"values": [30.0, math.nan], "stream": text_stream(2)})
+    assert list(describe_run(run)) == [] and [title for title, _ in describe_run(diverged)] == ["Newest model"]

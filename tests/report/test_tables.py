@@ -1,9 +1,11 @@
 import csv
 import io
+import shutil
 
 import pytest
 
-from fairseq_alma.report.tables import Cell, Table, all_tables, show_count, shown_arrivals
+from fairseq_alma.report.read_run import experiments, load_run
+from fairseq_alma.report.tables import Cell, Table, all_tables, growth_table, show_count, shown_arrivals
 from tests.report.fakes import image_stream, text_stream
 
 
@@ -37,18 +39,23 @@ def test_a_row_has_each_arrival_their_mean_and_the_last_value(values, options, s
 
 
 def test_cost_is_summed_over_the_stream(tables):
-    (row,) = tables({"learner": "ens", "num_members": (2,), "num_params": (1000,), "train_flops": 1e15})["cost"].rows
+    table = tables({"learner": "ens", "num_members": (2,), "num_params": (1000,), "train_flops": 1e15})["cost"]
+    (row,) = table.rows
     assert (row["Mem"].number, row["Comp"].number, row["updates"].number) == (4000, 8e15, 40)
-    assert row["hours"].number == pytest.approx(4 * 12.5 / 3600)
+    assert row["time"] == "0:50" and row["hours"].number == pytest.approx(4 * 12.5 / 3600)
+    assert "| 0:50 " in table.markdown() and "hours" not in table.markdown() and ",hours\n" in table.csv()
 
 
-def test_growth_has_a_row_for_each_step(tables):
+def test_growth_has_a_row_for_each_step(tables, runs):
     grows = {"values": [40.0, 20.0, 18.0], "learner": "gmoe", "stream": text_stream(3), "num_experts": (4, 6)}
     extras = [{}, {"after_growth": {"valid": {"loss": 4.6, "ppl": 25.0}}}]
     wider = {"values": [40.0, 20.0], "stream": text_stream(3), "num_params": (1000, 1500), "stage_extras": extras}
     first, row = map(texts, tables(grows, wider)["growth"].rows)
     assert (first["at"], first["experts"], row["experts"]) == ("t1", "1,000 to 1,500 parameters", "4 to 6")
     assert (row["before"], row["after growth"], row["after training"]) == ("42.00", "25.00", "21.00")
+    (gap,) = runs(grows)
+    shutil.rmtree(gap.path / "stage-000")
+    assert growth_table(experiments([load_run(gap.path)])).rows[0]["experts"] == "–"
 
 
 def test_controls_stand_next_to_what_learns_sequentially_and_are_never_the_best(tables):

@@ -150,8 +150,11 @@ def test_a_folder_of_image_files_has_a_class_for_each_subfolder(tmp_path, capsys
     assert run("folder", "--source", tmp_path / "g", "--megabatches", 2, "--out", tmp_path / "u") == 0
     assert re.search("folders not used: val\nno test set given: 1 images", capsys.readouterr().out)
     write_folder(tmp_path / "g/test", {"dog": 3})
+    own = ("--test-fraction", 0.5, "--megabatches", 2, "--out")
     with pytest.raises(SystemExit):  # a test set is given
-        run("folder", "--source", tmp_path / "g", "--test-fraction", 0.5, "--megabatches", 2, "--out", tmp_path / "t")
+        run("folder", "--source", tmp_path / "g", *own, tmp_path / "t")
+    write_folder(tmp_path / "h", {"cat": 5, "test": 5})  # without ``train``, ``test`` is a class
+    assert run("folder", "--source", tmp_path / "h", *own, tmp_path / "h/s") == 0
     for path in (tmp_path / "g/train/cat").iterdir():
         pytest.importorskip("PIL.Image").open(path).convert("1").save(path)
     assert run("folder", "--source", tmp_path / "g/train", "--megabatches", 2, "--out", tmp_path / "bw") == 0

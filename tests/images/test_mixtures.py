@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.networks import MixtureConv, MixtureLinear
-from fairseq_alma.moe.mixture_layer import sample_experts
+from fairseq_alma.images.mixtures import MixtureConv, MixtureLinear, sample_experts
 
 TREE = [0, [1, [3, 4]], 2]
 NUM_EXPERTS, INPUTS, OUTPUTS, BATCH, SIDE = 5, 6, 4, 24, 5
