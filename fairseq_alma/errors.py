@@ -6,7 +6,7 @@ import os
 import traceback
 import unicodedata
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterator, Optional, Union
 
 USER_CODE: list[str] = []
 """Files and folders with user code, such as learners. Messages about errors in this code contain file and line."""
@@ -119,6 +119,12 @@ def refuse_unwritable(out: Path, flag: str) -> None:
         raise AlmaError(f"{flag} {out}: expected a folder at {folder}, found a file; give another path")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         raise AlmaError(f"{flag} {out}: no permission to write to {folder}; choose another folder")
+
+
+def refuse_colon(path: Union[str, Path], flag: str = "") -> None:
+    """Raise AlmaError if the path of a stream of text contains a colon, where fairseq splits paths."""
+    if os.pathsep in str(path):
+        raise AlmaError(f"{flag} {path}: fairseq splits paths at {os.pathsep!r}; rename the folder")
 
 
 def refuse_irregular(path: Path, flag: str = "") -> None:

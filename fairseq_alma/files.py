@@ -15,7 +15,7 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import IO, Annotated, Any, Callable, Iterator, Mapping, Optional, TypeVar, Union
+from typing import IO, Annotated, Any, Callable, Container, Iterator, Mapping, Optional, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
@@ -134,6 +134,20 @@ def refuse_existing(out: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
+def removing_unused(folder: Path, names: Container[str] = ()) -> Iterator[None]:
+    """After the block, remove a new folder that has only files with `names`, and its new parents if they are empty."""
+    new = [each for each in (folder, *folder.absolute().parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        if folder in new and folder.is_dir() and all(each.name in names for each in folder.iterdir()):
+            shutil.rmtree(folder)
+        with contextlib.suppress(OSError):  # not empty
+            for each in new:
+                each.rmdir() if each.exists() else None
+
+
+@contextlib.contextmanager
 def work_folder(out: Path, program: str) -> Iterator[Path]:
     """Yield an empty, locked folder next to `out`; remove the folder at the end of the block.
 
@@ -147,7 +161,7 @@ def work_folder(out: Path, program: str) -> Iterator[Path]:
     refuse_unwritable(out, "--out")
     real = Path(os.path.realpath(out))
     work = real.with_name(f".{real.name}.building")
-    with _claimed(work, os.O_RDONLY | os.O_DIRECTORY, f"{out}: another {program}"):
+    with removing_unused(work), _claimed(work, os.O_RDONLY | os.O_DIRECTORY, f"{out}: another {program}"):
         for each in work.iterdir():  # left by a killed command
             shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
         try:

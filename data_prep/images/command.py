@@ -1,6 +1,7 @@
 """``alma-prep-images``: convert an image data set to a stream of mega-batches."""
 
 import argparse
+import shlex
 import sys
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
@@ -187,7 +188,7 @@ def run(options: ImagePrepOptions) -> None:
         *images.remarks,
         f"{stream.num_megabatches} mega-batches, each with {num_train:,} training and {num_valid:,} validation images",
         *([f"{unused:,} training images not used, because all mega-batches have equal size"] if unused else []),
-        f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN",
+        f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN",
     ):
         print_line(line, sys.stdout)
 

@@ -1,6 +1,7 @@
 """``alma-prep-text``: parse the options, and convert raw text to a stream of mega-batches."""
 
 import argparse
+import shlex
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from fairseq_alma.data.stream import (
     stream_at,
 )
 from fairseq_alma.data.tokens import AUTO, StreamTokenizer, find_tokenizer_file
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.files import MAX_MEGABATCHES, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import LiveLine, format_duration, print_line
@@ -235,7 +236,9 @@ def run(options: PrepOptions) -> None:
         print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
     else:
         _describe(stream, time.monotonic() - start)
-        print_line(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
+        print_line(
+            f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN", sys.stdout
+        )
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
@@ -244,6 +247,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     Raises:
         AlmaError: the input, the options or the files at ``--out`` are invalid.
     """
+    refuse_colon(options.out, "--out")
     existing_stream(options)  # Report errors before the input is read.
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)

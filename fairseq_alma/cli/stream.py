@@ -11,7 +11,7 @@ from typing import Any, Optional, Sequence, Union
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream, file_sha256
-from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_no_folder
+from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of
@@ -156,6 +156,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 f"found {stream.num_megabatches}; prepare more data, or give a smaller --megabatches"
             )
     kind = "text" if stream is None else stream.kind
+    if kind == "text":
+        refuse_colon(arguments.stream, "--stream")
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
     images = ImageStream.open(stream.root) if stream is not None and kind == "images" else None
     try:

@@ -24,9 +24,17 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
-from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
+from fairseq_alma.files import (
+    as_record,
+    locked,
+    read_json_object,
+    removing_unused,
+    require_version,
+    synchronise,
+    write_json_atomically,
+)
 from fairseq_alma.options import Options, given_values, group_words, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RUN, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
@@ -237,19 +245,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.redo and (words or options.format or options.field):
         parser.error("--redo uses the text and the options of the first call; remove --format, --field and --")
     refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
-    root, is_new = options.model, not options.model.exists()
+    root = options.model
+    refuse_colon(root, "MODEL")
     read_record(root)  # Before writing a lock file, refuse a folder that is not a model folder.
-    try:
-        with locked(root / ".lock", f"{root}", who="alma-update"):
-            record = read_record(root)
-            if options.redo:
-                _redo(root, record, options)
-            else:
-                _add(root, record, options, words)
-        return 0
-    finally:
-        if is_new and root.is_dir() and {each.name for each in root.iterdir()} <= {".lock", LOG}:
-            shutil.rmtree(root)
+    with removing_unused(root, {".lock", LOG}), locked(root / ".lock", f"{root}", who="alma-update"):
+        record = read_record(root)
+        if options.redo:
+            _redo(root, record, options)
+        else:
+            _add(root, record, options, words)
+    return 0
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:

@@ -41,7 +41,7 @@ from fairseq_alma.checkpoints.checkpoint_file import (
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer
-from fairseq_alma.errors import AlmaError, in_one_line
+from fairseq_alma.errors import AlmaError, in_one_line, refuse_colon
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.options import flag
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
@@ -141,8 +141,7 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 "--tokens-per-sample: must be positive and larger than --context-window; increase --tokens-per-sample "
                 f"by {1 - cfg.tokens_per_sample} or more"
             )
-        if os.pathsep in cfg.data:
-            raise AlmaError(f"{cfg.data}: fairseq splits paths at {os.pathsep!r}; rename the folder of the stream")
+        refuse_colon(cfg.data)
         stream = Stream.open(cfg.data, "text")
         stream.verify([])
         if cfg.path is not None:

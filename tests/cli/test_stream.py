@@ -107,10 +107,11 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
     ("name", "options", "message"),
     [
         ("nowhere", [], r"nowhere: not a stream "),
+        ("S:1", ["--megabatches", "5", "--dry-run"], r"S:1: fairseq splits paths at ':'"),
         ("S", ["--megabatches", "5"], r"expected at least 5 mega-batches \(--megabatches\), found 4"),
     ],
 )
-def test_a_missing_or_short_stream_is_named(stream, tmp_path, name, options, message):
+def test_a_missing_or_short_stream_and_a_path_that_fairseq_splits_are_named(stream, tmp_path, name, options, message):
     with pytest.raises(AlmaError, match=message):
         run(tmp_path / name, tmp_path, *options)
     assert not (tmp_path / "R").exists()
