@@ -193,6 +193,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")
+    if len(plans) > 1 and (request.run / RUN_RECORD).exists():
+        raise AlmaError(f"--run {request.run}: expected a folder for several seeds, found a run; give another --run")
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words)
     if isinstance(job, TextJob):
         job.check_start()
@@ -243,7 +245,8 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
         tokens = [sum(stream.megabatch(t).num_tokens for t in stage.megabatches) for stage in planned]
         vocab_size = stream.tokenizer.vocab_size
     preferences = Preferences(request.size, request.passes, request.preset is not None)
-    before = (request.folder(request.seeds[0]).read_run() or {}).get("recipe")
+    folder = request.folder(request.seeds[0])  # A run that has not begun takes other options, and their defaults.
+    before = (folder.read_run() or {}).get("recipe") if folder.has_begun() else None
     return complete(words, preferences, context, tokens, vocab_size, before)
 
 

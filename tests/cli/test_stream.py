@@ -117,10 +117,10 @@ def test_a_missing_or_short_stream_and_a_path_that_fairseq_splits_are_named(stre
     assert not (tmp_path / "R").exists()
 
 
-def begin(stream, tmp_path, *options):
+def begin(stream, tmp_path, *options, **how):
     """Write run.json, and fail at the first command: the stream has no files."""
     with pytest.raises(AlmaError, match="fairseq-train"):
-        run(stream, tmp_path, *options)
+        run(stream, tmp_path, *options, **how)
 
 
 @pytest.fixture
@@ -137,6 +137,12 @@ def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(str
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert (record["learner"], record["seed"], record["options"]["new_first"]) == ("sm", 9, 0.5)
     assert record["train_options"]["--max-update"] == "10"
+    with pytest.raises(AlmaError, match="R: expected a folder for several seeds, found a run"):
+        run(stream, tmp_path, "--seed", "1", "2")
+    for words in (["--lr", "abc"], []):
+        begin(stream, tmp_path, train=words)
+    record = json.loads((tmp_path / "R" / "run.json").read_text())
+    assert float(record["train_options"]["--lr"]) > 0
 
 
 def test_a_run_records_the_mega_batches_that_its_stream_received(stream, tmp_path, no_commands, monkeypatch):
