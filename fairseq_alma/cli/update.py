@@ -26,15 +26,7 @@ from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
-from fairseq_alma.files import (
-    as_record,
-    locked,
-    read_json_object,
-    removing_unused,
-    require_version,
-    synchronise,
-    write_json_atomically,
-)
+from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
 from fairseq_alma.options import Options, given_values, group_words, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RUN, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
@@ -248,7 +240,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     root = options.model
     refuse_colon(root, "MODEL")
     read_record(root)  # Before writing a lock file, refuse a folder that is not a model folder.
-    with removing_unused(root, {".lock", LOG}), locked(root / ".lock", f"{root}", who="alma-update"):
+    with locked(root / ".lock", f"{root}", who="alma-update", unused=(".lock", LOG)):
         record = read_record(root)
         if options.redo:
             _redo(root, record, options)
@@ -340,6 +332,8 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     """Complete the newest month (training, report, export), and return whether the month was incomplete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
+    if len(months) < index:
+        raise AlmaError(f"{root / STREAM}: another command has appended text; give a new MODEL and all texts")
     if len(months) == index:
         months.append(_plan(months, stream, record.words, budget, size))
         record.save(root)

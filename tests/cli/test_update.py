@@ -298,6 +298,12 @@ def test_options_that_alma_update_cannot_use_are_usage_errors(words, message, tm
     assert message in capsys.readouterr().err and not (tmp_path / "M").exists()
 
 
+def test_text_that_another_command_appended_is_no_month(model, tmp_path):
+    months = [str(write_month(tmp_path, number)) for number in (1, 2)]
+    assert prep_text([*months, "--out", str(model / "stream"), "--append", "--one-per-input"]) == 0
+    assert "stream: another command has appended text; give a new MODEL and all texts" in refusal(model, *months)
+
+
 def test_an_impossible_size_is_refused_before_it_is_recorded(model, tmp_path, monkeypatch):
     before, month = (model / RECORD).read_bytes(), write_month(tmp_path, 1)
     for root in (model, tmp_path / "new"):
