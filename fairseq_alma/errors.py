@@ -89,17 +89,17 @@ def describe_fault(error: BaseException) -> Optional[str]:
 
 
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if an input exists but is not a readable file. A missing file is no error here.
+    """Raise AlmaError if an input is not a readable file.
 
     Args:
         path: path of the input.
         flag: option or positional argument, for the message.
         advice: next step, for the message.
     """
-    if path.exists() and not path.is_file():
-        found = "a folder" if path.is_dir() else "a pipe or a device"
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "a pipe or a device" if path.exists() else "nothing"
         raise AlmaError(f"{flag} {path}: expected a file, found {found}; {advice}")
-    if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
+    if not os.access(path, os.R_OK, effective_ids=True):
         raise AlmaError(f"{flag} {path}: permission denied; make the file readable (chmod), or {advice}")
 
 

@@ -181,8 +181,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:
         refuse_no_file(start, "--finetune-from-model", "give a checkpoint written by alma-import or fairseq-train")
-        if not start.is_file():
-            raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give the path of a checkpoint")
     for line in job.recipe.lines if isinstance(job, TextJob) else ():
         print(f"# {line}" if arguments.dry_run else line)
     if arguments.dry_run:

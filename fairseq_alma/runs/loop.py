@@ -119,14 +119,12 @@ class NeededModels:
             if stages:
                 self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
 
-    def report_removed(self, run: Run) -> None:
-        """Print a note if an earlier call has removed weights that this call shall keep."""
-        kept = [run.folder.checkpoint(model) for model, last in self.last_use.items() if last == len(run.plans)]
-        gone = {path.parents[1] for path in kept if not path.is_file() and (path.parents[1] / STAGE_RECORD).is_file()}
-        if gone:
-            stages = ", ".join(sorted(folder.name for folder in gone))
-            note = f"note: {run.folder.root}: --keep: the weights of {stages} are already removed; train a new --run"
-            print_line(note, sys.stderr)
+    def report_removed(self, run: Run, stage: int) -> None:
+        """Print a note if an earlier call has removed weights of a stage that this call shall keep."""
+        kept = [model for model, last in self.last_use.items() if (model.stage, last) == (stage, len(run.plans))]
+        if not all(run.folder.checkpoint(model).is_file() for model in kept):
+            where = run.folder.stage_folder(stage)
+            print_line(f"note: {where}: --keep: the weights are already removed; train a new --run", sys.stderr)
 
     def after(self, done: int) -> list[ModelId]:
         """Return the sorted models whose weights are needed after the completion of stage ``done``."""
@@ -179,9 +177,6 @@ def run_stages(
         Number of stages that this call ran, for each run.
     """
     needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
-    for run, each in zip(runs, needed, strict=True):
-        if each is not None:
-            each.report_removed(run)
     complete: set[int] = set()
     num_run = [0] * len(runs)
     for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:
@@ -249,6 +244,8 @@ def _finish_stage(
                 if keeps is not None:
                     keeps.tidy(run, stage, backend)
                 run.folder.mark_tidy(stage)
+            elif keeps is not None:
+                keeps.report_removed(run, stage)
             run.display.completed(run.plans[stage], found, is_new=number in works)
     return [number in works for number in range(len(runs))]
 

@@ -145,10 +145,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         stream = Stream.open(cfg.data, "text")
         stream.verify([])
         if cfg.path is not None:
-            if os.pathsep in cfg.path and not os.path.exists(cfg.path):
-                raise AlmaError(
-                    f"--path {cfg.path}: expected one checkpoint, found several; join checkpoints with alma-ensemble"
-                )
             read_checkpoint(cfg.path)
         features = features_of(cfg)
         task = super().setup_task(cfg, **kwargs)

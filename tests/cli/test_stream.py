@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream,
 
 
 def test_a_dry_run_refuses_a_missing_start_checkpoint(stream, tmp_path):
-    with pytest.raises(AlmaError, match=r"--finetune-from-model nowhere.pt: no such checkpoint file"):
+    with pytest.raises(AlmaError, match=r"--finetune-from-model nowhere.pt: expected a file, found nothing"):
         run(stream, tmp_path, "--dry-run", "--finetune-from-model", "nowhere.pt")
 
 
