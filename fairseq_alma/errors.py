@@ -6,7 +6,7 @@ import os
 import traceback
 import unicodedata
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterator, Optional, Union
 
 USER_CODE: list[str] = []
 """Files and folders with user code, such as learners. Messages about errors in this code contain file and line."""
@@ -89,17 +89,17 @@ def describe_fault(error: BaseException) -> Optional[str]:
 
 
 def refuse_no_file(path: Path, flag: str, advice: str) -> None:
-    """Raise AlmaError if an input exists but is not a readable file. A missing file is no error here.
+    """Raise AlmaError if an input is not a readable file.
 
     Args:
         path: path of the input.
         flag: option or positional argument, for the message.
         advice: next step, for the message.
     """
-    if path.exists() and not path.is_file():
-        found = "a folder" if path.is_dir() else "a pipe or a device"
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "a pipe or a device" if path.exists() else "nothing"
         raise AlmaError(f"{flag} {path}: expected a file, found {found}; {advice}")
-    if path.exists() and not os.access(path, os.R_OK, effective_ids=True):
+    if not os.access(path, os.R_OK, effective_ids=True):
         raise AlmaError(f"{flag} {path}: permission denied; make the file readable (chmod), or {advice}")
 
 
@@ -119,6 +119,12 @@ def refuse_unwritable(out: Path, flag: str) -> None:
         raise AlmaError(f"{flag} {out}: expected a folder at {folder}, found a file; give another path")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         raise AlmaError(f"{flag} {out}: no permission to write to {folder}; choose another folder")
+
+
+def refuse_colon(path: Union[str, Path], flag: str = "") -> None:
+    """Raise AlmaError if the path of a stream of text contains a colon, where fairseq splits paths."""
+    if os.pathsep in str(path):
+        raise AlmaError(f"{flag} {path}: fairseq splits paths at {os.pathsep!r}; rename the folder")
 
 
 def refuse_irregular(path: Path, flag: str = "") -> None:

@@ -15,7 +15,7 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import IO, Annotated, Any, Callable, Iterator, Mapping, Optional, TypeVar, Union
+from typing import IO, Annotated, Any, Callable, Container, Iterator, Mapping, Optional, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
@@ -134,6 +134,20 @@ def refuse_existing(out: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
+def _removing_unused(folder: Path, names: Container[str] = ()) -> Iterator[None]:
+    """After the block, remove a new folder that has only files with `names`, and its new parents if they are empty."""
+    new = [each for each in (folder, *folder.absolute().parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        if folder in new and folder.is_dir() and all(each.name in names for each in folder.iterdir()):
+            shutil.rmtree(folder)
+        with contextlib.suppress(OSError):  # not empty
+            for each in new:
+                each.rmdir() if each.exists() else None
+
+
+@contextlib.contextmanager
 def work_folder(out: Path, program: str) -> Iterator[Path]:
     """Yield an empty, locked folder next to `out`; remove the folder at the end of the block.
 
@@ -147,7 +161,7 @@ def work_folder(out: Path, program: str) -> Iterator[Path]:
     refuse_unwritable(out, "--out")
     real = Path(os.path.realpath(out))
     work = real.with_name(f".{real.name}.building")
-    with _claimed(work, os.O_RDONLY | os.O_DIRECTORY, f"{out}: another {program}"):
+    with _removing_unused(work), _claimed(work, os.O_RDONLY | os.O_DIRECTORY, f"{out}: another {program}"):
         for each in work.iterdir():  # left by a killed command
             shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
         try:
@@ -172,7 +186,9 @@ def publish(work: Path, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream") -> Iterator[int]:
+def locked(
+    path: Path, what: str, shared: bool = False, who: str = "alma-stream", unused: Container[str] = ()
+) -> Iterator[int]:
     """Hold the lock of a run, or of a stage or member of a run.
 
     Args:
@@ -181,6 +197,7 @@ def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream"
         what: path of the locked run, stage or member, for messages.
         shared: whether to take a shared lock, which several processes can hold.
         who: name of the command, for messages.
+        unused: names of files. If the folder is new and gets only such files, remove the folder at the end.
 
     Yields:
         File descriptor of the lock. A child process that inherits the descriptor keeps the lock until it exits.
@@ -189,7 +206,8 @@ def locked(path: Path, what: str, shared: bool = False, who: str = "alma-stream"
         AlmaError: another process holds the lock after `LOCK_PATIENCE_SECONDS`.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    with _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation) as descriptor:
+    claimed = _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation)
+    with _removing_unused(path.parent, unused), claimed as descriptor:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield descriptor

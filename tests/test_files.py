@@ -152,6 +152,8 @@ def test_a_second_process_is_refused_by_a_lock_file_and_by_a_work_folder(tmp_pat
     refused = pytest.raises(AlmaError, match=r"out: another alma-export holds the lock; wait until that process exits")
     with work_folder(tmp_path / "out", "alma-export"), refused:
         fill(tmp_path / "out")
+    with pytest.raises(KeyError), work_folder(tmp_path / "new/out", "alma-export"):
+        raise KeyError
     assert names(tmp_path) == [".lock"]
 
 

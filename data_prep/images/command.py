@@ -1,6 +1,6 @@
 """``alma-prep-images``: convert an image data set to a stream of mega-batches."""
 
-import argparse
+import shlex
 import sys
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ _EPILOG = """examples:
   alma-prep-images folder --source photos/ --out stream --megabatches 10
 
 Repeating a completed command changes nothing."""
+_ARRAYS = ("images", "labels", "test_images", "test_labels")
 _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
     "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
     "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),
@@ -41,17 +42,7 @@ _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
     "digits": ("scikit-learn's 8 x 8 digits; by default from the installed package", ("source", "test_fraction")),
     "arrays": (
         "images and labels in .npy files",
-        (
-            "test_fraction",
-            "name",
-            "augment",
-            "images",
-            "labels",
-            "test_images",
-            "test_labels",
-            "channels",
-            "num_classes",
-        ),
+        ("test_fraction", "name", "augment", *_ARRAYS, "channels", "num_classes"),
     ),
     "folder": (
         "image files of the same shape, in one subfolder for each class, optionally inside train/ and test/",
@@ -60,7 +51,7 @@ _DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
 }
 _COMMON = ("out", "megabatches", "seed", "valid_fraction")
 # The manifest does not record these options, because it records the sha256 of the files.
-_FILES = ("out", "source", "images", "labels", "test_images", "test_labels")
+_FILES = ("out", "source", *_ARRAYS)
 _DEFAULT_TEST_FRACTION = 0.2
 _SHARE = real(0, 1, above=True, below=True)
 _LARGEST = 2**63 - 1
@@ -109,7 +100,6 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         description="Convert an image data set to a stream: a test set and B mega-batches of equal size, each split "
         "into training and validation images.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     datasets = parser.add_subparsers(dest="dataset", metavar="DATASET", required=True)
     for dataset, (text, own) in _DATASETS.items():
@@ -188,7 +178,7 @@ def run(options: ImagePrepOptions) -> None:
         *images.remarks,
         f"{stream.num_megabatches} mega-batches, each with {num_train:,} training and {num_valid:,} validation images",
         *([f"{unused:,} training images not used, because all mega-batches have equal size"] if unused else []),
-        f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN",
+        f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN",
     ):
         print_line(line, sys.stdout)
 

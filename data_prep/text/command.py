@@ -1,6 +1,6 @@
 """``alma-prep-text``: parse the options, and convert raw text to a stream of mega-batches."""
 
-import argparse
+import shlex
 import sys
 import tempfile
 import time
@@ -24,9 +24,9 @@ from fairseq_alma.data.stream import (
     stream_at,
 )
 from fairseq_alma.data.tokens import AUTO, StreamTokenizer, find_tokenizer_file
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.files import MAX_MEGABATCHES, work_folder
-from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
+from fairseq_alma.options import Options, flag, integer, operand, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import LiveLine, format_duration, print_line
 
 DEFAULT_FIELD = "text"
@@ -129,7 +129,12 @@ class PrepOptions(Options):
     workers: int = opt(
         default_workers(), "number of worker processes; does not change the stream", range=integer(1, 1024)
     )
-    inputs: tuple[str, ...] = ()
+    inputs: Sequence[str] = operand(
+        "file, folder or pipe with text or JSON lines (also .gz, .bz2, .xz, .zst) or Parquet, or - for stdin",
+        "INPUT",
+        nargs="+",
+        parse=str,
+    )
     ignored: Optional[Path] = None  # folder in an input folder whose files are not read; None for ``out``
 
     @property
@@ -168,19 +173,12 @@ class PrepOptions(Options):
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     """Parse the command line and return the options. Exit with a usage error if options contradict each other."""
     parser = Parser(
+        PrepOptions,
         prog="alma-prep-text",
         usage="%(prog)s INPUT… --out STREAM (--megabatches B | --one-per-input | --by NAME) [options]",
         description="Convert raw text to a stream of token files: B mega-batches, a validation set and a test set.",
         epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=120),
     )
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="INPUT",
-        help="file, folder or pipe with text or JSON lines (also .gz, .bz2, .xz, .zst) or Parquet, or - for stdin",
-    )
-    PrepOptions.add_to(parser)
     args = parser.parse_intermixed_args(argv)
     given = {name: option.flag for name, option in options_of(PrepOptions).items() if vars(args)[name] is not None}
     trains = [given[name] for name in ("vocab_size", "tokenizer_bytes") if name in given]
@@ -218,7 +216,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give - once")
     args.vocab_size = PAPER_VOCABULARY if args.vocab_size is None and args.preset == "paper" else args.vocab_size
-    return PrepOptions.read(args, inputs=tuple(args.inputs))
+    return PrepOptions.read(args)
 
 
 @command
@@ -235,7 +233,9 @@ def run(options: PrepOptions) -> None:
         print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
     else:
         _describe(stream, time.monotonic() - start)
-        print_line(f"written: {options.out}; next: alma-stream --stream {options.out} --run RUN", sys.stdout)
+        print_line(
+            f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN", sys.stdout
+        )
 
 
 def prepare(options: PrepOptions) -> Optional[Stream]:
@@ -244,6 +244,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     Raises:
         AlmaError: the input, the options or the files at ``--out`` are invalid.
     """
+    refuse_colon(options.out, "--out")
     existing_stream(options)  # Report errors before the input is read.
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)

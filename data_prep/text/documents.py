@@ -391,7 +391,7 @@ def find_sources(
     for given in inputs:
         path, real = Path(given), Path(os.path.realpath(given))
         if stream in (real, *real.parents):
-            raise AlmaError(f"--out {out}: the folder contains the input {given}; choose another folder for the stream")
+            raise AlmaError(f"{given}: expected text outside {out}, the folder to write; give text in another folder")
         if not given or (given != STANDARD_INPUT and not path.exists()):
             label = given or "INPUT ''"
             raise AlmaError(f"{label}: expected a file or folder, found nothing; give a path, or - for standard input")

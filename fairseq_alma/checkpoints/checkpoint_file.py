@@ -107,7 +107,8 @@ def read_checkpoint(
     """
     path = Path(path)
     if not path.is_file():
-        raise AlmaError(f"{path}: no such checkpoint file; {remedy}")
+        several = ", or join several checkpoints with alma-ensemble" if ":" in str(path) else ""
+        raise AlmaError(f"{path}: no such checkpoint file; {remedy}{several}")
     try:
         checkpoint = load_archive(path, mmap)
         _check_content(checkpoint)

@@ -11,7 +11,7 @@ from typing import Any, Optional, Sequence, Union
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream, file_sha256
-from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_no_folder
+from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of
@@ -156,6 +156,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 f"found {stream.num_megabatches}; prepare more data, or give a smaller --megabatches"
             )
     kind = "text" if stream is None else stream.kind
+    if kind == "text":
+        refuse_colon(arguments.stream, "--stream")
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
     images = ImageStream.open(stream.root) if stream is not None and kind == "images" else None
     try:
@@ -179,8 +181,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(str(error))
     if (start := request.finetune_from_model) is not None:
         refuse_no_file(start, "--finetune-from-model", "give a checkpoint written by alma-import or fairseq-train")
-        if not start.is_file():
-            raise AlmaError(f"--finetune-from-model {start}: no such checkpoint file; give the path of a checkpoint")
     for line in job.recipe.lines if isinstance(job, TextJob) else ():
         print(f"# {line}" if arguments.dry_run else line)
     if arguments.dry_run:
@@ -191,6 +191,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     assert stream is not None
     refuse_no_folder(request.run, "--run")
+    if len(plans) > 1 and (request.run / RUN_RECORD).exists():
+        raise AlmaError(f"--run {request.run}: expected a folder for several seeds, found a run; give another --run")
     devices = devices_of_jobs(request.jobs or 1, request.num_procs, request.jobs is None or "--cpu" in words)
     if isinstance(job, TextJob):
         job.check_start()
@@ -241,7 +243,8 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
         tokens = [sum(stream.megabatch(t).num_tokens for t in stage.megabatches) for stage in planned]
         vocab_size = stream.tokenizer.vocab_size
     preferences = Preferences(request.size, request.passes, request.preset is not None)
-    before = (request.folder(request.seeds[0]).read_run() or {}).get("recipe")
+    folder = request.folder(request.seeds[0])  # A run that has not begun takes other options, and their defaults.
+    before = (folder.read_run() or {}).get("recipe") if folder.has_begun() else None
     return complete(words, preferences, context, tokens, vocab_size, before)
 
 

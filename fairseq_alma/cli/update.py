@@ -24,7 +24,7 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
 from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
 from fairseq_alma.options import Options, given_values, group_words, operand, opt, real, utf8_path, utf8_word
@@ -237,19 +237,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.redo and (words or options.format or options.field):
         parser.error("--redo uses the text and the options of the first call; remove --format, --field and --")
     refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
-    root, is_new = options.model, not options.model.exists()
+    root = options.model
+    refuse_colon(root, "MODEL")
     read_record(root)  # Before writing a lock file, refuse a folder that is not a model folder.
-    try:
-        with locked(root / ".lock", f"{root}", who="alma-update"):
-            record = read_record(root)
-            if options.redo:
-                _redo(root, record, options)
-            else:
-                _add(root, record, options, words)
-        return 0
-    finally:
-        if is_new and root.is_dir() and {each.name for each in root.iterdir()} <= {".lock", LOG}:
-            shutil.rmtree(root)
+    with locked(root / ".lock", f"{root}", who="alma-update", unused=(".lock", LOG)):
+        record = read_record(root)
+        if options.redo:
+            _redo(root, record, options)
+        else:
+            _add(root, record, options, words)
+    return 0
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
@@ -335,6 +332,8 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     """Complete the newest month (training, report, export), and return whether the month was incomplete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
+    if len(months) < index:
+        raise AlmaError(f"{root / STREAM}: another command has appended text; give a new MODEL and all texts")
     if len(months) == index:
         months.append(_plan(months, stream, record.words, budget, size))
         record.save(root)

@@ -7,6 +7,7 @@ unused. Unused ids and symbols without a token have probability zero (see `data.
 
 import json
 import re
+import shlex
 from argparse import Namespace
 from hashlib import sha256
 from pathlib import Path
@@ -76,7 +77,7 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
         if not {dictionary, file_sha256(tokenizer.file)} <= known:
             raise AlmaError(
                 f"--stream {stream.root}: expected the tokenizer of {folder}, found another tokenizer; prepare a "
-                f"stream with alma-prep-text --tokenizer {folder}"
+                f"stream with alma-prep-text --tokenizer {shlex.quote(str(folder))}"
             )
     symbol_ids, sources = symbols_of(folder, config, tokenizer)
     options["symbol_ids"] = json.dumps(symbol_ids)

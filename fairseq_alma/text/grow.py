@@ -1,5 +1,6 @@
 """Implementation of ``alma-grow``: add layers or experts to a language model and write the new checkpoint."""
 
+import shlex
 from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def grow(args: GrowOptions) -> str:
     experts = f"--num-experts {config['num_experts']}"
     if config["gate_trees"]:
         experts += f" --gate-trees '{config['gate_trees']}'"
-    lines += [f"wrote {args.out}", f"train with: fairseq-train {WEIGHTS_FLAG} {args.out}"]
+    lines += [f"wrote {args.out}", f"train with: fairseq-train {WEIGHTS_FLAG} {shlex.quote(args.out)}"]
     if args.layers is not None and config["_name"] in SWITCH_SIZES:
         lines[-1] += f" --decoder-layers {args.layers}"
     return "\n".join([*lines, f"fairseq-train reads these options from the checkpoint: {experts}"])

@@ -41,7 +41,7 @@ from fairseq_alma.checkpoints.checkpoint_file import (
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
-from fairseq_alma.errors import AlmaError, in_one_line
+from fairseq_alma.errors import AlmaError, in_one_line, refuse_colon
 from fairseq_alma.learners.learner import Stage, StageOptions, stage_ending_with
 from fairseq_alma.options import flag
 from fairseq_alma.text.initial_weights import MAX_TOKENS
@@ -142,15 +142,10 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 "--tokens-per-sample: must be positive and larger than --context-window; increase --tokens-per-sample "
                 f"by {1 - cfg.tokens_per_sample} or more"
             )
-        if os.pathsep in cfg.data:
-            raise AlmaError(f"{cfg.data}: fairseq splits paths at {os.pathsep!r}; rename the folder of the stream")
+        refuse_colon(cfg.data)
         stream = Stream.open(cfg.data, "text")
         stream.verify([])
         if cfg.path is not None:
-            if os.pathsep in cfg.path and not os.path.exists(cfg.path):
-                raise AlmaError(
-                    f"--path {cfg.path}: expected one checkpoint, found several; join checkpoints with alma-ensemble"
-                )
             read_checkpoint(cfg.path)
         features = features_of(cfg)
         task = super().setup_task(cfg, **kwargs)

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import UnfitCheckpoint
-from fairseq_alma.checkpoints.checkpoint_file import Checkpoint, read_checkpoint, refuse_other_shapes
+from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH, Checkpoint, read_checkpoint, refuse_other_shapes
 from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.options import flag, options_of
 
@@ -108,10 +108,9 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
     found = checkpoint["cfg"]["model"]
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
-        raise AlmaError(
-            f"{path}: expected architecture {model_cfg['_name']}, found {found['_name']}; give --arch "
-            f"{found['_name']}, or start from another checkpoint"
-        )
+        remedy = "" if found["_name"] == ENSEMBLE_ARCH else f"give --arch {found['_name']}, or "
+        expected = f"expected architecture {model_cfg['_name']}, found {found['_name']}"
+        raise AlmaError(f"{path}: {expected}; {remedy}start from another checkpoint")
     if differing := _differing_options(found, model_cfg):
         raise AlmaError(f"{path}: the model sizes in this file differ from the command line; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])

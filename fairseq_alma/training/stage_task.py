@@ -265,10 +265,8 @@ class StageTask(FairseqTask):
 
 
 def _existing_checkpoint(word: str) -> str:
-    if os.pathsep in word and not os.path.exists(word):
-        raise argparse.ArgumentTypeError(f"{word}: expected one checkpoint, found several; use alma-ensemble")
     if not os.path.isfile(word):
-        raise argparse.ArgumentTypeError(f"{word}: no such checkpoint file")
+        raise argparse.ArgumentTypeError(f"{word}: no such checkpoint file; join several files with alma-ensemble")
     return word
 
 

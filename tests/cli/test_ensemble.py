@@ -86,7 +86,7 @@ def test_members_that_do_not_match_are_reported_in_one_line(members, tmp_path):
     assert "members, found vocab_size 54;" in refused(tmp_path, members[0], larger, *out)
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: not a checkpoint" in refused(tmp_path, members[0], f"{tmp_path}/text.pt", *out)
-    assert "none.pt: no such checkpoint file" in refused(tmp_path, members[0], f"{tmp_path}/none.pt", *out)
+    assert "none.pt: expected a file, found nothing" in refused(tmp_path, members[0], f"{tmp_path}/none.pt", *out)
     torch.save({"cfg": {"model": {"_name": "mlp"}}, "model": {}}, tmp_path / "mlp.pt")
     assert "mlp.pt: expected architecture alma_…" in refused(tmp_path, members[0], f"{tmp_path}/mlp.pt", *out)
 

@@ -146,5 +146,4 @@ def test_unreadable_and_unwritable_paths_are_refused_before_any_work(tmp_path: P
     with pytest.raises(AlmaError, match=r"--out .*file/a/b: expected a folder at .*file, found a file"):
         refuse_no_folder(tmp_path / "file/a/b", "--out")
     refuse_no_file(tmp_path / "file", "--path", "")
-    refuse_no_file(tmp_path / "none", "--path", "")
     refuse_no_folder(tmp_path / "new/er", "--out")

@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream,
 
 
 def test_a_dry_run_refuses_a_missing_start_checkpoint(stream, tmp_path):
-    with pytest.raises(AlmaError, match=r"--finetune-from-model nowhere.pt: no such checkpoint file"):
+    with pytest.raises(AlmaError, match=r"--finetune-from-model nowhere.pt: expected a file, found nothing"):
         run(stream, tmp_path, "--dry-run", "--finetune-from-model", "nowhere.pt")
 
 
@@ -107,19 +107,20 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
     ("name", "options", "message"),
     [
         ("nowhere", [], r"nowhere: not a stream "),
+        ("S:1", ["--megabatches", "5", "--dry-run"], r"S:1: fairseq splits paths at ':'"),
         ("S", ["--megabatches", "5"], r"expected at least 5 mega-batches \(--megabatches\), found 4"),
     ],
 )
-def test_a_missing_or_short_stream_is_named(stream, tmp_path, name, options, message):
+def test_a_missing_or_short_stream_and_a_path_that_fairseq_splits_are_named(stream, tmp_path, name, options, message):
     with pytest.raises(AlmaError, match=message):
         run(tmp_path / name, tmp_path, *options)
     assert not (tmp_path / "R").exists()
 
 
-def begin(stream, tmp_path, *options):
+def begin(stream, tmp_path, *options, **how):
     """Write run.json, and fail at the first command: the stream has no files."""
     with pytest.raises(AlmaError, match="fairseq-train"):
-        run(stream, tmp_path, *options)
+        run(stream, tmp_path, *options, **how)
 
 
 @pytest.fixture
@@ -136,6 +137,12 @@ def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(str
     record = json.loads((tmp_path / "R" / "run.json").read_text())
     assert (record["learner"], record["seed"], record["options"]["new_first"]) == ("sm", 9, 0.5)
     assert record["train_options"]["--max-update"] == "10"
+    with pytest.raises(AlmaError, match="R: expected a folder for several seeds, found a run"):
+        run(stream, tmp_path, "--seed", "1", "2")
+    for words in (["--lr", "abc"], []):
+        begin(stream, tmp_path, train=words)
+    record = json.loads((tmp_path / "R" / "run.json").read_text())
+    assert float(record["train_options"]["--lr"]) > 0
 
 
 def test_a_run_records_the_mega_batches_that_its_stream_received(stream, tmp_path, no_commands, monkeypatch):

@@ -237,8 +237,8 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
     path = tmp_path / "bad.txt"
     if content is not None:
         path.write_bytes(content)
-    assert re.search(message, refusal(tmp_path / "M", path))
-    assert not (tmp_path / "M").exists()
+    assert re.search(message, refusal(tmp_path / "new/M", path))
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -261,6 +261,11 @@ def test_a_bad_month_leaves_the_model_as_it_was(text, message, model, tmp_path, 
         output = str(error)
     assert re.search(message, output)
     assert (model / RECORD).read_bytes() == before
+
+
+def test_a_model_whose_path_fairseq_would_split_is_refused_before_any_work(tmp_path):
+    assert "MODEL M:1: fairseq splits paths at ':'; rename the folder" in refusal("M:1", write_month(tmp_path, 0))
+    assert not Path("M:1").exists()
 
 
 def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_changed(tmp_path):
@@ -291,6 +296,12 @@ def test_other_options_than_those_of_the_first_call_are_refused(model, tmp_path)
 def test_options_that_alma_update_cannot_use_are_usage_errors(words, message, tmp_path, capsys):
     assert refusal(tmp_path / "M", *words) == "2"
     assert message in capsys.readouterr().err and not (tmp_path / "M").exists()
+
+
+def test_text_that_another_command_appended_is_no_month(model, tmp_path):
+    months = [str(write_month(tmp_path, number)) for number in (1, 2)]
+    assert prep_text([*months, "--out", str(model / "stream"), "--append", "--one-per-input"]) == 0
+    assert "stream: another command has appended text; give a new MODEL and all texts" in refusal(model, *months)
 
 
 def test_an_impossible_size_is_refused_before_it_is_recorded(model, tmp_path, monkeypatch):

@@ -107,16 +107,16 @@ def test_stock_language_modeling_task_reads_valid_and_test_in_place(stream):
 
 
 def test_files_in_out_are_not_input(text, tmp_path, capsys):
-    create(tmp_path, tmp_path / "deep/stream")
-    capsys.readouterr()
-    stream = create(tmp_path, tmp_path / "deep/stream")
+    create(tmp_path, tmp_path / "a b/stream")
+    assert f"next: alma-stream --stream '{tmp_path}/a b/stream' --run RUN" in capsys.readouterr().out
+    stream = create(tmp_path, tmp_path / "a b/stream")
     assert "nothing to do" in capsys.readouterr().out
     assert [each["name"] for each in stream.history[0]["inputs"]] == ["text.txt"]
     (stream.root / "dict.txt").unlink()
     with pytest.raises(AlmaError, match=r"dict\.txt: expected a file of .* found no file"):
-        create(tmp_path, tmp_path / "deep/stream")
-    with pytest.raises(AlmaError, match="stream: the folder contains the input"):
-        create(tmp_path / "deep/stream", tmp_path / "deep/stream")
+        create(tmp_path, tmp_path / "a b/stream")
+    with pytest.raises(AlmaError, match=r"expected text outside .*stream, the folder to write"):
+        create(tmp_path / "a b/stream", tmp_path / "a b/stream")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_other_streams_and_files_and_an_existing_folder_are_refused(checkpoints,
     assert "not a stream (no stream.json found)" in refused(tmp_path, checkpoints["dense"], *out, "--stream", tmp_path)
     (tmp_path / "text.pt").write_text("no checkpoint")
     assert "text.pt: not a checkpoint" in refused(tmp_path, tmp_path / "text.pt", *out)
-    assert "no such checkpoint file" in refused(tmp_path, tmp_path / "none.pt", *out)
+    assert "none.pt: expected a file, found nothing" in refused(tmp_path, tmp_path / "none.pt", *out)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ def checkpoint_of(model=None, **config):
 def test_a_checkpoint_of_another_architecture_is_rejected():
     with pytest.raises(AlmaError, match=r"a\.pt: expected architecture alma_switch_lm_tiny, found alma_umix"):
         check_architecture(checkpoint_of(), "a.pt", {"_name": "alma_switch_lm_tiny"})
+    with pytest.raises(AlmaError, match=r"found alma_ensemble; start from another checkpoint$"):
+        check_architecture(checkpoint_of(_name="alma_ensemble"), "a.pt", {"_name": "alma_switch_lm_tiny"})
 
 
 @pytest.mark.parametrize(
