@@ -119,13 +119,6 @@ class NeededModels:
             if stages:
                 self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
 
-    def report_removed(self, run: Run, stage: int) -> None:
-        """Print a note if an earlier call has removed weights of a stage that this call shall keep."""
-        kept = [model for model, last in self.last_use.items() if (model.stage, last) == (stage, len(run.plans))]
-        if not all(run.folder.checkpoint(model).is_file() for model in kept):
-            where = run.folder.stage_folder(stage)
-            print_line(f"note: {where}: --keep: the weights are already removed; train a new --run", sys.stderr)
-
     def after(self, done: int) -> list[ModelId]:
         """Return the sorted models whose weights are needed after the completion of stage ``done``."""
         return sorted(model for model, last in self.last_use.items() if model.stage <= done <= last)
@@ -244,8 +237,6 @@ def _finish_stage(
                 if keeps is not None:
                     keeps.tidy(run, stage, backend)
                 run.folder.mark_tidy(stage)
-            elif keeps is not None:
-                keeps.report_removed(run, stage)
             run.display.completed(run.plans[stage], found, is_new=number in works)
     return [number in works for number in range(len(runs))]
 

@@ -139,9 +139,7 @@ class TransformerDecoder(Decoder):
         if self.norms_embeddings:
             x = F.rms_norm(x, x.shape[-1:], eps=self.norm_eps)
         positions = torch.arange(start, stop, device=x.device, dtype=torch.float32)
-        angles = torch.outer(positions, rotation_angles(self.head_dim, self.rope_theta, x.device)).unsqueeze(
-            1
-        )  # (T, 1, D / 2)
+        angles = torch.outer(positions, rotation_angles(self.head_dim, self.rope_theta, x.device))[:, None]
         return x, (angles.cos(), angles.sin())
 
 

@@ -95,9 +95,6 @@ def test_models_of_kept_arrivals_stay_and_one_note_reports_the_removal_of_others
     run(tmp_path, backend, plan(num_megabatches=5, wait=2), keep=keep)
     assert backend.kept[2] == [ModelId(stage, 0) for stage in stay]
     assert capsys.readouterr().err.count("give --keep ARRIVAL") == int(not keep)
-    RunFolder(tmp_path).checkpoint(ModelId(0, 0)).unlink()
-    run(tmp_path, backend, plan(num_megabatches=5, wait=2), keep=keep)
-    assert ("stage-000: --keep: the weights are already removed" in capsys.readouterr().err) == (0 in stay)
 
 
 def test_a_record_of_other_megabatches_is_refused(tmp_path):
