@@ -216,7 +216,7 @@ class GrowOptions(Options):
     )
     moe_freq: Optional[int] = opt(
         None,
-        f"for a dense model with --experts: make every n-th FFN layer a Switch layer (default: {USUAL_FREQUENCY})",
+        "for a dense model with --experts: make every n-th FFN layer a Switch layer (default: value of the checkpoint)",
         range=_FREQUENCY,
     )
     layers: Optional[int] = opt(

@@ -25,13 +25,7 @@ from fairseq_alma.checkpoints.checkpoint_growth import (
     growth_table,
     with_one_expert,
 )
-from fairseq_alma.checkpoints.model_options import (
-    SWITCH_SIZES,
-    TRANSFORMER_SIZES,
-    USUAL_FREQUENCY,
-    WEIGHTS_FLAG,
-    GrowOptions,
-)
+from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES, WEIGHTS_FLAG, GrowOptions
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, has_experts
@@ -169,7 +163,8 @@ def _with_gates(
     for name in _MEASURING:
         if getattr(args, name) != getattr(GrowOptions, name):
             raise AlmaError(f"{flag(name)}: {args.path} has no experts to measure or select; omit {flag(name)}")
-    config, every = checkpoint["cfg"]["model"], USUAL_FREQUENCY if args.moe_freq is None else args.moe_freq
+    config = checkpoint["cfg"]["model"]
+    every = config["moe_freq"] if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]
     if config["_name"] not in TRANSFORMER_SIZES:
         raise AlmaError(

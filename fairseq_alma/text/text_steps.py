@@ -146,9 +146,7 @@ class Grow(TrainingStep):
         ]
         sizes = ("--method", growth.method, "--experts", str(growth.num_new)) if growth.num_new else ()
         layers = ("--layers", str(growth.layers)) if growth.layers is not None else ()
-        every = job.last("--moe-freq") if growth.is_first else None
-        frequency = () if every is None else ("--moe-freq", *every)
-        groups.append((*sizes, *frequency, *layers, "--seed", str(growth.seed)))
+        groups.append((*sizes, *layers, "--seed", str(growth.seed)))
         if job.carries_optimizer:
             is_halved = growth.method == "split" and growth.num_new and not (growth.is_first and growth.num_new > 1)
             groups.append(("--optimizer", "share" if is_halved else "copy"))
