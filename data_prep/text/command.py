@@ -91,9 +91,7 @@ class PrepOptions(Options):
         parse=read_size,
     )
     format: str = opt(
-        "auto",
-        "text: documents separated by an empty line; lines, file: a document per line or file",
-        choices=FORMATS,
+        "auto", "text: documents separated by an empty line; lines, file: a document per line or file", choices=FORMATS
     )
     field: Optional[str] = opt(
         None, f"field or column with the text (default: {DEFAULT_FIELD})", parse=utf8_word, metavar="NAME"
@@ -116,9 +114,7 @@ class PrepOptions(Options):
     )
     # More text hardly changes the vocabulary, and training needs memory for each distinct word.
     tokenizer_bytes: int = opt(
-        180_000_000,
-        "train the tokenizer on at most N bytes of the first mega-batch",
-        range=integer(1, MAX_COUNT),
+        180_000_000, "train the tokenizer on at most N bytes of the first mega-batch", range=integer(1, MAX_COUNT)
     )
     tokenizer: Optional[Path] = opt(
         None,

@@ -14,14 +14,7 @@ from typing import Any, Collection, Mapping, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import (
-    AVERAGE,
-    IMAGE_TASK_STATE,
-    JOINT_MODEL,
-    TASK_STATE,
-    UnfitCheckpoint,
-    check_archive,
-)
+from fairseq_alma.checkpoints import AVERAGE, IMAGE_TASK_STATE, JOINT_MODEL, TASK_STATE, UnfitCheckpoint, check_archive
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError

@@ -169,9 +169,7 @@ class VGGOptions(Options):
         "mean", "final pooling over the image: mean, or max as in the paper's released code", choices=("mean", "max")
     )
     initial_weights: str = shape_of_images(
-        "he",
-        "initial weights of convolutions: he (He et al. 2015) or default (of torch)",
-        choices=("he", "default"),
+        "he", "initial weights of convolutions: he (He et al. 2015) or default (of torch)", choices=("he", "default")
     )
 
 

@@ -33,13 +33,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.images.image_models import Examples, GrownLayers
 from fairseq_alma.images.mixtures import mixture_layers
-from fairseq_alma.images.networks import (
-    ImageNetwork,
-    NetworkFlops,
-    count_flops,
-    in_chunks,
-    load_exactly,
-)
+from fairseq_alma.images.networks import ImageNetwork, NetworkFlops, count_flops, in_chunks, load_exactly
 from fairseq_alma.images.stage_training import ImageSettings
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.run_folder import AVERAGE_FILE, BRANCH, RunFolder, predicting_checkpoint
