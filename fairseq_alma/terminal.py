@@ -1,22 +1,21 @@
 """Print the output and progress of a command: one live progress line on a terminal, a line every 15 s elsewhere."""
 
+import contextlib
 import errno
 import os
 import shutil
 import sys
 import time
-from typing import Iterable, Iterator, Optional, TextIO, TypeVar
+from typing import Optional, TextIO
 
 from fairseq_alma.errors import printable
 
 TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 0.1, 15.0
 ERASE = "\r\x1b[2K"
 
-T = TypeVar("T")
 
-
-class LiveLine:
-    """Progress line of a command on standard error."""
+class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
+    """Progress line of a command on standard error, erased at the end of the ``with`` block."""
 
     def __init__(self) -> None:
         self.is_terminal = is_terminal(sys.stderr)
@@ -33,21 +32,9 @@ class LiveLine:
         else:
             print_line(text, sys.stderr)
 
-    def clear(self) -> None:
-        """Erase the progress line on a terminal; do nothing otherwise."""
+    def __exit__(self, *exception: object) -> None:
         if self.is_terminal:
             write(sys.stderr, ERASE)
-
-
-def track(items: Iterable[T], total: int, title: str, unit: str) -> Iterator[T]:
-    """Yield each item and show the progress, such as ``title: 3/10 documents``."""
-    line = LiveLine()
-    try:
-        for number, item in enumerate(items):
-            line.show(f"{title}: {number:,}/{total:,} {unit}")
-            yield item
-    finally:
-        line.clear()
 
 
 def is_terminal(stream: Optional[TextIO]) -> bool:

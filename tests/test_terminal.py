@@ -12,13 +12,12 @@ from fairseq_alma.terminal import format_duration
 SHOW = """
 import sys
 from fairseq_alma.terminal import LiveLine, print_line
-line = LiveLine()
-line.every = line.next = 0.0
-for done in range(3):
-    line.show(f"stage 1/3: {done}/2 updates of a long training" + "." * 200)
-    print_line(f"result {done}", sys.stdout)
-print_line("\\x1b]0;owned\\x07", sys.stdout)
-line.clear()
+with LiveLine() as line:
+    line.every = line.next = 0.0
+    for done in range(3):
+        line.show(f"stage 1/3: {done}/2 updates of a long training" + "." * 200)
+        print_line(f"result {done}", sys.stdout)
+    print_line("\\x1b]0;owned\\x07", sys.stdout)
 """
 
 

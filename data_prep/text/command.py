@@ -265,17 +265,14 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
 
 def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
     """Yield the results of a step for all pieces, and show progress: share of bytes, MB/s and remaining time."""
-    line, start, done = LiveLine(), time.monotonic(), 0
-    total = sum(size for size, _ in plan.stamps)
-    try:
+    total, start, done = sum(size for size, _ in plan.stamps), time.monotonic(), 0
+    with LiveLine() as line:
         for result in in_order(function, len(plan.pieces), plan.num_workers):
             yield result
             done += result.bytes_read if isinstance(result, Encoded) else result
             share, seconds = min(done / max(total, 1), 1.0), max(time.monotonic() - start, 1e-9)
             left = format_duration(seconds / max(share, 1e-9) * (1 - share))
             line.show(f"{title}: {share:.0%}, {done / 1e6 / seconds:,.1f} MB/s, {left} left")
-    finally:
-        line.clear()
     print_line(f"{title}: {total / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s", sys.stderr)
 
 

@@ -34,7 +34,7 @@ from fairseq_alma.moe.gate import ExpertLosses
 from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import stream_of
-from fairseq_alma.terminal import track
+from fairseq_alma.terminal import LiveLine
 from fairseq_alma.text.criterion import token_losses
 from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.task import AlmaLMTask
@@ -221,13 +221,15 @@ def _measure(checkpoint: Checkpoint, args: GrowOptions) -> tuple[ExpertLosses, d
     model.float().to(device).eval()
     weight, bias = model.decoder.output_projection.weight, model.decoder.logit_bias
     experts, total, num_tokens = ExpertLosses(), 0.0, 0
-    for batch in track(batches, len(batches), f"losses on {args.split}", "batches"):
-        batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
-        features, extra = model(**batch["net_input"], features_only=True)
-        target = batch["target"].flatten()
-        is_real = target != pad
-        losses = token_losses(features.flatten(0, 1), weight, target, bias).masked_fill(~is_real, 0.0).double()
-        experts.add_routed(losses, extra["routing"], is_real)
-        total += losses.sum().item()
-        num_tokens += int(is_real.sum())
+    with LiveLine() as line:
+        for number, batch in enumerate(batches):
+            line.show(f"losses on {args.split}: {number:,}/{len(batches):,} batches")
+            batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
+            features, extra = model(**batch["net_input"], features_only=True)
+            target = batch["target"].flatten()
+            is_real = target != pad
+            losses = token_losses(features.flatten(0, 1), weight, target, bias).masked_fill(~is_real, 0.0).double()
+            experts.add_routed(losses, extra["routing"], is_real)
+            total += losses.sum().item()
+            num_tokens += int(is_real.sum())
     return experts, {"num_tokens": num_tokens, "loss": total / max(num_tokens, 1)}
