@@ -122,7 +122,7 @@ class Option:
         metavar: name of the value in ``--help``.
         defaults: kind of data, or `TRAINING` (for fairseq-train) -> default value, if it differs from ``default``.
         name: name of the field.
-        flag: flag on the command line.
+        flag: flag on the command line; empty in a declaration if it follows from the name of the field.
         default: default value; ``MISSING`` if the option is required.
         type: type of the value, without ``Optional``.
     """
@@ -207,18 +207,16 @@ class _Read(argparse.Action):
             parser.error(str(error))
 
 
-def opt(default: Any, help: str, *, flag: Optional[str] = None, choices: Sequence[str] = (), **further: Any) -> Any:
+def opt(default: Any, help: str, *, choices: Sequence[str] = (), **further: Any) -> Any:
     """Declare an option as a dataclass field; the flag of the field ``grow_every`` is ``--grow-every``.
 
     Args:
         default: default value; ``MISSING`` for a required option.
         help: help text with the unit; ``--help`` appends the default.
-        flag: flag, if it differs from the field name.
         choices: permitted values; empty if all values are permitted.
         further: other attributes of `Option`; ``range`` is required for real numbers.
     """
-    declared = Option(help, choices=tuple(choices), flag=flag or "", **further)
-    return field(default=default, metadata={"help": help, "option": declared})
+    return field(default=default, metadata={"help": help, "option": Option(help, choices=tuple(choices), **further)})
 
 
 of_this_call = functools.partial(opt, recorded=False)

@@ -181,7 +181,3 @@ def run(options: ImagePrepOptions) -> None:
         f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN",
     ):
         print_line(line, sys.stdout)
-
-
-if __name__ == "__main__":
-    sys.exit(main(None))

@@ -84,12 +84,8 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
         "lr_scheduler_state": {},
         "num_updates": model.num_updates,
     }
-    facts = {
-        "grown": model.grown.options(),
-        "num_updates": model.num_updates,
-        "num_images": model.num_images,
-        "growth": dict(model.growth),
-    }
+    facts: dict[str, Any] = {"grown": model.grown.options(), "growth": dict(model.growth)}
+    facts |= {"num_updates": model.num_updates, "num_images": model.num_images}
     weights = {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()}
     checkpoint = untrained_checkpoint(dict(config), weights, {})
     write_checkpoint({**checkpoint, "optimizer_history": [history], "extra_state": {TRAINING_KEY: facts}}, path)
