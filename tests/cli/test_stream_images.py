@@ -15,10 +15,10 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_trainer
 from fairseq_alma.learners.learner import Learner, ModelId
 from fairseq_alma.runs import workers
-from tests.engine import Forked
+from tests.engine import fork
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records as records
-from tests.scripts import end_with, usage_error
+from tests.scripts import usage_error
 
 WORDS = ("--", "--width", "6", "--max-epoch", "4", "--cpu")
 HARD_GATES = ("--", "--arch", "alma_moe_mlp", "--num-experts", "2", "--gate", "hard", "--max-epoch", "3", "--cpu")
@@ -201,12 +201,12 @@ def test_a_damaged_stream_is_an_error_and_no_usage_error(stream, tmp_path):
 
 def fork_stream(command, **options):
     """Start ``alma-stream`` like `subprocess.Popen`, as a fork that needs no imports."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
+
+    def run():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        end_with(lambda: main(command[len(workers.ALMA_STREAM) :]))
-    return Forked(child)
+        return main(command[len(workers.ALMA_STREAM) :])
+
+    return fork(run)
 
 
 @pytest.mark.slow

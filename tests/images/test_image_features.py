@@ -1,14 +1,12 @@
 """Features of a training on images: moving average, decay of the learning rate, autocast."""
 
 import json
-import os
 import signal
 
 import pytest
 import torch
 
 from fairseq_alma.cli.stream import main
-from fairseq_alma.images import stage_trainer
 from fairseq_alma.images.image_batches import ImageInput, TrainingImages, seeded
 from fairseq_alma.images.image_job import LoopOptions
 from fairseq_alma.images.networks import MLP
@@ -16,7 +14,10 @@ from fairseq_alma.images.stage_training import StageTraining
 from fairseq_alma.training.feature import Feature, Features
 from fairseq_alma.training.features import LRBranch, WeightAverage
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream
-from tests.scripts import end_with, usage_error
+from tests.kills.crashes import Crash
+from tests.kills.launch import launch
+from tests.runs.results import stage_records
+from tests.scripts import usage_error
 
 WORDS = ["--", "--width", "6", "--max-epoch", "12", "--batch-size", "16", "--cpu"]
 COPY = ["--branch-share", "0.3"]
@@ -31,39 +32,12 @@ def command(stream, folder, *options, words=()):
     return ["--stream", str(stream), "--run", str(folder), "--wait", "3", *options, *WORDS, *words]
 
 
-def records(folder):
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("stage-*/stage.json"))]
-    for record in found:
-        del record["wall_seconds"]
-    return found
-
-
 def weights(folder, stage=1, name="checkpoint_last.pt"):
     return torch.load(folder / f"stage-{stage:03d}" / "member-0" / name, weights_only=True)["model"]
 
 
 def are_equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(other[name], tensor) for name, tensor in one.items())
-
-
-def run_forked(arguments, kill_at=0):
-    """Run the command in a fork that saves after each epoch; kill it after save number ``kill_at``."""
-    saves = []
-
-    def save(*arguments, write=stage_trainer.write_checkpoint):
-        write(*arguments)
-        saves.append(arguments)
-        if len(saves) == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def run():
-        stage_trainer.SAVE_EVERY_SECONDS, stage_trainer.write_checkpoint = 0.0, save
-        return main(arguments)
-
-    child = os.fork()
-    if child == 0:
-        end_with(run)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.slow  # tests/kills is fast and kills such runs
@@ -76,14 +50,17 @@ def run_forked(arguments, kill_at=0):
     ids=["average of two seeds", "copies"],
 )
 def test_a_killed_run_ends_with_the_same_figures_and_weights(options, runs, tested, stream, tmp_path):
-    complete, cut = (command(stream, tmp_path / name, *options) for name in ("complete", "cut"))
-    assert run_forked(complete) == 0
-    for saves in (5, 7):
-        assert run_forked(cut, kill_at=saves) == -signal.SIGKILL
-    assert run_forked(cut) == 0
+    def call(name, step=0):
+        crash = Crash(tmp_path / name, tmp_path / "journal", step, only=r"/training\.pt\t")  # a rename for each save
+        return launch(command(stream, tmp_path / name, *options), tmp_path / "log", crash)
+
+    assert call("complete") == 0
+    for step in (6, 8):
+        assert call("cut", step) == -signal.SIGKILL
+    assert call("cut") == 0
     for run in runs:
         first, second = tmp_path / "complete" / run, tmp_path / "cut" / run
-        assert len(records(first)) == 2 and records(second) == records(first)
+        assert len(stage_records(first)) == 2 and stage_records(second) == stage_records(first)
         assert are_equal(weights(first), weights(second))
         assert are_equal(weights(first, name=tested), weights(second, name=tested))
 
@@ -92,7 +69,7 @@ def test_a_copy_has_a_decaying_rate_and_does_not_change_the_model(stream, tmp_pa
     options = {"plain": [], "copy": COPY}
     for name, own in options.items():
         assert main(command(stream, tmp_path / name, *own, "--keep-checkpoints")) == 0
-    plain, copy = (records(tmp_path / name) for name in options)
+    plain, copy = (stage_records(tmp_path / name) for name in options)
     assert are_equal(weights(tmp_path / "copy"), weights(tmp_path / "plain"))
     assert not are_equal(weights(tmp_path / "copy", 0, "branch/checkpoint_last.pt"), weights(tmp_path / "plain", 0))
     assert copy[0]["num_updates"] == plain[0]["num_updates"]
@@ -109,7 +86,7 @@ def test_autocast_changes_figures_by_rounding_and_keeps_weights_in_fp32(tmp_path
     for words in ([], ["--autocast", "bf16"]):
         folder = tmp_path / f"R{len(words)}"
         assert main(["--stream", str(large), "--run", str(folder), "--learner", "moe", "--", *own, *words]) == 0
-        (record,) = records(folder)
+        (record,) = stage_records(folder)
         losses.append(record["test"]["loss"])
         assert all(tensor.dtype == torch.float32 for tensor in weights(folder, 0).values())
     assert losses[1] == pytest.approx(losses[0], rel=0.05) and losses[0] != losses[1]
