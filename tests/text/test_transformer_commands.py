@@ -10,11 +10,12 @@ from tests.text.stock_commands import evaluate, train_model
 MODEL = ("--arch", "alma_transformer_lm_tiny", "--num-experts", "3", "--dropout", "0.1")
 OPTIMIZER = ("--optimizer", "muon", "--lr", "0.02", "--clip-norm", "1", "--lr-scheduler", "inverse_sqrt")
 STAGE = (*OPTIMIZER, "--warmup-updates", "5", "--ema-half-life", "1/16", "--megabatch")
+THREE_EPOCHS = ("0", "--batch-size", "12", "--max-update", "24")
 
 
 @pytest.fixture(scope="module")
 def through(trained, tmp_path_factory):
-    return train_model(trained.stream, tmp_path_factory.mktemp("through"), *MODEL, *STAGE, "0")
+    return train_model(trained.stream, tmp_path_factory.mktemp("through"), *MODEL, *STAGE, *THREE_EPOCHS)
 
 
 def leaves(value):
@@ -26,9 +27,10 @@ def leaves(value):
         yield value
 
 
-def test_a_killed_training_resumes_bit_for_bit(trained, through, tmp_path):
-    train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0", "--max-update", "9")
-    resumed = torch.load(train_model(trained.stream, tmp_path, *MODEL, *STAGE, "0"))
+def test_a_training_cut_in_its_third_epoch_resumes_bit_for_bit(trained, through, tmp_path):
+    cut = train_model(trained.stream, tmp_path, *MODEL, *STAGE, *THREE_EPOCHS, "--max-update", "22")
+    assert torch.load(cut)["extra_state"]["train_iterator"]["epoch"] == 3
+    resumed = torch.load(train_model(trained.stream, tmp_path, *MODEL, *STAGE, *THREE_EPOCHS))
     one = torch.load(through)
     parts = [(end["model"], end["last_optimizer_state"], end["extra_state"]["AlmaLMTask"]) for end in (one, resumed)]
     pairs = [*zip(*(leaves(dict(enumerate(each))) for each in parts), strict=True)]
