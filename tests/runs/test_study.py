@@ -42,7 +42,8 @@ def test_other_options_are_refused_and_named(tmp_path, change, message):
 def test_options_that_change_no_result_may_change(tmp_path):
     stream = write_manifest(tmp_path, 4)
     shown = {"--tensorboard-logdir": "tb", "--wandb-project": "p", "--log-interval": "5"}
-    now = describe(stream, options={**OPTIONS, "keep_checkpoints": True}, train={**TRAIN, **shown, "--batch-size": "4"})
+    batches = {"--batch-size": "4", "--update-freq": "2", "--checkpoint-activations": ""}
+    now = describe(stream, options={**OPTIONS, "keep_checkpoints": True}, train={**TRAIN, **shown, **batches})
     assert require_same_run("run.json", describe(stream), now, stream) == []
     images = SimpleNamespace(**{**vars(stream), "kind": "images"})  # an update is one batch
     with pytest.raises(AlmaError, match="--batch-size changed from not given to 4"):

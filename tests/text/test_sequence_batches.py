@@ -1,8 +1,5 @@
 """The order of a training is one of sequences; it does not depend on batches, processes or resumes."""
 
-import json
-import signal
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +7,6 @@ from fairseq.data.iterators import GroupedIterator
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.sequence_batches import SequenceBatches
-from tests.kills.crashes import Crash
-from tests.kills.launch import launch
 from tests.text.stock_commands import train_model
 from tests.text.test_task import task_of
 
@@ -144,20 +139,3 @@ def test_a_training_resumes_with_other_batches_after_running_out_of_memory(train
     counts, changed = (each["extra_state"]["AlmaLMTask"] for each in (one, other))
     assert counts["train_tokens"] == changed["train_tokens"]
     assert [(each["from_update"], each["batch_size"]) for each in changed["batches"]] == [(0, 8), (5, 4)]
-
-
-def test_a_run_resumes_with_other_batches_and_records_the_update(trained, tmp_path):
-    run, log = tmp_path / "run", tmp_path / "log"
-
-    def call(words, *crash):
-        own = ["--stream", str(trained.stream), "--run", str(run), "--stage", "0", "--save-every", "4", "--"]
-        own += ["--arch", "alma_transformer_lm", "--decoder-embed-dim", "16", "--decoder-layers", "2", "--cpu"]
-        own += ["--max-update", "12", "--tokens-per-sample", "32", *words]
-        return launch(own, log, Crash(run, tmp_path / "journal", *crash))
-
-    eighth = r"/stage-000/member-0/checkpoint_\d+_8\.pt"
-    assert call(["--batch-size", "8"], 1, "kill", eighth) == -signal.SIGKILL, log.read_text()
-    assert call(["--batch-size", "4", "--update-freq", "2", "--checkpoint-activations"]) == 0, log.read_text()
-    record = json.loads((run / "stage-000/stage.json").read_text())
-    assert record["num_updates"] == 12
-    assert [(each["from_update"], each["batch_size"]) for each in record["batches"]] == [(0, 8), (4, 4)]

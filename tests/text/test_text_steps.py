@@ -89,8 +89,9 @@ def write_checkpoint(job, model):
 def test_a_killed_training_resumes_and_counts_each_token_once(job, launched, monkeypatch):
     average = write_checkpoint(job, PLAN.trainings[0].model).with_name("checkpoint_average.pt")
     average.touch()  # of an earlier call with fewer --passes
-    pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000))
-    assert train(job) == {"num_updates": 10, "train_tokens": 1000, "train_flops": 6000}
+    batches = [{"from_update": 0, "batch_size": 8}, {"from_update": 5, "batch_size": 4}]
+    pretend(monkeypatch, Progress(5, 0, 500), Progress(10, 0, 1000, batches=batches))
+    assert train(job) == {"num_updates": 10, "train_tokens": 1000, "train_flops": 6000, "batches": batches}
     assert launched.programs == ["fairseq-train"] and not average.exists()
 
 
