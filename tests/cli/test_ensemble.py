@@ -13,12 +13,11 @@ from fairseq.models import FairseqLanguageModel
 
 from fairseq_alma.cli.ensemble import main
 from fairseq_alma.data.stream import Stream
-from fairseq_alma.errors import AlmaError
 from tests import scripts
 from tests.models.ensembles import load, save_member, switch_config
 from tests.scripts import run_script, usage_error
 from tests.text.models import transformer_config
-from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluate
+from tests.text.stock_commands import TOKENS_PER_SAMPLE
 
 SIZES = {"decoder_layers": 2, "decoder_embed_dim": 8, "decoder_ffn_embed_dim": 16}
 
@@ -132,12 +131,3 @@ def test_the_hub_interface_samples_from_an_ensemble(joined):
     hub = FairseqLanguageModel.from_pretrained(str(joined.folder), "E.pt", **options)
     assert hub.sample("the wind", beam=2, max_len_b=8).startswith("the wind")
     assert hub.score("the old river")["positional_scores"].isfinite().all()
-
-
-def test_a_missing_member_ends_fairseq_eval_lm_in_one_line(joined, tmp_path):
-    member = shutil.copy(joined.folder / "b.pt", tmp_path / "b.pt")
-    main([str(member), "--out", f"{tmp_path}/E.pt"])
-    member.unlink()
-    with pytest.raises(AlmaError, match=rf"{tmp_path}/b\.pt: file of an ensemble member not found") as error:
-        evaluate(joined.stream, tmp_path / "E.pt")
-    assert "\n" not in str(error.value)

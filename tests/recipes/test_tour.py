@@ -15,7 +15,6 @@ from data_prep.corpus import main as fetch
 from fairseq_alma.cli import notebook
 from fairseq_alma.cli.ensemble import main as ensemble
 from fairseq_alma.data.tokens import TokenFile
-from fairseq_alma.errors import AlmaError
 
 pytestmark = pytest.mark.slow
 
@@ -93,11 +92,3 @@ def test_the_average_of_a_run_is_that_of_its_newest_stage(tour, tmp_path):
     paths = tour[0] / "run/stage-001/member-0/checkpoint_average.pt", tmp_path / "a.pt"
     needed, found = (torch.load(path)["model"] for path in paths)
     assert found.keys() == needed.keys() and all(torch.equal(found[name], needed[name]) for name in needed)
-
-
-def test_a_missing_model_is_one_line(tour):
-    folder = tour[0]
-    with pytest.raises(AlmaError, match="--arrival 1: expected a run, found "):
-        fairseq_alma.load_model(folder / "exported", arrival=1)
-    with pytest.raises(AlmaError, match="no model at arrival -1"):
-        fairseq_alma.load_model(folder / "run", arrival=-1)
