@@ -61,10 +61,6 @@ class Source:
     period: Optional[str] = None  # one of `PERIODS` if groups are periods of dates; None if each value is a group
 
     @property
-    def has_fields(self) -> bool:
-        return self.form not in FORMS_OF_TEXT
-
-    @property
     def stamp(self) -> tuple[int, int]:
         """Return (size in bytes, modification time in nanoseconds), to detect changes to the file."""
         status = self.path.stat()

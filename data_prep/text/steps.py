@@ -27,7 +27,7 @@ from data_prep.text.assignment import (
     held_out_ngrams,
     keys_of,
 )
-from data_prep.text.documents import Piece, Source, batches_of, cut_into_pieces, find_sources
+from data_prep.text.documents import FORMS_OF_TEXT, Piece, Source, batches_of, cut_into_pieces, find_sources
 from fairseq_alma.data.stream import (
     DICTIONARY,
     TOKEN_SUFFIXES,
@@ -128,7 +128,7 @@ def make_plan(there: Optional[Stream], options: "PrepOptions", copies: Optional[
     field, by = options.field_or_default, options.by
     ignored = options.ignored or options.out
     sources = tuple(find_sources(options.inputs, options.format, field, copies, ignored, by, options.period))
-    text = [f"{each.label} is plain text, which has no fields" for each in sources if not each.has_fields]
+    text = [f"{each.label} is plain text, which has no fields" for each in sources if each.form in FORMS_OF_TEXT]
     if by is not None and text:
         raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
     if options.field is not None and len(text) == len(sources):
