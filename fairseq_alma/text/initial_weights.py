@@ -9,7 +9,7 @@ from fairseq_alma.growth.tensors import init_uniform
 
 MAX_TOKENS, MAX_RANK = 2**22, 128
 """Numbers of tokens and dimensions that are enough for `init_from_bigrams`; more only take more memory and time."""
-PSEUDOCOUNT, RIDGE = 20.0, 0.01
+SHARE, PSEUDOCOUNT, RIDGE = 0.9, 60.0, 0.01
 SAMPLE = (128, 128)
 """Maximum number of sequences, and maximum length, of the sample of text in `init_from_bigrams`."""
 
@@ -64,7 +64,7 @@ def init_from_bigrams(decoder: Any, tokens: Tensor) -> None:
     """Initialize embeddings and output projection so that the model approximately predicts the bigrams of a text.
 
     Let N(a, b) be the number of occurrences of token b after token a, p(b) the frequency of b, and c a constant. The
-    last half of the embedding dimensions (at most 128) are left singular vectors of the matrix log(1 + N(a, b) / (c
+    last 90 % of the embedding dimensions (at most 128) are left singular vectors of the matrix log(1 + N(a, b) / (c
     p(b))), which is similar to the pointwise mutual information (Levy and Goldberg 2014, "Neural word embedding as
     implicit matrix factorization"). The output projection is a ridge regression from the model's hidden states in a
     sample of the text to the logits log p(b | a).
@@ -85,7 +85,7 @@ def init_from_bigrams(decoder: Any, tokens: Tensor) -> None:
         return torch.sparse_coo_tensor(torch.stack([rows, columns]), values, shape, check_invariants=True).coalesce()
 
     weighted = matrix(values * (frequency[rows] * frequency[columns]).sqrt())
-    left, scale, _ = torch.svd_lowrank(weighted, min(table.size(1) // 2, vocab_size, MAX_RANK))
+    left, scale, _ = torch.svd_lowrank(weighted, min(int(SHARE * table.size(1)), vocab_size, MAX_RANK))
     left *= scale.sqrt() / frequency.sqrt().unsqueeze(1)
     norms = left.norm(dim=1, keepdim=True)
     table[:, -left.size(1) :] = left.size(1) ** 0.5 * left / (norms + 0.1 * norms.square().mean().sqrt() + 1e-6)
