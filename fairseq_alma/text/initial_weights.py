@@ -10,6 +10,7 @@ from fairseq_alma.growth.tensors import init_uniform
 MAX_TOKENS, MAX_RANK = 2**22, 128
 """Numbers of tokens and dimensions that are enough for `init_from_bigrams`; more only take more memory and time."""
 SHARE, PSEUDOCOUNT, RIDGE = 0.9, 60.0, 0.01
+"""Share of the embedding dimensions, constant c, and penalty of the ridge regression in `init_from_bigrams`."""
 SAMPLE = (128, 128)
 """Maximum number of sequences, and maximum length, of the sample of text in `init_from_bigrams`."""
 
