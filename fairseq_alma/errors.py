@@ -122,9 +122,14 @@ def refuse_unwritable(out: Path, flag: str) -> None:
 
 
 def refuse_colon(path: Union[str, Path], flag: str = "") -> None:
-    """Raise AlmaError if the path of a stream of text contains a colon, where fairseq splits paths."""
+    """Raise AlmaError if the path of a stream of text contains a colon, where fairseq splits paths.
+
+    Args:
+        path: path of the stream.
+        flag: option followed by a space, for the message; empty if no option sets the path.
+    """
     if os.pathsep in str(path):
-        raise AlmaError(f"{flag} {path}: fairseq splits paths at {os.pathsep!r}; rename the folder")
+        raise AlmaError(f"{flag}{path}: fairseq splits paths at {os.pathsep!r}; rename the folder")
 
 
 def refuse_irregular(path: Path, flag: str = "") -> None:

@@ -240,7 +240,7 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
     Raises:
         AlmaError: the input, the options or the files at ``--out`` are invalid.
     """
-    refuse_colon(options.out, "--out")
+    refuse_colon(options.out, "--out ")
     existing_stream(options)  # Report errors before the input is read.
     if options.tokenizer is not None:
         StreamTokenizer(options.tokenizer)

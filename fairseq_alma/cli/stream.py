@@ -157,7 +157,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             )
     kind = "text" if stream is None else stream.kind
     if kind == "text":
-        refuse_colon(arguments.stream, "--stream")
+        refuse_colon(arguments.stream, "--stream ")
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
     images = ImageStream.open(stream.root) if stream is not None and kind == "images" else None
     try:

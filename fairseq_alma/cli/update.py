@@ -238,7 +238,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error("--redo uses the text and the options of the first call; remove --format, --field and --")
     refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
     root = options.model
-    refuse_colon(root, "MODEL")
+    refuse_colon(root, "MODEL ")
     read_record(root)  # Before writing a lock file, refuse a folder that is not a model folder.
     with locked(root / ".lock", f"{root}", who="alma-update", unused=(".lock", LOG)):
         record = read_record(root)

@@ -3,7 +3,7 @@
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_alma.growth.tensors import init_uniform
 
@@ -13,13 +13,6 @@ SHARE, PSEUDOCOUNT, RIDGE = 0.9, 60.0, 0.01
 """Share of the embedding dimensions, constant c, and penalty of the ridge regression in `init_from_bigrams`."""
 SAMPLE = (128, 128)
 """Maximum number of sequences, and maximum length, of the sample of text in `init_from_bigrams`."""
-
-
-def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
-    """Return a linear layer without bias; the weights are zero or initialized by `init_uniform`."""
-    made = nn.Linear(in_features, out_features, bias=False)
-    (nn.init.zeros_ if is_zero else init_uniform)(made.weight)
-    return made
 
 
 def rotation_angles(head_dim: int, theta: float, device: Optional[torch.device] = None) -> Tensor:

@@ -39,10 +39,10 @@ from fairseq_alma.checkpoints.checkpoint_file import (
     read_checkpoint,
 )
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
-from fairseq_alma.data.stream import Stream, split_name
+from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError, in_one_line, refuse_colon
-from fairseq_alma.learners.learner import Stage, StageOptions, stage_ending_with
+from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.options import flag
 from fairseq_alma.text.initial_weights import MAX_TOKENS
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
@@ -165,24 +165,24 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             super().load_dataset(split, epoch, combine, **kwargs)
             return
         self.features[NewFirst].require_replay(self.args.replay)
-        stage = self._stage()
-        names = [self.stream.megabatch(t).name for t in stage.megabatches]
+        names, num_arrivals = self._stage()
         for name in names:
             super().load_dataset(name, epoch, combine, **kwargs)
         datasets = [self.datasets.pop(name) for name in names]
-        num_all, num_new = (sum(map(len, each)) for each in (datasets, datasets[-len(stage.arrivals) :]))
+        num_all, num_new = (sum(map(len, each)) for each in (datasets, datasets[-num_arrivals:]))
         first = self.features[NewFirst].draw_first(num_all, num_new, self.args.seed)
         self.datasets["train"] = StageDataset(datasets, first)
 
-    def _stage(self) -> Stage:
-        """Return the stage to train on, and verify its files."""
+    def _stage(self) -> tuple[list[str], int]:
+        """Return the training splits of the stage and the number of new ones, which come last; verify the files."""
         last = self.args.megabatch
         if last is None:
             raise AlmaError("--megabatch: not given; give the last mega-batch of the stage to train on")
         self.stream.megabatch(last)  # raises an error if the mega-batch does not exist
         stage = stage_ending_with(last, self.stream.num_megabatches, self.args.wait, self.args.replay)
-        self.stream.verify(self.stream.megabatch(t).name for t in stage.megabatches)
-        return stage
+        names = [self.stream.megabatch(t).name for t in stage.megabatches]
+        self.stream.verify(names)
+        return names, len(stage.arrivals)
 
     def get_batch_iterator(self, dataset: FairseqDataset, **given: Any) -> EpochBatchIterating:
         """Return the batches of a split for this process; for ``train``, return a `SequenceBatches`.
@@ -268,9 +268,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             if start is not None and checkpoint is not None:
                 check_weights(checkpoint, start, model)
             elif hasattr(model, "init_from_text"):
-                megabatches = self._stage().megabatches
-                files = [TokenFile(self.stream.root / split_name(t)) for t in megabatches]
-                parts = [file.ids[: MAX_TOKENS // len(files)] for file in files]
+                names, _ = self._stage()
+                parts = [TokenFile(self.stream.root / name).ids[: MAX_TOKENS // len(names)] for name in names]
                 model.init_from_text(torch.from_numpy(np.concatenate(parts).astype(np.int64)))
         gates = [weight for name, weight in model.named_parameters() if name.endswith(".gate.weight")]
         self.is_compiled = getattr(model, "is_compiled", False)

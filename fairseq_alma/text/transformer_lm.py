@@ -34,10 +34,17 @@ from fairseq_alma.text.decoder import (
     LanguageModel,
     LanguageModelConfig,
 )
-from fairseq_alma.text.initial_weights import init_from_bigrams, init_induction_head, linear, rotation_angles
+from fairseq_alma.text.initial_weights import init_from_bigrams, init_induction_head, rotation_angles
 from fairseq_alma.training.fairseq_options import fairseq_config
 
 AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
+
+
+def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
+    """Return a linear layer without bias; the weights are zero or initialized by `init_uniform`."""
+    made = nn.Linear(in_features, out_features, bias=False)
+    (nn.init.zeros_ if is_zero else init_uniform)(made.weight)
+    return made
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
