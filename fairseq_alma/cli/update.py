@@ -27,8 +27,9 @@ from fairseq_alma.data.tokens import StreamTokenizer
 from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
 from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.options import Options, given_values, group_words, operand, opt, real, utf8_path, utf8_word
-from fairseq_alma.runs.run_folder import RUN, RunFolder, stage_predictor
+from fairseq_alma.runs.run_folder import RUN, RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.helper import call
@@ -107,10 +108,14 @@ class UpdateRecord(Struct):
 def read_record(root: Path) -> UpdateRecord:
     """Return the record of a model, empty for a new model. Raises AlmaError if ``root`` is not a model folder."""
     path, remedy = root / RECORD, "restore the file from a backup, or give a new MODEL"
+    stream, again = root / STREAM, "give a new MODEL and the texts of all months"
     if path.exists():
         content = read_json_object(path, remedy)
-        require_version(content.get("version"), VERSION, path, "give a new MODEL and the texts of all months")
-        return as_record(content, UpdateRecord, path, remedy)
+        require_version(content.get("version"), VERSION, path, again)
+        record = as_record(content, UpdateRecord, path, remedy)
+        if record.months and not stream.exists():
+            raise AlmaError(f"{stream}: missing; restore the folder from a backup, or {again}")
+        return record
     others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
     if root.is_file() or (others and not {LOG} <= others <= {LOG, STREAM}):
         raise AlmaError(f"{root}: expected a folder of alma-update, found no {RECORD}; give a new folder as MODEL")
@@ -399,8 +404,15 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
 
 def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
     """Train on month ``index`` (numbered from 0), and store results and cost in ``month``."""
-    run = RunFolder(root / (NEXT if month.replaces else RUN))
-    if month.first < index and not run.root.exists():  # The new run needs the earlier stages.
+    run, old = RunFolder(root / (NEXT if month.replaces else RUN)), index - month.first - 1
+    earlier = run if run.root.exists() else RunFolder(root / RUN)
+    for path in (earlier.root / RUN_RECORD, earlier.checkpoint(ModelId(old, 0))) if old >= 0 else ():
+        if not path.is_file():  # otherwise, alma-stream would train another model on the older months
+            raise AlmaError(
+                f"{path}: missing, but month {index + 1} continues the training of this model; restore {earlier.root} "
+                "from a backup, or repeat the command with --size N to train a new model on all months"
+            )
+    if old >= 0 and not run.root.exists():  # The new run needs the earlier stages.
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
