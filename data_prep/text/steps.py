@@ -163,12 +163,10 @@ class Work:
 
     @cached_property
     def plan(self) -> Plan:
-        """Return the options, input files and pieces of the command."""
         return self.load("plan")
 
     @cached_property
     def assignment(self) -> Assignment:
-        """Return the sets, groups and counts that `assign` wrote to the work folder."""
         return self.load("assignment")
 
     @cached_property

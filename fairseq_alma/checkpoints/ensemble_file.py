@@ -166,7 +166,6 @@ class TrainedMembers:
     embedded: frozenset[int]  # indices of the embedded members
 
     def trained_members(self) -> Sequence[nn.Module]:
-        """Return the modules of the members."""
         raise NotImplementedError
 
     def load_state_dict(

@@ -33,6 +33,7 @@ from fairseq_alma.runs.run_folder import RUN, RUN_RECORD, RunFolder, stage_predi
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
 from fairseq_alma.text.helper import call
+from fairseq_alma.text.stage_checkpoints import is_sound
 from fairseq_alma.text.train_options import BALANCING, END_OPTIONS, TrainOptions, model_of, num_params, row_of
 
 RECORD, VERSION = "update.json", 2
@@ -107,14 +108,13 @@ class UpdateRecord(Struct):
 
 def read_record(root: Path) -> UpdateRecord:
     """Return the record of a model, empty for a new model. Raises AlmaError if ``root`` is not a model folder."""
-    path, remedy = root / RECORD, "restore the file from a backup, or give a new MODEL"
-    stream, again = root / STREAM, "give a new MODEL and the texts of all months"
+    path, remedy = root / RECORD, "restore it from a backup, or give a new MODEL"
     if path.exists():
         content = read_json_object(path, remedy)
-        require_version(content.get("version"), VERSION, path, again)
+        require_version(content.get("version"), VERSION, path, "give a new MODEL and the texts of all months")
         record = as_record(content, UpdateRecord, path, remedy)
-        if record.months and not stream.exists():
-            raise AlmaError(f"{stream}: missing; restore the folder from a backup, or {again}")
+        if record.months and not (root / STREAM).exists():
+            raise AlmaError(f"{root / STREAM}: missing; {remedy}")
         return record
     others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
     if root.is_file() or (others and not {LOG} <= others <= {LOG, STREAM}):
@@ -404,15 +404,15 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
 
 def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
     """Train on month ``index`` (numbered from 0), and store results and cost in ``month``."""
-    run, old = RunFolder(root / (NEXT if month.replaces else RUN)), index - month.first - 1
+    run, last = RunFolder(root / (NEXT if month.replaces else RUN)), index - month.first - 1
     earlier = run if run.root.exists() else RunFolder(root / RUN)
-    for path in (earlier.root / RUN_RECORD, earlier.checkpoint(ModelId(old, 0))) if old >= 0 else ():
-        if not path.is_file():  # otherwise, alma-stream would train another model on the older months
-            raise AlmaError(
-                f"{path}: missing, but month {index + 1} continues the training of this model; restore {earlier.root} "
-                "from a backup, or repeat the command with --size N to train a new model on all months"
-            )
-    if old >= 0 and not run.root.exists():  # The new run needs the earlier stages.
+    model = earlier.checkpoint(ModelId(last, 0))
+    if last >= 0 and not (is_sound(model) and (earlier.root / RUN_RECORD).is_file()):
+        raise AlmaError(  # Otherwise, alma-stream would train another model on the older months.
+            f"{earlier.root}: expected {RUN_RECORD} and {model.relative_to(earlier.root)}, found a missing or damaged "
+            "file; restore the folder from a backup, or repeat the command with --size N to train a new model"
+        )
+    if last >= 0 and not run.root.exists():  # The new run needs the earlier stages.
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")

@@ -243,7 +243,6 @@ class Stream:
 
     @cached_property
     def num_megabatches(self) -> int:
-        """Return the number of mega-batches B."""
         return sum(split.name.startswith("megabatch-") and split.name.endswith("/train") for split in self.splits)
 
     @cached_property

@@ -59,7 +59,6 @@ class MixtureLayer(nn.Module):
 
     @property
     def num_experts(self) -> int:
-        """Return the number of experts, E."""
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
@@ -115,7 +114,6 @@ class MixtureLayer(nn.Module):
         raise NotImplementedError
 
     def one_expert(self, x: Tensor, expert: int) -> Tensor:
-        """Return the output of one expert for a batch of images."""
         raise NotImplementedError
 
     def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:

@@ -297,8 +297,7 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
     for start, model in needed:
         is_missing = not run.is_trained(start, backend) and not run.is_trained(model, backend)
         if is_missing and run.folder.read_stage(stage) is None:  # else another alma-stream has completed the stage
-            path = run.folder.checkpoint(start)
             raise AlmaError(
-                f"{path}: {'damaged' if path.is_file() else 'missing'}, but stage {stage} needs the checkpoint; remove "
-                f"{run.folder.stage_folder(start.stage)} to train stage {start.stage} again"
+                f"{run.folder.model_folder(start)}: a checkpoint is missing or damaged, but stage {stage} needs it; "
+                f"remove {run.folder.stage_folder(start.stage)} to train stage {start.stage} again"
             )

@@ -186,7 +186,7 @@ def describe_run(
     learner: str, seed: int, options: Mapping[str, Any], train_options: Mapping[str, Any], stream: Stream
 ) -> dict[str, Any]:
     """Return the content of run.json for the ``options`` before ``--`` and the ``train_options`` after ``--``."""
-    splits = {name: stream.split(name) for name in ("valid", "test")}
+    counts = ("num_tokens", "num_bytes", "num_images")
     own: dict[str, Any] = {"decontaminated": stream.decontaminated} if stream.kind == "text" else {}
     if stream.images is not None:
         own = {
@@ -207,10 +207,7 @@ def describe_run(
             "num_megabatches": stream.num_megabatches,
             "vocab_size": stream.tokenizer.vocab_size if stream.tokenizer else None,
             **own,
-            **{
-                name: {count: getattr(split, count) for count in ("num_tokens", "num_bytes", "num_images")}
-                for name, split in splits.items()
-            },
+            **{name: {count: getattr(stream.split(name), count) for count in counts} for name in ("valid", "test")},
         },
         "versions": versions(),
     }

@@ -101,7 +101,6 @@ class TextJob:
         return Part(self.first_update(training), self.stage_updates(training.model.stage), part == BRANCH)
 
     def check_start(self) -> None:
-        """Check the dictionary of the starting checkpoint."""
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
             call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
@@ -128,7 +127,6 @@ class TextJob:
         return own
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
-        """Return the steps of a stage in order."""
         job = self.of(folder)
         parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if job.branch.is_on else (COMPLETE,)
         steps: list[TextStep] = [Grow(job, plan, training) for training in plan.trainings if training.growth]

@@ -309,12 +309,12 @@ def test_a_month_does_not_continue_a_model_that_is_gone(model, tmp_path, monkeyp
     month = write_month(tmp_path, 1)
     for part in ("run/stage-000", "run/run.json", "run"):
         shutil.move(model / part, tmp_path / "gone")
-        assert "continues the training of this model; restore" in refusal(model, month)
+        assert "run: expected run.json and stage-000/member-0/checkpoint_last.pt, found" in refusal(model, month)
         shutil.move(tmp_path / "gone", model / part)
     shutil.rmtree(model / "run")
     killed_in(monkeypatch, "stream_main", model, month, "--size", "60k")  # the advice
     shutil.rmtree(model / "stream")
-    assert "stream: missing; restore the folder from a backup, or give a new MODEL" in refusal(model, month)
+    assert "stream: missing; restore it from a backup, or give a new MODEL" in refusal(model, month)
 
 
 def test_an_impossible_size_is_refused_before_it_is_recorded(model, tmp_path, monkeypatch):

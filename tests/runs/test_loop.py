@@ -198,7 +198,9 @@ def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):
     for stage in (0, 1):
         run(tmp_path, FakeBackend(), only=stage)
     backend = FakeBackend(lost=[ModelId(1, 0), ModelId(2, 0)])
-    with pytest.raises(AlmaError, match=r"stage-001/member-0/.*missing.*; remove .*/stage-001 to train stage 1 again"):
+    with pytest.raises(
+        AlmaError, match=r"stage-001/member-0: a checkpoint is missing or.*; remove .*/stage-001 to train stage 1 again"
+    ):
         run(tmp_path, backend)
     assert backend.calls == []
 
