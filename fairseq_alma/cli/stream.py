@@ -264,7 +264,7 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream, 
             print_line(f"note: the command line overrides {names} of --preset {request.preset.name}", sys.stderr)
     with folder.lock_run():
         before = folder.read_run()
-        is_same = before is not None and before | {"command": command} == record  # another process of --jobs or --member
+        is_same = before is not None and before | {"command": command} == record  # also for --jobs and --member
         if before is None or not (is_same or folder.has_begun()):
             # The user can correct an option as long as the run has no checkpoint and no complete stage.
             folder.write_run(record)
