@@ -198,7 +198,7 @@ class UpdateOptions(Options):
     redo: bool = opt(False, "train on the newest month again, for example with another --budget; give no NEW_TEXT")
     size: Optional[int] = opt(
         None,
-        "number of parameters, such as 800k; after the first month, trains a new model (default: automatic)",
+        "approximate number of parameters, such as 800k; after month 1, trains a new model (default: automatic)",
         parse=read_size,
     )
     format: Optional[str] = opt(None, "format of the text, the same for all months (default: auto)", choices=FORMATS)
