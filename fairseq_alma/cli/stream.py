@@ -264,10 +264,11 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream, 
             print_line(f"note: the command line overrides {names} of --preset {request.preset.name}", sys.stderr)
     with folder.lock_run():
         before = folder.read_run()
-        if before is None or (before != record and not folder.has_begun()):
+        is_same = before is not None and before | {"command": command} == record  # also for --jobs and --member
+        if before is None or not (is_same or folder.has_begun()):
             # The user can correct an option as long as the run has no checkpoint and no complete stage.
             folder.write_run(record)
-        elif before != record:
+        elif not is_same:
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
                 print_line(note, sys.stderr)
             newest = before | {name: record[name] for name in ("stream", "recipe") if name in record}

@@ -48,9 +48,7 @@ TOKENS_PER_PARAMETER = 8
 AHEAD = 6
 """Expected growth of the text, as a factor. A new model is sized for the grown text (see how-to/monthly.md)."""
 LEAST_TOKENS = 8_100_000
-"""A new model is sized for at least this number of tokens, so that the model has at least four layers of width 144.
-
-After six months of Python source, such a model reaches 1.453 bits per byte; two layers of width 128 reach 1.774."""
+"""A new model is sized for at least this number of tokens, so that the model has at least four layers of width 144."""
 WORSE = 1.01
 """Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
 REPORT, EXPORT = "report", "export"
@@ -205,7 +203,7 @@ class UpdateOptions(Options):
     redo: bool = opt(False, "train on the newest month again, for example with another --budget; give no NEW_TEXT")
     size: Optional[int] = opt(
         None,
-        "number of parameters, such as 800k; after the first month, trains a new model (default: automatic)",
+        "approximate number of parameters, such as 800k; after month 1, trains a new model (default: automatic)",
         parse=read_size,
     )
     format: Optional[str] = opt(None, "format of the text, the same for all months (default: auto)", choices=FORMATS)
@@ -419,10 +417,9 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
         # Hard links save space. They are safe, because no command changes these files.
         shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)
         copy.rename(run.root)
-    argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay"]
+    argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--first-wait", str(month.first + 1)]
     # The first third of the passes, at most one pass, reads only new text; the other passes sample from all text.
-    argv += ["--new-first", f"{min(1, month.step[1] / BUDGET):.6g}"]
-    argv += ["--first-wait", str(month.first + 1), "--passes", f"{month.step[1]:.6g}"]
+    argv += ["--new-first", f"{min(1, month.step[1] / BUDGET):.6g}", "--passes", f"{month.step[1]:.6g}"]
     argv += ["--size", str(month.size)] if month.size is not None else []
     argv += ["--keep", str(index - 1)] if index > month.first else []  # for a later --redo
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):

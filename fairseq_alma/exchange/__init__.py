@@ -27,4 +27,4 @@ def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capac
         )
     else:
         return
-    raise AlmaError(f"{where}: {fault}, or evaluate the checkpoint with recipes/lm_eval/evaluate.py")
+    raise AlmaError(f"{where}: {fault}, or evaluate the checkpoint with recipes/lm_eval/evaluate.py (text only)")

@@ -197,8 +197,8 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     what = "mean over all arrivals" if first.is_text else "sum over all arrivals, in percentage points"
     notes = (
         f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch. t0: first mega-batch. *: the "
-        f"learner waits, so its previous model is the current model (before the first update: the untrained model). –: "
-        f"no complete update. {over_stream}: {what}. ±: standard deviation over seeds."
+        f"learner waits, so its previous model is the current model (before the first stage: the untrained model). –: "
+        f"no complete stage. {over_stream}: {what}. ±: standard deviation over seeds."
     )
     title = f"Test {value} after each mega-batch"
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]

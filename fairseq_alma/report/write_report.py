@@ -80,7 +80,7 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
     yield "Newest model", f"after {arrivals}: test perplexity {last.value:.2f}{bits}, {size} parameters"
     if len(done) > 1 and math.isfinite(last.value / (before := done.iloc[-2].value)):  # else a model diverged
         gain = f"{100 * abs(1 - last.value / before):.1f} % {'lower' if last.value <= before else 'higher'}"
-        yield "Last arrival", f"test perplexity {gain} than after the previous update ({before:.2f})"
+        yield "Last arrival", f"test perplexity {gain} than after the previous stage ({before:.2f})"
     log = RunFolder(run.path).stage_folder(int(last.stage)) / TRAIN_LOG.format(0)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     # The log is of one model.

@@ -141,8 +141,8 @@ class NeededModels:
             self.user_knows = True
             kept = ", ".join(run.folder.stage_folder(number).name for number in sorted({model.stage for model in stay}))
             print_line(
-                f"{run.folder.root}: keeping only the weights in {kept}, for the report or a later stage; to keep "
-                "more, give --keep ARRIVAL (numbered from 0) or --keep-checkpoints",
+                f"{run.folder.root}: removing weights that neither the report nor a later stage needs, keeping {kept}; "
+                "to keep more, give --keep ARRIVAL (numbered from 0) or --keep-checkpoints",
                 sys.stderr,
             )
         backend.keep_only(run.folder, [*filter(is_complete, range(max(0, first), done + 1))], stay, gone)

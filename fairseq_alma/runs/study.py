@@ -98,7 +98,7 @@ class StudyOptions(ScheduleOptions):
         parse=PRESETS.__getitem__,
     )
     size: Optional[int] = of_this_call(
-        None, "number of parameters, such as 25M (default: chosen from the amount of text)", kinds=TEXT, parse=read_size
+        None, "approximate number of parameters, such as 25M (default: by amount of text)", kinds=TEXT, parse=read_size
     )
     passes: Optional[float] = of_this_call(
         None,

@@ -69,13 +69,13 @@ def grow(args: GrowOptions) -> str:
     refuse_other_shapes(checkpoint["model"], _build(checkpoint, args.out), args.out, _UNALTERED)
     write_checkpoint(checkpoint, args.out)
     config = checkpoint["cfg"]["model"]
-    experts = f"--num-experts {config['num_experts']}"
+    layers = f" --decoder-layers {config['decoder_layers']}"
+    given, read = (layers, "") if config["_name"] in SWITCH_SIZES else ("", layers)
+    read += f" --num-experts {config['num_experts']}"
     if config["gate_trees"]:
-        experts += f" --gate-trees '{config['gate_trees']}'"
-    lines += [f"wrote {args.out}", f"train with: fairseq-train {WEIGHTS_FLAG} {shlex.quote(args.out)}"]
-    if args.layers is not None and config["_name"] in SWITCH_SIZES:
-        lines[-1] += f" --decoder-layers {args.layers}"
-    return "\n".join([*lines, f"fairseq-train reads these options from the checkpoint: {experts}"])
+        read += f" --gate-trees '{config['gate_trees']}'"
+    lines += [f"wrote {args.out}", f"train with: fairseq-train {WEIGHTS_FLAG} {shlex.quote(args.out)}{given}"]
+    return "\n".join([*lines, f"fairseq-train reads these options from the checkpoint:{read}"])
 
 
 def _build(checkpoint: Checkpoint, path: str, device: str = "meta") -> Any:

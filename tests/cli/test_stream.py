@@ -6,6 +6,7 @@ import pytest
 from fairseq_alma.cli.stream import main
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import write_manifest
 from tests.scripts import usage_error
@@ -55,6 +56,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
     [
         (["--wait", "0"], "--wait 0: expected a number of at least 1"),
         (["--seed"], "argument --seed: expected at least one argument"),
+        (["--lr", "1"], "unrecognized arguments: --lr 1; see --help, and give options of fairseq-train after --"),
         (["--wait", "5", "--drop-rest"], "--wait 5 --drop-rest: the stream has only 4 mega-batches"),
         (["--stage", "4"], "--stage 4: expected a stage of the run (0 to 3)"),
         (["--keep", "0", "4"], "--keep 4: expected arrivals of the stream (0 to 3)"),
@@ -129,6 +131,16 @@ def no_commands(monkeypatch):
         raise AlmaError(f"{command.program} was called")
 
     monkeypatch.setattr("fairseq_alma.text.helper.Command.run", refuse)
+
+
+def test_processes_of_members_begin_at_the_same_time_and_keep_the_first_command(
+    stream, tmp_path, no_commands, monkeypatch
+):
+    monkeypatch.setattr("fairseq_alma.files.LOCK_PATIENCE_SECONDS", 0)
+    begin(stream, tmp_path, "--learner", "ens", "--member", "0")
+    with RunFolder(tmp_path / "R").lock_member(ModelId(0, 0)):  # while member 0 trains
+        begin(stream, tmp_path, "--learner", "ens", "--member", "1")
+    assert "--member 0" in json.loads((tmp_path / "R" / "run.json").read_text())["command"]
 
 
 def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(stream, tmp_path, no_commands):

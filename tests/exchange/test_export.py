@@ -129,7 +129,7 @@ def test_trainer_lowers_the_loss_and_evaluates_and_what_it_saves_loads_again(kin
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("ensemble", "has no architecture for an ensemble; export a member of the ensemble, or evaluate the"),
+        ("ensemble", "member of the ensemble, or evaluate the checkpoint with recipes/lm_eval/evaluate.py (text only)"),
         ("switch", "has no architecture for alma_switch_lm; export a model of alma_transformer_lm, or evaluate"),
         ("split", "transformers has no architecture for the gate trees of --method split; grow with --method copy, or"),
         ("dropping", "drop tokens as --eval-capacity-factor 1 does; train with --eval-capacity-factor 0, or evaluate"),

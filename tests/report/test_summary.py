@@ -43,7 +43,7 @@ def test_a_single_run_is_described(runs):
     (run.path / "stage-001" / "train-member-0.log").write_text(log)
     details = dict(Report([run]).details)
     assert details["Newest model"].startswith("after mega-batch 2 of 2: test perplexity 24.00, 1.146 bits per byte, 1k")
-    assert details["Last arrival"] == "test perplexity 20.0 % lower than after the previous update (30.00)"
+    assert details["Last arrival"] == "test perplexity 20.0 % lower than after the previous stage (30.00)"
     assert details["Training and test"] == "mean train perplexity 16.00 in the last epoch, test perplexity 24.00"
     assert details["Sample of text, SM_w1"] == "In the beginning"
 

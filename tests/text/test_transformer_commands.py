@@ -41,7 +41,8 @@ def test_a_training_cut_in_its_third_epoch_resumes_bit_for_bit(trained, through,
 def test_a_grown_model_trains_with_its_optimizer_and_without_size_options(trained, through, tmp_path):
     grown = str(tmp_path / "grown.pt")
     how = {"method": "split", "experts": 2, "select": "random", "layers": 3, "optimizer": "copy"}
-    grow(GrowOptions(path=str(through), out=grown, cpu=True, **how))
+    printed = grow(GrowOptions(path=str(through), out=grown, cpu=True, **how))
+    assert "from the checkpoint: --decoder-layers 3 --num-experts 5" in printed
     before, after = (float(evaluate(trained.stream, path)["loss"]) for path in (through, grown))
     assert after == pytest.approx(before, rel=1e-5)
     start = ("--arch", "alma_transformer_lm", "--continue-once", grown, "--continue-as", "stage")
