@@ -30,8 +30,7 @@ from fairseq_alma.images.image_models import image_architectures
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, require_batch_size
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, load_for_task, require_batch_size
 
 
 class ImageDataset(FairseqDataset):
@@ -195,18 +194,10 @@ class AlmaImageClassificationTask(StageTask):
                 possible.append(JOINT_MODEL)
             if arch not in possible:
                 raise AlmaError(f"{option} {arch}: not an image model; choose from {', '.join(sorted(possible[1:]))}")
-            if from_checkpoint:
-                model = super().build_model(cfg, from_checkpoint)
-                refuse_other_weights(model, str(self.cfg.path))
-                return model
-            start, _ = self.find_start(self.cfg)
+            start = None if from_checkpoint else self.find_start(self.cfg)[0]
             if start is None:
-                return super().build_model(cfg)
-            checkpoint = read_checkpoint(start)
-            check_architecture(checkpoint, start, cfg)
-            model = super().build_model(cfg)
-            check_weights(checkpoint, start, model)
-            return model
+                return super().build_model(cfg, from_checkpoint)
+            return self.build_to_continue(cfg, read_checkpoint(start), start)
 
 
 @register_criterion("alma_image_cross_entropy", dataclass=FairseqDataclass)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.loading import check_architecture, check_weights
+from fairseq_alma.training.stage_task import check_architecture, check_weights
 from tests.test_any_record import with_value
 from tests.text.stock_commands import train_model
 
