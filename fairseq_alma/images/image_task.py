@@ -25,8 +25,8 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
-from fairseq_alma.images.image_batches import ImageInput, seeded
 from fairseq_alma.images.image_models import image_architectures
+from fairseq_alma.images.stage_training import ImageInput, seeded
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
