@@ -135,7 +135,6 @@ class MixtureLayer(nn.Module):
 
     @property
     def num_experts(self) -> int:
-        """Return the number of experts, E."""
         return self.gate.tree.num_experts
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:

@@ -214,7 +214,9 @@ class StageTask(FairseqTask):
         """Build the model of ``cfg``. Raises AlmaError unless it matches the checkpoint that training starts from."""
         check_architecture(checkpoint, path, cfg)
         model = super().build_model(cfg)
-        check_weights(checkpoint, path, model)
+        if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):  # also compare shapes that no option sets
+            remedy = "give the options with which the checkpoint was trained"
+            refuse_other_shapes(checkpoint["model"], model, path, remedy)
         return model
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
@@ -405,16 +407,6 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
             no = "" if there else "no "
             words.append(f"{no}{flag(name)}" if isinstance(there, bool) else f"{flag(name)} {there!r}")
     return " ".join(words)
-
-
-def check_weights(checkpoint: Checkpoint, path: str, model: nn.Module) -> None:
-    """Raise AlmaError if a model of this package and its starting checkpoint differ in tensor names or shapes.
-
-    `check_architecture` compares options. This function compares all shapes, including shapes that no option sets.
-    """
-    remedy = "give the options with which the checkpoint was trained"
-    if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):
-        refuse_other_shapes(checkpoint["model"], model, path, remedy)
 
 
 def refuse_other_weights(model: nn.Module, path: str) -> None:
