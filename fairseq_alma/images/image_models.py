@@ -51,9 +51,6 @@ from fairseq_alma.images.networks import (
 )
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 
-Examples = tuple[Tensor, Tensor]
-"""Pair (normalized images (B, C, H, W), int64 labels (B))."""
-
 
 @dataclass(frozen=True)
 class GrownLayers:

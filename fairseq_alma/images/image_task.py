@@ -26,7 +26,7 @@ from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_models import image_architectures
-from fairseq_alma.images.stage_training import ImageInput, seeded
+from fairseq_alma.images.stage_training import ImageInput, batch_sizes, seeded
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
@@ -79,10 +79,9 @@ class ImageDataset(FairseqDataset):
         size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
         if size < 1:
             raise AlmaError(f"--batch-size {size}: expected at least 1 image; give a larger number")
-        batches = np.split(indices, range(size, len(indices), size))
-        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm requires at least two images
-            batches[-2:] = [np.concatenate(batches[-2:])]
-        return batches
+        if self.is_training:
+            return np.split(indices, np.cumsum(batch_sizes(len(indices), size))[:-1])
+        return np.split(indices, range(size, len(indices), size))
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch with normalized images (B, C, H, W) and labels (B)."""

@@ -40,7 +40,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.images.image_job import MODEL_OPTIONS, ImageTrainOptions
-from fairseq_alma.images.image_models import Examples, GrownLayers, ImageClassifier, image_architectures
+from fairseq_alma.images.image_models import GrownLayers, ImageClassifier, image_architectures
 from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkFlops, count_flops, in_chunks, load_exactly
 from fairseq_alma.learners.learner import ModelId, StagePlan
@@ -56,6 +56,8 @@ _PREFIX = "network."
 EXPERTS_FILE = "test-experts.npz"
 NUM_SHOWN = 2000
 Metrics = dict[str, float]
+Examples = tuple[Tensor, Tensor]
+"""Pair (normalized images (B, C, H, W), int64 labels (B))."""
 
 
 class ImageSettings:

@@ -18,10 +18,11 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import sweep
 from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.images.firefly import grow_firefly
-from fairseq_alma.images.image_models import Examples, GrownLayers
+from fairseq_alma.images.image_models import GrownLayers
 from fairseq_alma.images.mixtures import grow_losing_experts
 from fairseq_alma.images.model_store import (
     UNFINISHED,
+    Examples,
     ImageSettings,
     ModelStore,
     Predictions,
