@@ -1,4 +1,4 @@
-"""Write files and folders atomically, lock runs, and read JSON records with type checks.
+"""Write files and folders atomically, lock runs, read JSON records with type checks, and verify zip archives.
 
 The writer of a file ``NAME`` creates and locks ``.NAME.tmp`` in the same folder, and renames ``.NAME.tmp`` to ``NAME``
 at the end. For a folder, the temporary name is ``.NAME.building``. The next writer replaces the temporary files of a
@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import time
+import zipfile
 from pathlib import Path
 from typing import IO, Annotated, Any, Callable, Container, Iterator, Mapping, Optional, TypeVar, Union
 
@@ -273,3 +274,18 @@ def once_per_file(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
     """Decorate a function that reads one file: cache the result until the file changes."""
     cached = functools.lru_cache(maxsize=10_000)(lambda path, identity: read(path))
     return functools.wraps(read)(lambda path: cached(path, file_identity(path)))
+
+
+@once_per_file
+def archive_fault(path: Path) -> Optional[str]:
+    """Return the fault of a checkpoint with a wrong checksum, or None; ``torch.load`` does not verify checksums."""
+    if not zipfile.is_zipfile(path):
+        return f"not a checkpoint, or truncated ({path.stat().st_size:,} bytes, not a zip archive)"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # BadZipFile, NotImplementedError, RuntimeError, struct.error and others
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: negative offset in the file
+            raise
+        return f"damaged or truncated: cannot read the zip directory ({error})"
+    return None if damaged is None else f"damaged: the checksum of {damaged!r} in the archive is wrong"

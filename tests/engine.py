@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Sequence
 
 import pytest
 
-from fairseq_alma.runs.workers import die_with_parent
+from fairseq_alma.terminal import die_with_parent
 from fairseq_alma.text import helper
 from tests.scripts import end_with
 

@@ -15,9 +15,15 @@ from datatrove.executor import SlurmPipelineExecutor
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from data_prep.text.command import PrepOptions, completed_before, existing_stream, parse_options, record_of
+from data_prep.text.command import (
+    PrepOptions,
+    completed_before,
+    default_workers,
+    existing_stream,
+    parse_options,
+    record_of,
+)
 from data_prep.text.steps import Encoded, Work, make_plan, write_stream
-from data_prep.text.workers import default_workers
 from fairseq_alma.data.stream import publish_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, work_folder

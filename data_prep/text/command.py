@@ -1,18 +1,23 @@
-"""``alma-prep-text``: parse the options, and convert raw text to a stream of mega-batches."""
+"""``alma-prep-text``: parse the options, and convert raw text to a stream of mega-batches, in worker processes."""
 
+import multiprocessing
+import os
+import queue
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from dataclasses import MISSING, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from data_prep.text.assignment import DEFAULT_NGRAM, Size
 from data_prep.text.documents import FORMATS, FORMS_OF_TEXT, PERIODS, STANDARD_INPUT
 from data_prep.text.steps import Encoded, Plan, Work, make_plan, write_stream
-from data_prep.text.workers import Function, default_workers, in_order
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import (
     DECONTAMINATE,
@@ -35,6 +40,10 @@ MAX_COUNT = 2**63 - 1  # bytes
 SHOWN_GROUPS = 12
 PAPER_VOCABULARY = 50_000
 LARGE_SHARE = 0.1  # share of the training text
+Function = Callable[[int], Iterator[Any]]
+"""Function that takes a task number and yields the results of the task."""
+_RESULT, _END, _ERROR = range(3)
+_BUFFERED_RESULTS = 32  # maximum number of unread results of a worker; each result is for about one MiB of text
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
@@ -42,6 +51,11 @@ _EPILOG = """examples:
   alma-prep-text 2026.txt.xz --out stream --append --megabatches 1
 
 A size is a number of UTF-8 bytes (N) or a percentage (3%). Repeating a completed command changes nothing."""
+
+
+def default_workers() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_size(word: str) -> Size:
@@ -352,6 +366,96 @@ def _describe(stream: Stream, seconds: float) -> None:
     requested = last["options"].get("--vocab-size")
     if requested not in (None, AUTO) and requested != vocab_size:
         print(f"--vocab-size {requested}: the first mega-batch is too small, so the vocabulary has {vocab_size} tokens")
+
+
+def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[Any]:
+    """Run numbered tasks in worker processes, and yield the results in the order of the task numbers.
+
+    Worker w of N runs the tasks w, w + N, w + 2N and so on. A worker sends each result separately, and waits while
+    `_BUFFERED_RESULTS` results are unread. So neither a large task nor a fast worker fills the memory. With
+    ``ProcessPoolExecutor``, a worker would send all results of a task together. An exception of ``function`` is raised
+    again.
+
+    Raises:
+        AlmaError: a worker was killed.
+    """
+    num_workers = min(num_workers, num_tasks)
+    if num_workers < 2:
+        for number in range(num_tasks):
+            yield from function(number)
+        return
+    context = multiprocessing.get_context("spawn")  # Fork is unsafe while tokenizers runs threads.
+    started: list[tuple[Any, Connection]] = []
+    before = os.environ.get("PYTHONSAFEPATH", "")
+    try:
+        os.environ["PYTHONSAFEPATH"] = "1"  # Workers must not import modules from the current directory.
+        for worker in range(num_workers):
+            connection, sender = context.Pipe(duplex=False)
+            numbers = range(worker, num_tasks, num_workers)
+            process = context.Process(target=_work, args=(sender, function, numbers), daemon=True)
+            process.start()
+            sender.close()
+            started.append((process, connection))
+        os.environ["PYTHONSAFEPATH"] = before
+        for number in range(num_tasks):
+            yield from _results(started[number % num_workers][1])
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before
+        for process, _ in started:
+            process.terminate()
+        for process, connection in started:
+            process.join()
+            connection.close()
+
+
+def _results(connection: Connection) -> Iterator[Any]:
+    """Receive and yield the results of one task. Raises AlmaError if the worker was killed."""
+    while True:
+        try:
+            kind, content = connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise AlmaError(
+                "--workers: a worker process was killed, possibly out of memory; run the command again with fewer "
+                "--workers"
+            ) from error
+        if kind == _END:
+            return
+        if kind == _ERROR:
+            raise content
+        yield content
+
+
+def _work(connection: Connection, function: Function, numbers: range) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The main process handles Ctrl-C.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    results: queue.Queue[Any] = queue.Queue(_BUFFERED_RESULTS)
+    sender = threading.Thread(target=_send, args=(connection, results))
+    sender.start()
+    try:
+        for number in numbers:
+            for result in function(number):
+                results.put((_RESULT, result))
+            results.put((_END, None))
+    except BaseException as error:
+        results.put((_ERROR, error))
+    results.put(None)
+    sender.join()
+
+
+def _send(connection: Connection, results: queue.Queue) -> None:
+    while (message := results.get()) is not None:
+        try:
+            connection.send(message)
+        except OSError:
+            os._exit(1)  # The main process has exited.
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from typing import Any, Collection, Mapping, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import AVERAGE, IMAGE_TASK_STATE, JOINT_MODEL, TASK_STATE, UnfitCheckpoint, check_archive
+from fairseq_alma.checkpoints import AVERAGE, IMAGE_TASK_STATE, JOINT_MODEL, TASK_STATE
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import open_atomically
+from fairseq_alma.files import archive_fault, open_atomically
 
 ENSEMBLE_ARCH = "alma_ensemble"
 IMAGE_ARCHITECTURES = ("alma_mlp", "alma_vgg", "alma_moe_mlp", "alma_moe_vgg", "alma_firefly_vgg")
@@ -38,6 +38,10 @@ DICTIONARY_KEY = "alma_dictionary_sha256"
 """Key in ``task_state``. The value is the sha256 of the training vocabulary (``dict.txt``)."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
+
+
+class UnfitCheckpoint(ValueError):
+    """Error for a file that is not a usable checkpoint. The message has no file name; the caller adds the file name."""
 
 
 def check_config(config: Any, is_member: bool = False) -> None:
@@ -136,7 +140,8 @@ def load_archive(path: Path, mmap: bool) -> Any:
     Raises:
         UnfitCheckpoint: the file is damaged, or contains objects other than tensors and plain data.
     """
-    check_archive(path)
+    if fault := archive_fault(path):
+        raise UnfitCheckpoint(fault)
     with open(path, "rb") as file:
         try:
             # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the

@@ -2,23 +2,28 @@
 
 import argparse
 import contextlib
+import os
 import shlex
+import signal
+import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
-from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage
-from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of
+from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage, StagePlan
+from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of, without
 from fairseq_alma.runs.display import ArrivalCurves, RunDisplay
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Backend, Run, run_stages, train_members
-from fairseq_alma.runs.run_folder import RUN_RECORD
+from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
 from fairseq_alma.runs.study import (
     PartOptions,
     ProcessOptions,
@@ -27,13 +32,13 @@ from fairseq_alma.runs.study import (
     describe_run,
     require_same_run,
 )
-from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import end_processes, last_line, print_line, start_process
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.text.train_options import Context, Preferences, Recipe, complete
 from fairseq_alma.training.feature import FEATURES, PlannedRun, import_from
 
 Job = Union[TextJob, ImageJob]
+ALMA_STREAM = (sys.executable, "-c", "import sys; from fairseq_alma.cli.start import stream; sys.exit(stream())")
 DESCRIPTION = "Train on mega-batches in their order of arrival, and test after each stage (Algorithm 1 of the paper)."
 EPILOG = """\
 Options after -- are passed to fairseq-train (text) or to the training of image models, and take precedence over the
@@ -275,3 +280,73 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream, 
             planned = request.stages(stream.num_megabatches)
             if newest != before and not all(folder.read_stage(stage.index) for stage in planned):
                 folder.write_run(newest)  # new mega-batches of the stream, or another number of passes
+
+
+class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
+    """Context manager that starts the processes of ``--jobs N`` and terminates them on exit.
+
+    Each process is a call of ``alma-stream --member``, which trains some members in all stages. This process evaluates
+    the ensemble and completes a stage as soon as all members of the stage are trained.
+
+    Args:
+        words: (arguments before ``--``, arguments after ``--``) of ``alma-stream``.
+        folder: run folder.
+        plans: plans of the requested stages.
+        environments: for each process, additional environment variables.
+    """
+
+    def __init__(
+        self,
+        words: tuple[Sequence[str], Sequence[str]],
+        folder: RunFolder,
+        plans: Sequence[StagePlan],
+        environments: Sequence[Mapping[str, str]],
+    ) -> None:
+        self.words, self.folder, self.environments = words, folder, environments
+        self.members = sorted({training.model.member for plan in plans for training in plan.trainings})
+        self.jobs: list[tuple[subprocess.Popen[bytes], Any]] = []
+
+    def __exit__(self, *exception: object) -> None:
+        end_processes([process for process, _ in self.jobs])
+
+    def await_models(self, plan: StagePlan) -> None:
+        """Start the processes at the first call; wait until the models of a stage are trained or all processes exit."""
+        if not self.jobs:
+            own = without(self.words[0], {"--jobs": 1})
+            for number, environment in enumerate(self.environments[: len(self.members)]):
+                members = map(str, self.members[number :: len(self.environments)])
+                errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process exits
+                words = [*ALMA_STREAM, *own, "--member", *members, "--", *self.words[1]]
+                variables = {**os.environ, **environment}
+                process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
+                self.jobs.append((process, errors))
+        while not all(self.folder.is_member_trained(training.model) for training in plan.trainings):
+            ended = [(process, errors) for process, errors in self.jobs if process.poll() is not None]
+            for process, errors in ended:
+                if process.returncode:
+                    errors.seek(0)
+                    killed = ", SIGKILL, possibly out of memory" if process.returncode == -signal.SIGKILL else ""
+                    status = f"exit status {process.returncode}{killed}"
+                    message = f"--jobs: a process failed ({status}); run the same command to resume"
+                    line = last_line(errors.read().decode(errors="replace"))
+                    raise AlmaError(line if line and process.returncode > 0 else message)
+            if len(ended) == len(self.jobs):
+                return
+            time.sleep(0.1)
+
+
+def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
+    """Return the variables that select the GPUs of each job (none on CPU). Raises AlmaError for too few GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
+    devices = devices if visible is None else [each for each in visible.split(",") if each]
+    if is_on_cpu or not devices:
+        return [{}] * num_jobs
+    if num_jobs * num_procs > len(devices):
+        most = f"--jobs {len(devices) // num_procs}" if num_procs <= len(devices) else f"--num-procs {len(devices)}"
+        raise AlmaError(
+            f"--jobs {num_jobs}, --num-procs {num_procs}: expected {num_jobs * num_procs} visible GPUs, found "
+            f"{len(devices)}; give at most {most}"
+        )
+    shares = [devices[job * num_procs : (job + 1) * num_procs] for job in range(num_jobs)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]

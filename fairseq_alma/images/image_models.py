@@ -1,4 +1,4 @@
-"""Registered image models, and their growth (paper v5, section 5 and Appendices B.1.1 and B.1.2).
+"""Registered image models (paper v5, section 5 and Appendices B.1.1 and B.1.2).
 
 - ``alma_mlp``: fully connected network, by default with two hidden layers with ReLU
 - ``alma_vgg``: VGG19 with batch norm and the same number of channels in every layer
@@ -18,7 +18,7 @@ Letters in shapes: N members, B images, C channels, H height, W width, K classes
 import argparse
 import shlex
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, NoReturn, Optional, Sequence
+from typing import Any, ClassVar, NoReturn, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,16 +32,14 @@ from fairseq.models import (
     register_model,
 )
 from fairseq.tasks import FairseqTask
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import JOINT_MODEL
 from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
 from fairseq_alma.checkpoints.model_options import GrownVGGOptions, JointOptions, MixtureOptions, MLPOptions, VGGOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, parse_gate_trees
-from fairseq_alma.images.firefly import grow_firefly
-from fairseq_alma.images.image_batches import batch_sizes
-from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, grow_losing_experts, mixture_layers
+from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, mixture_layers
 from fairseq_alma.images.networks import (
     MLP,
     NUM_CONVOLUTIONS,
@@ -51,11 +49,7 @@ from fairseq_alma.images.networks import (
     ImageNetwork,
     NetworkList,
 )
-from fairseq_alma.learners.learner import Growth
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
-
-Examples = tuple[Tensor, Tensor]
-"""Pair (normalized images (B, C, H, W), int64 labels (B))."""
 
 
 @dataclass(frozen=True)
@@ -262,41 +256,6 @@ class AlmaFireflyVGG(ImageClassifier):
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         assert isinstance(network, VGG)
         return GrownLayers(channels=network.channels)
-
-
-def grow_network(
-    network: ImageNetwork,
-    growth: Growth,
-    cfg: Any,
-    examples: Callable[[], Examples],
-    valid: Examples,
-    batch_size: int,
-    generator: Generator,
-) -> tuple[ImageNetwork, int]:
-    """Grow a network by one growth step.
-
-    Args:
-        network: trained network of one member.
-        growth: method and size of the step.
-        cfg: options of the network before any growth.
-        examples: function that returns the training images and labels of the stage.
-        valid: validation images and labels of the stage.
-        batch_size: images per update.
-        generator: random generator on the CPU.
-
-    Returns:
-        (grown network, training FLOPs of the step). A network with mixtures is changed in place, and its growth step
-        counts 0 training FLOPs, because the step uses only validation images.
-    """
-    if growth.method == "firefly":
-        assert isinstance(network, VGG)
-        images, labels = examples()
-        sizes = batch_sizes(len(images), batch_size)
-        batches = list(zip(images.split(sizes), labels.split(sizes), strict=True))
-        return grow_firefly(network, batches, cfg.channels, growth.share, generator, growth.share_of)
-    for _ in range(growth.num_new):
-        grow_losing_experts(network, *valid, generator, growth.method)
-    return network, 0
 
 
 def _build_vgg(

@@ -25,13 +25,12 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
-from fairseq_alma.images.image_batches import ImageInput, seeded
 from fairseq_alma.images.image_models import image_architectures
+from fairseq_alma.images.stage_training import ImageInput, batch_sizes, seeded
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, require_batch_size
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, load_for_task, require_batch_size
 
 
 class ImageDataset(FairseqDataset):
@@ -80,10 +79,9 @@ class ImageDataset(FairseqDataset):
         size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
         if size < 1:
             raise AlmaError(f"--batch-size {size}: expected at least 1 image; give a larger number")
-        batches = np.split(indices, range(size, len(indices), size))
-        if self.is_training and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm requires at least two images
-            batches[-2:] = [np.concatenate(batches[-2:])]
-        return batches
+        if self.is_training:
+            return np.split(indices, np.cumsum(batch_sizes(len(indices), size))[:-1])
+        return np.split(indices, range(size, len(indices), size))
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch with normalized images (B, C, H, W) and labels (B)."""
@@ -195,18 +193,10 @@ class AlmaImageClassificationTask(StageTask):
                 possible.append(JOINT_MODEL)
             if arch not in possible:
                 raise AlmaError(f"{option} {arch}: not an image model; choose from {', '.join(sorted(possible[1:]))}")
-            if from_checkpoint:
-                model = super().build_model(cfg, from_checkpoint)
-                refuse_other_weights(model, str(self.cfg.path))
-                return model
-            start, _ = self.find_start(self.cfg)
+            start = None if from_checkpoint else self.find_start(self.cfg)[0]
             if start is None:
-                return super().build_model(cfg)
-            checkpoint = read_checkpoint(start)
-            check_architecture(checkpoint, start, cfg)
-            model = super().build_model(cfg)
-            check_weights(checkpoint, start, model)
-            return model
+                return super().build_model(cfg, from_checkpoint)
+            return self.build_to_continue(cfg, read_checkpoint(start), start)
 
 
 @register_criterion("alma_image_cross_entropy", dataclass=FairseqDataclass)

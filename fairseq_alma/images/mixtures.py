@@ -1,4 +1,4 @@
-"""Mixtures of experts for images: layers, a fully connected network, and growth (paper v5, section 4.2, Appendix A).
+"""Mixtures of experts for images: gate, layers, fully connected network, growth (paper v5, section 4.2, Appendix A).
 
 With a ``soft`` gate, a layer returns the mean of the expert outputs, weighted by the gate's probabilities. With a
 ``hard`` gate, a layer returns the output of one expert for each image: in training, an expert sampled from the
@@ -11,7 +11,8 @@ largest validation loss in each layer. The method ``split`` replaces this expert
 gate node; the loss does not change. The method ``copy`` copies the expert and the expert's row of a flat gate (paper
 v1, section 5.2); the loss changes.
 
-Letters: B images, I input features or channels, O output features or channels, E experts, H height, W width.
+Letters: B images, I input features or channels, O output features or channels, E experts, H height, W width; R rows of
+the gate weight (one for each child of each inner node), Q inner nodes, P maximum number of children of a node.
 """
 
 import itertools
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.tensors import gather_slices
+from fairseq_alma.growth.tensors import MixtureGrowth, gather_slices, grow_mixture
 from fairseq_alma.images.networks import (
     BATCH_NORM_EPS,
     ImageNetwork,
@@ -31,8 +32,83 @@ from fairseq_alma.images.networks import (
     MemberConv2d,
     MemberLinear,
     in_chunks,
+    init_as_linear,
 )
-from fairseq_alma.moe.gate import ExpertLosses, ParallelGate, Routing, init_as_linear
+from fairseq_alma.moe.gate import ExpertLosses, Routing, dispatch_to_experts
+
+
+class ParallelGate(nn.Module):
+    """Gate that computes all nodes at once, with one padded softmax and one matrix product.
+
+    The matrix product sums log-probabilities along the path of each expert. The combine weights are the probabilities.
+    The caller initializes the weights.
+
+    Args:
+        in_features: I, number of input features.
+        tree: gate tree.
+    """
+
+    slots: Tensor  # (Q, P) rows of each node, padded with R
+    slot_of_row: Tensor  # (R,) position of each row in the flattened slots
+    paths: Tensor  # (R, E) 1 if the row is on the path of the expert
+    path_lengths: Tensor  # (E,) number of rows on the path of each expert
+
+    def __init__(self, in_features: int, tree: GateTree) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(tree.num_rows, in_features))
+        self.bias = nn.Parameter(torch.empty(tree.num_rows))
+        self._set_tree(tree)
+
+    def forward(self, x: Tensor) -> Routing:
+        """Return the routing of (B, I) features; the combine weights are the (B, E) probabilities."""
+        logits = F.pad(F.linear(x, self.weight, self.bias), (0, 1), value=-torch.inf)  # (B, R + 1)
+        by_node = logits[:, self.slots]  # (B, Q, P)
+        log_probs = F.log_softmax(by_node, dim=-1).flatten(1)[:, self.slot_of_row]  # (B, R)
+        best = F.one_hot(by_node.argmax(dim=-1), by_node.size(-1)).flatten(1)[:, self.slot_of_row]
+        on_best_path = best.to(self.paths.dtype) @ self.paths == self.path_lengths
+        probs = (log_probs @ self.paths).exp()
+        return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
+
+    def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
+        """Add an expert with the next free number, E, as a copy of ``expert``.
+
+        Args:
+            expert: number of the expert to copy.
+            generator: random generator for new rows, on the CPU.
+            method: ``split`` replaces the leaf of ``expert`` with a node over both experts, which has random rows.
+                ``copy`` adds a copy of the row of ``expert`` to the same node.
+
+        Returns:
+            Growth plan, with the source of each expert and each row.
+        """
+        growth = grow_mixture(self.tree, method, [expert])
+        weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)
+        init_as_linear(weight, bias, generator)
+        self.weight = nn.Parameter(gather_slices(self.weight.detach(), growth.row_source, weight.__getitem__))
+        self.bias = nn.Parameter(gather_slices(self.bias.detach(), growth.row_source, bias.__getitem__))
+        self._set_tree(growth.new)
+        return growth
+
+    def _set_tree(self, tree: GateTree) -> None:
+        """Set the gate tree, and the buffers that represent it as index tensors."""
+        self.tree = tree
+        largest_node = max(node.stop - node.start for node in tree.nodes)
+        slots = torch.full((len(tree.nodes), largest_node), tree.num_rows)
+        slot_of_row: list[int] = []
+        for number, node in enumerate(tree.nodes):
+            num_children = node.stop - node.start
+            slots[number, :num_children] = torch.arange(node.start, node.stop)
+            slot_of_row += [number * largest_node + child for child in range(num_children)]
+        paths = torch.zeros(tree.num_rows, tree.num_experts)
+        parents = {row: node.parent_row for node in tree.nodes for row in range(node.start, node.stop)}
+        for expert in range(tree.num_experts):
+            row: Optional[int] = tree.row_expert.index(expert)
+            while row is not None:
+                paths[row, expert] = 1
+                row = parents[row]
+        tensors = {"slots": slots, "slot_of_row": torch.tensor(slot_of_row), "paths": paths}
+        for name, tensor in {**tensors, "path_lengths": paths.sum(dim=0)}.items():
+            self.register_buffer(name, tensor.to(self.weight.device), persistent=False)
 
 
 class MixtureLayer(nn.Module):
@@ -74,8 +150,8 @@ class MixtureLayer(nn.Module):
             return self.combine(self.all_experts(x), one_hot + routing.probs - routing.probs.detach())
         if self.num_experts == 1:
             return self.one_expert(x, 0)
-        by_expert, counts = routing.expert.argsort(stable=True), routing.expert.bincount(minlength=self.num_experts)
-        parts = x[by_expert].split(counts.tolist())
+        by_expert, counts, _ = dispatch_to_experts(routing)
+        parts = x[by_expert].split(counts)
         outputs = [self.one_expert(part, number) for number, part in enumerate(parts) if part.size(0)]
         return torch.cat(outputs)[by_expert.argsort()]
 

@@ -1,5 +1,6 @@
-"""Storage and predictions of the trained models of a run.
+"""Models of a run: construction from options, storage and predictions.
 
+`ImageSettings` parses the options with fairseq's parser, so that fairseq's commands can load and test the models.
 `ModelStore` keeps the models in fairseq checkpoints and in memory. `Tally` combines the predictions of several models
 by mean of probabilities, mean of logits, or majority vote. `Predictions` keeps the sum of the predictions on the test
 set, so that each model of a growing ensemble predicts the test set only once.
@@ -9,19 +10,25 @@ Letters in shapes: N models, B images, C channels, H height, W width, K classes.
 
 import contextlib
 import itertools
+import json
+import shlex
 import sys
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, NoReturn, Optional, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fairseq import options as fairseq_options
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
+from fairseq.optim import build_optimizer
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints import JOINT_MODEL, LAST_CHECKPOINT
 from fairseq_alma.checkpoints.checkpoint_file import (
     load_archive,
     read_checkpoint,
@@ -29,15 +36,17 @@ from fairseq_alma.checkpoints.checkpoint_file import (
     untrained_checkpoint,
     write_checkpoint,
 )
+from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
-from fairseq_alma.images.image_models import Examples, GrownLayers
+from fairseq_alma.images.image_job import MODEL_OPTIONS, ImageTrainOptions
+from fairseq_alma.images.image_models import GrownLayers, ImageClassifier, image_architectures
 from fairseq_alma.images.mixtures import mixture_layers
-from fairseq_alma.images.networks import ImageNetwork, NetworkFlops, count_flops, in_chunks, load_exactly
-from fairseq_alma.images.stage_training import ImageSettings
+from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkFlops, count_flops, in_chunks, load_exactly
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.run_folder import AVERAGE_FILE, BRANCH, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import print_line
+from fairseq_alma.training.fairseq_options import configuration_of
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"
@@ -47,6 +56,115 @@ _PREFIX = "network."
 EXPERTS_FILE = "test-experts.npz"
 NUM_SHOWN = 2000
 Metrics = dict[str, float]
+Examples = tuple[Tensor, Tensor]
+"""Pair (normalized images (B, C, H, W), int64 labels (B))."""
+
+
+class ImageSettings:
+    """Settings of a run on images.
+
+    Args:
+        stream: stream of images.
+        options: options after ``--``.
+        num_joint: number of members of a joint model; 1: a single model.
+        joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
+        smallest_batch: number of images in the smallest training batch.
+
+    Attributes:
+        images: shape and number of classes of the images.
+        model_class: class of the architecture.
+        cfg: fairseq's configuration, parsed from the options.
+        device: the GPU if a GPU is available and --cpu is not given, else the CPU.
+        joint_logits: value of the argument; None: a single model.
+
+    Raises:
+        AlmaError: the architecture is not an image model, fairseq rejects an option, or the model does not fit into
+            memory or cannot train on the smallest batch.
+    """
+
+    def __init__(
+        self,
+        stream: ImageStream,
+        options: ImageTrainOptions,
+        num_joint: int = 1,
+        joint_logits: str = "mean",
+        smallest_batch: int = 2,
+    ) -> None:
+        self.stream, self.options = stream, options
+        self.images = ImageKind(stream.shape, stream.num_classes)
+        self.num_joint, self.joint_logits = num_joint, joint_logits if num_joint > 1 else None
+        possible = image_architectures()
+        if options.arch not in possible:
+            raise AlmaError(f"--arch {options.arch}: not an image model; choose from {', '.join(possible)}")
+        self.model_class: type[ImageClassifier] = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[options.arch]]
+        self._model_words = options.words(name for name in options.values if name in MODEL_OPTIONS)
+        words = [str(stream.stream.root), "--task", "alma_image_classification"]
+        words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
+        parser = fairseq_options.get_training_parser()
+        parser.error = _refuse
+        self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
+        use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
+        self.device = torch.device("cuda" if use_gpu else "cpu")
+        content: Any = OmegaConf.to_container(self.cfg, resolve=True)
+        self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
+        try:
+            self._optimizer = build_optimizer(self.cfg.optimizer, [nn.Parameter(torch.zeros(1))]).optimizer
+            _, _ = self._optimizer.defaults.get("betas", (0, 0))  # fairseq evaluates --adam-betas
+        except (ValueError, TypeError, NameError, SyntaxError) as error:
+            raise AlmaError(
+                f"options after --: the optimizer {self.cfg.optimizer._name} rejects its options ({error}); "
+                "correct or remove these options"
+            ) from error
+        try:  # fail before any file is written
+            self.build(1).check_batch(smallest_batch)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("memory", "overflow")):
+                raise
+            raise AlmaError(
+                f"options after --: the network {options.arch} {' '.join(self._model_words)} does not fit into "
+                "memory; reduce the size of the network"
+            ) from error
+
+    def build(self, num_models: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
+        """Build one network of all models with uninitialized weights, on the CPU; a joint model is the only model.
+
+        Args:
+            num_models: number of models.
+            grown: see `ImageClassifier.build_members`.
+        """
+        network = self.model_class.build_members(self.cfg.model, self.images, num_models * self.num_joint, grown)
+        network.joint_logits = self.joint_logits
+        return network
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Build an optimizer as fairseq does, which would parse the options again for each optimizer."""
+        return type(self._optimizer)(parameters, **self._optimizer.defaults)
+
+    def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
+        """Return the grown layer sizes, read from the model options of a checkpoint; see `GrownLayers.options`.
+
+        Raises:
+            AlmaError: the value of an option is invalid.
+            OmegaConfBaseException: the architecture lacks an option.
+        """
+        return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
+
+    def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
+        """Return the fairseq configuration (``cfg``) to store in a checkpoint."""
+        model = {**self._plain["model"], **grown.options()}
+        if self.joint_logits is not None:
+            model = {
+                "_name": JOINT_MODEL,
+                "num_members": self.num_joint,
+                "member_arch": self.options.arch,
+                "member_options": shlex.join(self._model_words),
+                "joint_logits": self.joint_logits,
+            }
+        return {**self._plain, "model": model}
+
+
+def _refuse(message: str) -> NoReturn:
+    raise AlmaError(f"options after --: {message.replace('invalid <lambda> value', 'invalid value')}")
 
 
 @dataclass(frozen=True)

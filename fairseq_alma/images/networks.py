@@ -22,7 +22,6 @@ from torch import Generator, Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.moe.gate import init_as_linear
 
 BATCH_NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
@@ -171,6 +170,13 @@ def count_flops(network: ImageNetwork, image_shape: Sequence[int]) -> NetworkFlo
 def in_chunks(images: Tensor) -> Sequence[Tensor]:
     """Split images (B, C, H, W) into prediction batches; `CHUNK_VALUES` limits the batch size to save memory."""
     return images.split(max(1, CHUNK_VALUES // max(1, images[:1].numel())))
+
+
+def init_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
+    """Initialize weight (O, I) and bias (O,) in place: uniform in ±1 / sqrt(I), as in ``torch.nn.Linear``."""
+    bound = 1 / math.sqrt(weight.size(-1))
+    nn.init.uniform_(weight, -bound, bound, generator=generator)
+    nn.init.uniform_(bias, -bound, bound, generator=generator)
 
 
 class MemberLinear(nn.Module):

@@ -7,7 +7,7 @@ import time
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -17,20 +17,13 @@ from fairseq_alma.checkpoints.checkpoint_file import write_checkpoint
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import sweep
 from fairseq_alma.growth.gate_tree import nested_gate_trees
-from fairseq_alma.images.image_batches import (
-    BOOTSTRAP,
-    GROWTH,
-    INITIAL_WEIGHTS,
-    ORDER,
-    ImageInput,
-    TrainingImages,
-    batch_sizes,
-    bootstrap,
-    seeded,
-)
-from fairseq_alma.images.image_models import Examples, GrownLayers, grow_network
+from fairseq_alma.images.firefly import grow_firefly
+from fairseq_alma.images.image_models import GrownLayers
+from fairseq_alma.images.mixtures import grow_losing_experts
 from fairseq_alma.images.model_store import (
     UNFINISHED,
+    Examples,
+    ImageSettings,
     ModelStore,
     Predictions,
     TrainedModel,
@@ -39,8 +32,19 @@ from fairseq_alma.images.model_store import (
     read_unfinished,
     write_experts,
 )
-from fairseq_alma.images.networks import ImageNetwork, measure_batch_norm
-from fairseq_alma.images.stage_training import ImageSettings, StageTraining
+from fairseq_alma.images.networks import VGG, ImageNetwork, measure_batch_norm
+from fairseq_alma.images.stage_training import (
+    BOOTSTRAP,
+    GROWTH,
+    INITIAL_WEIGHTS,
+    ORDER,
+    ImageInput,
+    StageTraining,
+    TrainingImages,
+    batch_sizes,
+    bootstrap,
+    seeded,
+)
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training, member_seed
 from fairseq_alma.runs.loop import Run, StageWork, Step
 from fairseq_alma.runs.run_folder import RunFolder
@@ -161,7 +165,7 @@ class StageTrainer:
         ]
         data = TrainingImages(*self._load(rows), own, self.source)
         valid = self._examples(self.stream.indices("valid", stage.megabatches))
-        network, grown, growth = self._start(work.plan, group, lambda: self._examples(rows), valid)
+        network, grown, growth = self._start(work.plan, group, rows, valid)
 
         part, images_of_branch = self._part(data.num_images), 0
 
@@ -190,11 +194,7 @@ class StageTrainer:
             )
 
     def _start(
-        self,
-        plan: StagePlan,
-        group: Sequence[tuple[ModelStore, Training]],
-        examples: Callable[[], Examples],
-        valid: Examples,
+        self, plan: StagePlan, group: Sequence[tuple[ModelStore, Training]], rows: np.ndarray, valid: Examples
     ) -> tuple[ImageNetwork, GrownLayers, Mapping[str, Any]]:
         """Return (initial network of a stage, its layer sizes, record of the growth step, or {} without growth)."""
         settings, first, model_class = self.settings, group[0][1], self.settings.model_class
@@ -205,12 +205,19 @@ class StageTrainer:
             return network.to(settings.device), model_class.grown_layers(network), {}
         before = [store[training.start] for store, training in group if training.start is not None]
         network = build_network(settings, before)
-        if first.growth is None:
+        if (how := first.growth) is None:
             return network, before[0].grown, {}
         growth: dict[str, Any] = {"before_growth": {"valid": measure(network, *valid)}}
-        generator, batch_size = seeded(first.growth.seed, plan.stage.index, GROWTH), settings.options.loop.batch_size
-        how = first.growth, settings.cfg.model, examples, valid, batch_size, generator
-        network, flops = grow_network(network, *how)
+        generator, flops = seeded(how.seed, plan.stage.index, GROWTH), 0
+        if how.method == "firefly":
+            assert isinstance(network, VGG)
+            sizes = batch_sizes(len(rows), settings.options.loop.batch_size)
+            batches = list(zip(*(each.split(sizes) for each in self._examples(rows)), strict=True))
+            channels = settings.cfg.model.channels
+            network, flops = grow_firefly(network, batches, channels, how.share, generator, how.share_of)
+        else:  # the growth of mixtures counts no training FLOPs, because it uses only validation images
+            for _ in range(how.num_new):
+                grow_losing_experts(network, *valid, generator, how.method)
         growth["after_growth"] = {"valid": measure(network, *valid)}
         if flops:
             growth[GROWTH_FLOPS] = flops

@@ -1,42 +1,128 @@
-"""Settings of a run on images, and the training of one network on the images of one stage.
+"""Training of one network on the images of one stage: batches, epochs, and selection of the best epoch.
 
-`StageTraining` selects the best epoch by validation (paper v1, section 5). A *unit* is one member, or all members of a
-joint model. Each unit has a separate image order, best epoch and early stopping, so a unit gets the same weights as in
-a separate training run. A *branch* is a copy of the model that is trained with a decaying learning rate. If there is a
-branch, the branch predicts on the test set; the next stage starts from the model without the decay.
+The best epoch is selected by validation (paper v1, section 5). A *unit* is one member, or all members of a joint model.
+Each unit has a separate image order, best epoch and early stopping, so a unit gets the same weights as in a separate
+training run. A *branch* is a copy of the model that is trained with a decaying learning rate. If there is a branch, the
+branch predicts on the test set; the next stage starts from the model without the decay.
 
-`ImageSettings` parses the options with fairseq's parser, so that fairseq's commands can load and test the models.
-
-Letters in shapes: N members, B images in a batch, C channels, H height, W width, K classes.
+Letters in shapes: N members, U units, B images in a batch, S images in an epoch, C channels, H height, W width, K
+classes.
 """
 
-import json
 import math
-import shlex
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from fairseq import options as fairseq_options
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
-from fairseq.optim import build_optimizer
-from omegaconf import OmegaConf
 from torch import Generator, Tensor, nn
 
-from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.images.image_batches import TrainingImages, batch_sizes
-from fairseq_alma.images.image_job import MODEL_OPTIONS, ImageTrainOptions, LoopOptions
-from fairseq_alma.images.image_models import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.images.networks import ImageKind, ImageNetwork, in_chunks, load_exactly
-from fairseq_alma.training.fairseq_options import configuration_of
+from fairseq_alma.images.image_job import LoopOptions
+from fairseq_alma.images.networks import ImageNetwork, in_chunks, load_exactly
 from fairseq_alma.training.feature import Features
 
+INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
+PADDING = 4
 COUNTS = ("ntokens", "nsentences", "sample_size")
 """Keys in fairseq's logging outputs for the number of images in an update; N separate models count an image N times."""
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """Return a random generator on the CPU, seeded with ``numbers`` (such as random seed, stage number, `ORDER`)."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) >> 1)
+
+
+class ImageInput:
+    """Converter of uint8 images to network input.
+
+    Args:
+        mean: mean of each channel over the training images of the data set, for pixel values from 0 to 1.
+        std: standard deviation of each channel, on the same scale as ``mean``.
+        augment: whether training images are padded with 4 black pixels on each side, cropped at random and flipped
+            horizontally with probability 0.5.
+        device: device of the images; None: CPU.
+    """
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], augment: bool, device: Optional[torch.device] = None
+    ) -> None:
+        self.augment = augment
+        self.mean = 255 * torch.tensor(mean)[:, None, None].to(device)
+        self.std = 255 * torch.tensor(std)[:, None, None].to(device)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Normalize uint8 images (..., C, H, W) with the mean and the standard deviation of each channel."""
+        return (images.float() - self.mean) / self.std
+
+    def augmented(self, images: Tensor, generator: Generator) -> Tensor:
+        """Crop and flip uint8 images (B, C, H, W) with a random generator on the CPU; return the normalized images."""
+        batch, _, height, width = images.shape
+        device = images.device
+        top, left = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
+        flip = torch.rand(batch, 1, generator=generator) < 0.5
+        rows = top + torch.arange(height)  # (B, H)
+        columns = left + torch.where(flip, torch.arange(width - 1, -1, -1), torch.arange(width))  # (B, W)
+        padded = F.pad(images, (PADDING,) * 4).permute(0, 2, 3, 1)  # (B, H, W, C), for contiguous reads
+        each = torch.arange(batch, device=device)[:, None, None]
+        crops = padded[each, rows.to(device)[:, :, None], columns.to(device)[:, None]]
+        return self.normalised(crops.permute(0, 3, 1, 2).contiguous())
+
+
+class TrainingImages:
+    """Training images of a stage, with the selection of images that each member trains on.
+
+    Args:
+        images: uint8 images (n, C, H, W).
+        labels: int64 labels (n).
+        rows: for each member, indices (S) of ``images``, such as a bootstrap sample; None: each image once.
+        source: converter of the images to network input.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
+        self.images = images if source.augment else source.normalised(images)
+        self.labels, self.source = labels, source
+        everything = torch.arange(len(labels))
+        self.rows = [everything if own is None else own for own in rows]
+        self.rows_are_shared = all(own is None for own in rows)
+        self.num_images = len(self.rows[0])
+
+    def epoch(self, batch_size: int, generators: Sequence[Generator]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of one epoch. Each member's generator determines the member's image order and crops.
+
+        Yields:
+            (images, labels): images (N, B, C, H, W), or (B, C, H, W) if all members share a batch; labels (N, B).
+        """
+        if self.num_images <= batch_size and not self.source.augment and self.rows_are_shared:  # one batch
+            yield self.images, self.labels.expand(len(self.rows), -1)
+            return
+        orders = [
+            rows[torch.randperm(len(rows), generator=one)] for rows, one in zip(self.rows, generators, strict=True)
+        ]
+        for batch in zip(*(order.split(batch_sizes(self.num_images, batch_size)) for order in orders), strict=True):
+            rows = torch.stack(batch)
+            images = self.images[rows]
+            if self.source.augment:
+                members = zip(images, generators, strict=True)
+                images = torch.stack([self.source.augmented(own, generator) for own, generator in members])
+            yield images, self.labels[rows]
+
+
+def batch_sizes(num_images: int, batch_size: int) -> list[int]:
+    """Return the batch sizes of an epoch. A single last image joins the previous batch: batch norm needs two images."""
+    full, rest = divmod(num_images, batch_size)
+    sizes = [batch_size] * full + [rest] * (rest > 0)
+    if rest == 1 and full:
+        sizes[-2:] = [batch_size + 1]
+    return sizes
+
+
+def bootstrap(num_images: int, generator: Generator) -> Tensor:
+    """Return a bootstrap sample: ``num_images`` row indices, sampled with replacement (Breiman 1996, bagging)."""
+    return torch.randint(num_images, (num_images,), generator=generator)
 
 
 @dataclass
@@ -163,7 +249,7 @@ class StageTraining:
             generator.set_state(before)
         for best, before in zip(self.best, state["best"], strict=True):
             load_exactly(best, before)
-        self.units = [UnitProgress(*unit.values()) for unit in state["units"]]  # older files have the key best_loss
+        self.units = [UnitProgress(**unit) for unit in state["units"]]
         self.features.load_state_dict(state["features"])
         device = self.valid_labels.device
         self.tested = [each and {name: tensor.to(device) for name, tensor in each.items()} for each in state["tested"]]
@@ -216,110 +302,3 @@ def validation_scores(network: nn.Module, images: Tensor, labels: Tensor, select
         errors = (logits.argmax(dim=-1) != labels).double().mean(dim=1)
         return errors.where(logits.isfinite().all(dim=2).all(dim=1), torch.nan).tolist()
     return torch.stack([F.cross_entropy(each, labels) for each in logits]).tolist()
-
-
-class ImageSettings:
-    """Settings of a run on images.
-
-    Args:
-        stream: stream of images.
-        options: options after ``--``.
-        num_joint: number of members of a joint model; 1: a single model.
-        joint_logits: how the logits of a joint model's members are combined: ``mean`` or ``sum``.
-        smallest_batch: number of images in the smallest training batch.
-
-    Attributes:
-        images: shape and number of classes of the images.
-        model_class: class of the architecture.
-        cfg: fairseq's configuration, parsed from the options.
-        device: the GPU if a GPU is available and --cpu is not given, else the CPU.
-        joint_logits: value of the argument; None: a single model.
-
-    Raises:
-        AlmaError: the architecture is not an image model, fairseq rejects an option, or the model does not fit into
-            memory or cannot train on the smallest batch.
-    """
-
-    def __init__(
-        self,
-        stream: ImageStream,
-        options: ImageTrainOptions,
-        num_joint: int = 1,
-        joint_logits: str = "mean",
-        smallest_batch: int = 2,
-    ) -> None:
-        self.stream, self.options = stream, options
-        self.images = ImageKind(stream.shape, stream.num_classes)
-        self.num_joint, self.joint_logits = num_joint, joint_logits if num_joint > 1 else None
-        possible = image_architectures()
-        if options.arch not in possible:
-            raise AlmaError(f"--arch {options.arch}: not an image model; choose from {', '.join(possible)}")
-        self.model_class: type[ImageClassifier] = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[options.arch]]
-        self._model_words = options.words(name for name in options.values if name in MODEL_OPTIONS)
-        words = [str(stream.stream.root), "--task", "alma_image_classification"]
-        words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
-        parser = fairseq_options.get_training_parser()
-        parser.error = _refuse
-        self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
-        use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
-        self.device = torch.device("cuda" if use_gpu else "cpu")
-        content: Any = OmegaConf.to_container(self.cfg, resolve=True)
-        self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
-        try:
-            self._optimizer = build_optimizer(self.cfg.optimizer, [nn.Parameter(torch.zeros(1))]).optimizer
-            _, _ = self._optimizer.defaults.get("betas", (0, 0))  # fairseq evaluates --adam-betas
-        except (ValueError, TypeError, NameError, SyntaxError) as error:
-            raise AlmaError(
-                f"options after --: the optimizer {self.cfg.optimizer._name} rejects its options ({error}); "
-                "correct or remove these options"
-            ) from error
-        try:  # fail before any file is written
-            self.build(1).check_batch(smallest_batch)
-        except RuntimeError as error:
-            if not any(word in str(error) for word in ("memory", "overflow")):
-                raise
-            raise AlmaError(
-                f"options after --: the network {options.arch} {' '.join(self._model_words)} does not fit into "
-                "memory; reduce the size of the network"
-            ) from error
-
-    def build(self, num_models: int, grown: Optional[GrownLayers] = None) -> ImageNetwork:
-        """Build one network of all models with uninitialized weights, on the CPU; a joint model is the only model.
-
-        Args:
-            num_models: number of models.
-            grown: see `ImageClassifier.build_members`.
-        """
-        network = self.model_class.build_members(self.cfg.model, self.images, num_models * self.num_joint, grown)
-        network.joint_logits = self.joint_logits
-        return network
-
-    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Build an optimizer as fairseq does, which would parse the options again for each optimizer."""
-        return type(self._optimizer)(parameters, **self._optimizer.defaults)
-
-    def read_grown(self, options: Mapping[str, Any]) -> GrownLayers:
-        """Return the grown layer sizes, read from the model options of a checkpoint; see `GrownLayers.options`.
-
-        Raises:
-            AlmaError: the value of an option is invalid.
-            OmegaConfBaseException: the architecture lacks an option.
-        """
-        return self.model_class.read_grown(OmegaConf.merge(self.cfg.model, dict(options)))
-
-    def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
-        """Return the fairseq configuration (``cfg``) to store in a checkpoint."""
-        model = {**self._plain["model"], **grown.options()}
-        if self.joint_logits is not None:
-            model = {
-                "_name": JOINT_MODEL,
-                "num_members": self.num_joint,
-                "member_arch": self.options.arch,
-                "member_options": shlex.join(self._model_words),
-                "joint_logits": self.joint_logits,
-            }
-        return {**self._plain, "model": model}
-
-
-def _refuse(message: str) -> NoReturn:
-    raise AlmaError(f"options after --: {message.replace('invalid <lambda> value', 'invalid value')}")

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, TrainedMembers, log_of_mean, members_of
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_models import ImageEnsemble
-from fairseq_alma.training.loading import refuse_other_weights
+from fairseq_alma.training.stage_task import refuse_other_weights
 
 
 @dataclass

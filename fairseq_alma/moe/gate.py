@@ -1,13 +1,10 @@
 """Gates (routers) of mixtures of experts, assignment of tokens to experts of limited capacity, and expert losses.
 
-A gate is a tree (`GateTree`). Each inner node is a softmax over its children; a plain gate has one inner node. There
-are two implementations:
+A gate is a tree (`GateTree`). Each inner node is a softmax over its children; a plain gate has one inner node. The gate
+in this module, for language models, computes the inner nodes one by one in fp32, without bias. The gate for images,
+`images.mixtures.ParallelGate`, computes all inner nodes at once, because its trees can have many inner nodes.
 
-- `DescendingGate`, for the Switch layers of language models, computes the inner nodes one by one in fp32, without bias.
-- `ParallelGate`, for images, computes all inner nodes at once, because its trees can have many inner nodes.
-
-Letters: S tokens (padding included) or images, I features, R rows of the gate weight (one for each child of each
-inner node), Q inner nodes, P maximum number of children of a node, E experts.
+Letters: S tokens (padding included) or images, I features, E experts.
 """
 
 import math
@@ -16,10 +13,9 @@ from typing import Iterable, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.growth.tensors import MixtureGrowth, gather_slices, grow_mixture
 
 
 class Routing(NamedTuple):
@@ -90,87 +86,6 @@ class DescendingGate(nn.Module):
         return Routing(self.expert_of_row[row], probs, combine_weights)
 
 
-class ParallelGate(nn.Module):
-    """Gate that computes all nodes at once, with one padded softmax and one matrix product.
-
-    The matrix product sums log-probabilities along the path of each expert. The combine weights are the probabilities.
-    The caller initializes the weights.
-
-    Args:
-        in_features: I, number of input features.
-        tree: gate tree.
-    """
-
-    slots: Tensor  # (Q, P) rows of each node, padded with R
-    slot_of_row: Tensor  # (R,) position of each row in the flattened slots
-    paths: Tensor  # (R, E) 1 if the row is on the path of the expert
-    path_lengths: Tensor  # (E,) number of rows on the path of each expert
-
-    def __init__(self, in_features: int, tree: GateTree) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(tree.num_rows, in_features))
-        self.bias = nn.Parameter(torch.empty(tree.num_rows))
-        self._set_tree(tree)
-
-    def forward(self, x: Tensor) -> Routing:
-        """Return the routing of (S, I) features; the combine weights are the (S, E) probabilities."""
-        logits = F.pad(F.linear(x, self.weight, self.bias), (0, 1), value=-torch.inf)  # (S, R + 1)
-        by_node = logits[:, self.slots]  # (S, Q, P)
-        log_probs = F.log_softmax(by_node, dim=-1).flatten(1)[:, self.slot_of_row]  # (S, R)
-        best = F.one_hot(by_node.argmax(dim=-1), by_node.size(-1)).flatten(1)[:, self.slot_of_row]
-        on_best_path = best.to(self.paths.dtype) @ self.paths == self.path_lengths
-        probs = (log_probs @ self.paths).exp()
-        return Routing(on_best_path.int().argmax(dim=-1), probs, probs)
-
-    def grow(self, expert: int, generator: Generator, method: str = "split") -> MixtureGrowth:
-        """Add an expert with the next free number, E, as a copy of ``expert``.
-
-        Args:
-            expert: number of the expert to copy.
-            generator: random generator for new rows, on the CPU.
-            method: ``split`` replaces the leaf of ``expert`` with a node over both experts, which has random rows.
-                ``copy`` adds a copy of the row of ``expert`` to the same node.
-
-        Returns:
-            Growth plan, with the source of each expert and each row.
-        """
-        growth = grow_mixture(self.tree, method, [expert])
-        weight, bias = torch.empty(growth.new.num_rows, self.weight.size(1)), torch.empty(growth.new.num_rows)
-        init_as_linear(weight, bias, generator)
-        self.weight = nn.Parameter(gather_slices(self.weight.detach(), growth.row_source, weight.__getitem__))
-        self.bias = nn.Parameter(gather_slices(self.bias.detach(), growth.row_source, bias.__getitem__))
-        self._set_tree(growth.new)
-        return growth
-
-    def _set_tree(self, tree: GateTree) -> None:
-        """Set the gate tree, and the buffers that represent it as index tensors."""
-        self.tree = tree
-        largest_node = max(node.stop - node.start for node in tree.nodes)
-        slots = torch.full((len(tree.nodes), largest_node), tree.num_rows)
-        slot_of_row: list[int] = []
-        for number, node in enumerate(tree.nodes):
-            num_children = node.stop - node.start
-            slots[number, :num_children] = torch.arange(node.start, node.stop)
-            slot_of_row += [number * largest_node + child for child in range(num_children)]
-        paths = torch.zeros(tree.num_rows, tree.num_experts)
-        parents = {row: node.parent_row for node in tree.nodes for row in range(node.start, node.stop)}
-        for expert in range(tree.num_experts):
-            row: Optional[int] = tree.row_expert.index(expert)
-            while row is not None:
-                paths[row, expert] = 1
-                row = parents[row]
-        tensors = {"slots": slots, "slot_of_row": torch.tensor(slot_of_row), "paths": paths}
-        for name, tensor in {**tensors, "path_lengths": paths.sum(dim=0)}.items():
-            self.register_buffer(name, tensor.to(self.weight.device), persistent=False)
-
-
-def init_as_linear(weight: Tensor, bias: Tensor, generator: Generator) -> None:
-    """Initialize weight (O, I) and bias (O,) in place: uniform in ±1 / sqrt(I), as in ``torch.nn.Linear``."""
-    bound = 1 / math.sqrt(weight.size(-1))
-    nn.init.uniform_(weight, -bound, bound, generator=generator)
-    nn.init.uniform_(bias, -bound, bound, generator=generator)
-
-
 class Dispatch(NamedTuple):
     """Assignment of tokens to experts.
 
@@ -185,7 +100,7 @@ class Dispatch(NamedTuple):
     routed: list[int]
 
 
-def dispatch_tokens(routing: Routing, capacity_factor: float, padding: Optional[Tensor] = None) -> Dispatch:
+def dispatch_to_experts(routing: Routing, capacity_factor: float = 0.0, padding: Optional[Tensor] = None) -> Dispatch:
     """Assign each token to the expert that the gate selected, unless this expert is full with earlier tokens.
 
     The capacity is ceil(capacity factor x non-padding tokens / experts) (Fedus et al. 2021, equation 3), at least 1.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.gate import DescendingGate, Dispatch, Routing, dispatch_tokens
+from fairseq_alma.moe.gate import DescendingGate, Dispatch, Routing, dispatch_to_experts
 
 
 def grouped_linear(x: Tensor, counts: list[int], weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
@@ -161,7 +161,7 @@ class SwitchLayer(nn.Module):
         """
         routing = self.gate(x)
         factor = self.capacity_factor if self.training else self.eval_capacity_factor
-        dispatch = dispatch_tokens(routing, factor, padding)
+        dispatch = dispatch_to_experts(routing, factor, padding)
         out = self.experts(x, dispatch, routing.combine_weights)
         probs = routing.probs if padding is None else routing.probs.masked_fill(padding.unsqueeze(1), 0.0)
         num_tokens = sum(dispatch.routed)

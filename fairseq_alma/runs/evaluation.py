@@ -15,8 +15,7 @@ from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.runs.loop import StageWork
 from fairseq_alma.runs.run_folder import Evaluation, RunFolder
-from fairseq_alma.runs.workers import end_processes, start_process
-from fairseq_alma.terminal import last_line
+from fairseq_alma.terminal import end_processes, last_line, start_process
 
 _PLACE = re.compile(r"(?<!\$)\{(checkpoint|stage|arrival|run|stream)\}")
 

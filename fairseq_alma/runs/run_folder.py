@@ -204,11 +204,6 @@ class ClockRecord(Struct, frozen=True):
     started: Optional[Amount]
 
 
-def stage_type(content: Mapping[str, Any]) -> type[StageRecord]:
-    """Return the class, `TextStage` or `ImageStage`, for the content of a ``stage.json``."""
-    return ImageStage if "train_images" in content or "test_flops_per_image" in content else TextStage
-
-
 class StageClock:
     """Timer for the total wall time of all launches of a stage or member, saved in a clock file.
 
@@ -302,7 +297,9 @@ class RunFolder:
         if not path.is_file():
             return None
         content = _read(path, STAGE_REMEDY)
-        found = as_record(content, stage_type(content), path, STAGE_REMEDY).stage
+        is_of_images = "train_images" in content or "test_flops_per_image" in content
+        kind: type[StageRecord] = ImageStage if is_of_images else TextStage
+        found = as_record(content, kind, path, STAGE_REMEDY).stage
         if found != stage:
             raise AlmaError(f"{path}: damaged, expected stage {stage}, found stage {found}; {STAGE_REMEDY}")
         return content

@@ -28,8 +28,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import fairseq_alma
 from fairseq_alma.errors import AlmaError, describe_fault
-from fairseq_alma.runs.workers import die_with_parent, start_process
-from fairseq_alma.terminal import last_line
+from fairseq_alma.terminal import die_with_parent, last_line, start_process
 
 PRELOADED = (
     "fairseq_cli.train",

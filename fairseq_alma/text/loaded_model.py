@@ -26,7 +26,7 @@ from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.text.criterion import CHUNK_ELEMENTS
-from fairseq_alma.training.loading import refuse_other_weights
+from fairseq_alma.training.stage_task import refuse_other_weights
 
 PAD = 1
 IGNORED = -100

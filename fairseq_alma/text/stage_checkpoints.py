@@ -13,17 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Collection, Mapping, Optional, Sequence, Union
 
-from fairseq_alma.checkpoints import (
-    FIRST_UPDATE,
-    LAST_CHECKPOINT,
-    TASK_STATE,
-    TRAIN_TOKENS,
-    UnfitCheckpoint,
-    check_archive,
-)
+from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.files import once_per_file, open_atomically, synchronise
+from fairseq_alma.files import archive_fault, once_per_file, open_atomically, synchronise
 from fairseq_alma.training.features import BATCHES
 
 if TYPE_CHECKING:
@@ -85,10 +78,9 @@ def is_complete(path: Path) -> bool:
 def is_sound(path: Path) -> bool:
     """Return whether all checksums in a checkpoint are correct, which requires reading the entire file."""
     try:
-        check_archive(path)
-    except (OSError, UnfitCheckpoint):
+        return archive_fault(path) is None
+    except OSError:
         return False
-    return True
 
 
 def repair_last(folder: Path) -> Optional[Path]:

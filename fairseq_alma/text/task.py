@@ -30,10 +30,10 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II, DictConfig
 
-from fairseq_alma.checkpoints import UnfitCheckpoint
 from fairseq_alma.checkpoints.checkpoint_file import (
     DICTIONARY_KEY,
     Checkpoint,
+    UnfitCheckpoint,
     check_config,
     check_dictionary,
     read_checkpoint,
@@ -44,14 +44,13 @@ from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError, in_one_line, refuse_colon
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.options import flag
-from fairseq_alma.text.initial_weights import MAX_TOKENS
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
 from fairseq_alma.text.train_options import BALANCING, OWNED
+from fairseq_alma.text.transformer_lm import MAX_TOKENS
 from fairseq_alma.training.fairseq_options import check_options, fairseq_config
-from fairseq_alma.training.feature import FEATURES, register_feature
+from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.features import NewFirst, refuse_inexact_precision
-from fairseq_alma.training.loading import check_architecture, check_weights, load_for_task, refuse_other_weights
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, TimedSaves, features_of, require_batch_size
+from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, load_for_task, require_batch_size
 
 
 @dataclass
@@ -94,7 +93,6 @@ class TextTaskConfig(CommandConfig, LanguageModelingConfig):
     reset_dataloader: bool = II("checkpoint.reset_dataloader")
 
 
-register_feature(TimedSaves)
 AlmaLMConfig = fairseq_config("AlmaLMConfig", TextTaskConfig, [StageOptions, *FEATURES], "text")
 """Options of ``--task alma_lm``, including the options of all training features."""
 
@@ -245,7 +243,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         with in_one_line():  # not a decorator, as fairseq inspects the signature
             if from_checkpoint:
                 model = super().build_model(cfg, from_checkpoint)
-                refuse_other_weights(model, str(self.args.path))
                 # Features wrap forward here, because fairseq-eval-lm does not call the criterion.
                 model.forward = self.features.around_forward(model)(model.forward)
                 return model
@@ -258,19 +255,18 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
                 check_config({**(vars(cfg) if isinstance(cfg, argparse.Namespace) else cfg)})
             except UnfitCheckpoint as error:  # the checkpoints of this training run could not be read
                 raise AlmaError(f"--arch {cfg._name}: {error}; give another --arch") from error
-            checkpoint = None if start is None else read_checkpoint(start)
-            if start is not None and checkpoint is not None:
+            if start is not None:
+                checkpoint = read_checkpoint(start)
                 if resumes and not self.args.reset_dataloader:
                     self._refuse_other_order(checkpoint, start)
                 check_dictionary(checkpoint, start, self.stream)
-                check_architecture(checkpoint, start, cfg)
-            model = super().build_model(cfg, from_checkpoint)
-            if start is not None and checkpoint is not None:
-                check_weights(checkpoint, start, model)
-            elif hasattr(model, "init_from_text"):
-                names, _ = self._stage()
-                parts = [TokenFile(self.stream.root / name).ids[: MAX_TOKENS // len(names)] for name in names]
-                model.init_from_text(torch.from_numpy(np.concatenate(parts).astype(np.int64)))
+                model = self.build_to_continue(cfg, checkpoint, start)
+            else:
+                model = super().build_model(cfg)
+                if hasattr(model, "init_from_text"):
+                    names, _ = self._stage()
+                    parts = [TokenFile(self.stream.root / name).ids[: MAX_TOKENS // len(names)] for name in names]
+                    model.init_from_text(torch.from_numpy(np.concatenate(parts).astype(np.int64)))
         gates = [weight for name, weight in model.named_parameters() if name.endswith(".gate.weight")]
         self.is_compiled = getattr(model, "is_compiled", False)
         self.has_balance_loss = getattr(model, "balance_loss_weight", 0.0) > 0 and any(len(gate) > 1 for gate in gates)

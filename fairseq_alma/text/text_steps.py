@@ -196,11 +196,11 @@ class Train(TrainingStep):
             AlmaError: the last checkpoint is damaged.
         """
         last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE
-        return (
-            stage_checkpoints.is_complete(last)
-            and self._has_ended(read_progress(last))
-            and (not self.job.keeps_best or stage_checkpoints.is_complete(best))
-        )
+        if not stage_checkpoints.is_complete(last):
+            return False
+        done = read_progress(last)
+        has_ended = not self._is_outdated(done) and done.has_reached(*self.limits)
+        return has_ended and (not self.job.keeps_best or stage_checkpoints.is_complete(best))
 
     def commands(self) -> Sequence[Command]:
         """Return one fairseq-train command, which also resumes an interrupted training run."""
@@ -339,10 +339,6 @@ class Train(TrainingStep):
     def _is_outdated(self, progress: Progress) -> bool:
         """Return whether a checkpoint was trained before mega-batches were appended to its stage."""
         return progress.megabatch not in (None, self.plan.stage.arrivals[-1])
-
-    def _has_ended(self, progress: Progress) -> bool:
-        """Return whether training on all data of the stage has reached a limit."""
-        return not self._is_outdated(progress) and progress.has_reached(*self.limits)
 
     def _reset(self) -> None:
         """Remove the checkpoints of the training run if they cannot be used.

@@ -1,10 +1,11 @@
 """Training features of this package, in the order in which their hooks are called.
 
-This module imports neither torch nor fairseq; `TimedSaves`, which needs both, is therefore in module `stage_task`. A
-*branch* is a copy of the model that is trained with a decaying learning rate.
+Importing this module imports neither torch nor fairseq. A *branch* is a copy of the model that is trained with a
+decaying learning rate.
 """
 
 import argparse
+import time
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, ContextManager, Mapping, Optional, Sequence
@@ -371,3 +372,47 @@ class Autocast(Feature):
         import torch
 
         return torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
+
+
+@register_feature
+@dataclass
+class TimedSaves(Feature):
+    """Feature that saves a checkpoint every M minutes; fairseq supports only intervals in updates and in epochs.
+
+    fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due,
+    the feature sets this interval to the number of the current update. In distributed training, rank 0 measures the
+    time.
+    """
+
+    save_interval_minutes: Optional[float] = opt(
+        None,
+        "checkpoint interval in minutes, in addition to --save-interval-updates",
+        range=real(0, 1e8, above=True),
+        side=TRAINING,
+        kinds=("text",),
+        metavar="M",
+    )
+
+    def prepare(self, setting: Setting) -> None:
+        self._saved = time.monotonic()
+        self._saving: Any = setting.saving
+        self._interval = self._saving.save_interval_updates
+
+    def after_step(self, model: "nn.Module", update: int) -> None:
+        from fairseq.distributed import utils as distributed_utils
+
+        assert self.save_interval_minutes is not None
+        is_due = time.monotonic() - self._saved >= 60 * self.save_interval_minutes
+        if distributed_utils.get_global_world_size() > 1:
+            import torch
+
+            decision = torch.tensor([is_due], dtype=torch.uint8, device=next(model.parameters()).device)
+            torch.distributed.broadcast(decision, 0)
+            is_due = bool(decision.item())
+        self._saving.save_interval_updates = update + 1 if is_due else self._interval
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty dict, and restart the checkpoint interval. fairseq calls this method on every save."""
+        self._saved = time.monotonic()
+        self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
+        return {}

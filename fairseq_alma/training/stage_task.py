@@ -1,36 +1,53 @@
-"""Base class of the fairseq tasks for text and images, checkpoints at time intervals, and defaults for GPUs and CPUs.
+"""Base class of the fairseq tasks for text and images, defaults for devices, and loading of checkpoints.
 
 `set_process_defaults` changes fairseq's defaults for distributed training. By default, fairseq starts one process per
 visible GPU, also in evaluation. On CPUs under ``torchrun``, fairseq divides by the number of GPUs, which is zero.
 fairseq also passes a device to torch's DistributedDataParallel, which accepts no device on CPUs.
+
+This module replaces two functions of fairseq for tasks of this package:
+
+- ``checkpoint_utils.load_checkpoint_to_cpu`` unpickles files. The replacement runs no code from a file.
+- ``Trainer.load_checkpoint`` raises many types of errors if a training state does not match the command. The
+  replacement raises AlmaError with a one-line message.
 """
 
 import argparse
 import ctypes
 import os
 import sys
-import time
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Mapping, Optional
+from typing import Any, Callable, ClassVar, Mapping, Optional
 
 import torch
 import torch.distributed as dist
+from fairseq import checkpoint_utils
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.distributed import utils as distributed_utils
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
+from fairseq.trainer import Trainer
 from hydra.core.config_store import ConfigStore
-from omegaconf import II, DictConfig
+from omegaconf import II, DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
+from fairseq_alma.checkpoints.checkpoint_file import (
+    ENSEMBLE_ARCH,
+    Checkpoint,
+    UnfitCheckpoint,
+    read_checkpoint,
+    refuse_other_shapes,
+)
 from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.learners.learner import StageOptions
-from fairseq_alma.options import NONE, TRAINING, opt, real
+from fairseq_alma.options import NONE, flag, options_of
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
-from fairseq_alma.training.feature import FEATURES, Feature, Features, Setting, import_from
+from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
@@ -40,6 +57,19 @@ _MALLOPT = {-3: 2**30, -1: 2**31 - 1}
 """Values of glibc's mallopt parameters M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
 GATHERED_BYTES = 2**20
 """Maximum size of a process's log outputs, in bytes; fairseq's ``--all-gather-list-size`` has a smaller default."""
+TASKS = ("alma_lm", "alma_image_classification")
+_STOCK_CRITERIONS = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
+# fairseq-validate builds the task and the criterion that a checkpoint names. Only these names are allowed.
+_ALLOWED = {
+    "task": (*TASKS, "language_modeling"),
+    "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
+}
+_REMEDY = (
+    "give the options of the interrupted run, or --reset-optimizer --reset-lr-scheduler --reset-meters "
+    "--reset-dataloader to start a new training run from the weights in the checkpoint"
+)
+_changes: dict[str, Callable[[Checkpoint], None]] = {}
+_stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
 
 
 class _OnCpu(argparse.Action):
@@ -99,45 +129,6 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
         distributed_init_method="env://",
         distributed_no_spawn=True,
     )
-
-
-@dataclass
-class TimedSaves(Feature):
-    """Feature that saves a checkpoint every M minutes; fairseq supports only intervals in updates and in epochs.
-
-    fairseq saves after each update whose number is a multiple of ``--save-interval-updates``. When a checkpoint is due,
-    the feature sets this interval to the number of the current update. In distributed training, rank 0 measures the
-    time.
-    """
-
-    save_interval_minutes: Optional[float] = opt(
-        None,
-        "checkpoint interval in minutes, in addition to --save-interval-updates",
-        range=real(0, 1e8, above=True),
-        side=TRAINING,
-        kinds=("text",),
-        metavar="M",
-    )
-
-    def prepare(self, setting: Setting) -> None:
-        self._saved = time.monotonic()
-        self._saving: Any = setting.saving
-        self._interval = self._saving.save_interval_updates
-
-    def after_step(self, model: nn.Module, update: int) -> None:
-        assert self.save_interval_minutes is not None
-        is_due = time.monotonic() - self._saved >= 60 * self.save_interval_minutes
-        if distributed_utils.get_global_world_size() > 1:
-            decision = torch.tensor([is_due], dtype=torch.uint8, device=next(model.parameters()).device)
-            dist.broadcast(decision, 0)
-            is_due = bool(decision.item())
-        self._saving.save_interval_updates = update + 1 if is_due else self._interval
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict, and restart the checkpoint interval. fairseq calls this method on every save."""
-        self._saved = time.monotonic()
-        self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
-        return {}
 
 
 @dataclass
@@ -212,6 +203,21 @@ class StageTask(FairseqTask):
         if os.path.isfile(last):
             return last, True
         return starting_checkpoint(cfg, cfg.continue_once), False
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        model = super().build_model(cfg, from_checkpoint)
+        if from_checkpoint:
+            refuse_other_weights(model, str(self.checkpoint_path))
+        return model
+
+    def build_to_continue(self, cfg: Any, checkpoint: Checkpoint, path: str) -> Any:
+        """Build the model of ``cfg``. Raises AlmaError unless it matches the checkpoint that training starts from."""
+        check_architecture(checkpoint, path, cfg)
+        model = super().build_model(cfg)
+        if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):  # also compare shapes that no option sets
+            remedy = "give the options with which the checkpoint was trained"
+            refuse_other_shapes(checkpoint["model"], model, path, remedy)
+        return model
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
         return super().train_step(sample, model, self.features.around_forward(model)(criterion), *args, **kwargs)
@@ -301,3 +307,113 @@ def features_of(cfg: DictConfig) -> Features:
     features = Features.of(cfg, setting)
     features.prepare()
     return features
+
+
+def load_for_task(path: str, change: Callable[[Checkpoint], None]) -> None:
+    """Make fairseq load checkpoints with `load_state`; ``change`` modifies the dict loaded from ``path`` in place."""
+    _changes.clear()
+    _changes[path] = change
+
+
+def load_state(path: str, arg_overrides: Optional[Mapping[str, Any]] = None) -> Checkpoint:
+    """Load a checkpoint in fairseq's format. ``arg_overrides`` (name -> value) replaces options in the checkpoint.
+
+    Raises:
+        AlmaError: the file is missing or damaged, or the model, task or criterion is not supported.
+    """
+    state = read_checkpoint(path, mmap=False, needed=("optimizer_history", "extra_state"))
+    for part, allowed in _ALLOWED.items():
+        options = state["cfg"].get(part)
+        name = options.get("_name") if isinstance(options, dict) else None
+        if options is not None and name not in allowed:
+            raise AlmaError(
+                f"{path}: expected {part} {' or '.join(allowed)}, found {str(name)[:60]}; "
+                "give a checkpoint written by fairseq-train or alma-grow"
+            )
+    if path in _changes:
+        _changes[path](state)
+    state["optimizer_history"] = state["optimizer_history"][-1:]  # fairseq reads only the last entry
+    state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    if arg_overrides is not None:
+        overwrite_args_by_name(state["cfg"], arg_overrides)
+    return checkpoint_utils._upgrade_state_dict(state)
+
+
+def _load_checkpoint_to_cpu(
+    path: str, arg_overrides: Optional[Mapping[str, Any]] = None, load_on_all_ranks: bool = False
+) -> Any:
+    if _changes or any(word.rpartition("=")[2] in TASKS for word in sys.argv[1:]):
+        return load_state(path, arg_overrides)
+    return _stock_load(path, arg_overrides, load_on_all_ranks)
+
+
+def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any) -> Any:
+    if trainer.cfg.task._name not in TASKS or not os.path.isfile(filename):
+        return _stock_load_training(trainer, filename, *arguments, **more)
+    _ = trainer.optimizer  # build the optimizer first: errors in optimizer options are not errors in the file
+    options = trainer.cfg.checkpoint
+    try:
+        extra_state = _stock_load_training(trainer, filename, *arguments, **more)
+        state = (extra_state or {}).get(type(trainer.task).__name__)
+        if state and options.reset_dataloader and not options.reset_optimizer:  # fairseq omits the state of the task
+            trainer.task.set_checkpoint_dict(state)
+        return extra_state
+    except Exception as error:
+        for each in causes(error):
+            if isinstance(each, AlmaError):
+                raise each from None
+        if describe_fault(error) is not None:
+            raise
+        is_sentence = isinstance(error, (AssertionError, ValueError, UnfitCheckpoint))
+        reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+        raise AlmaError(f"{filename}: cannot resume training ({reason[:300]}); {_REMEDY}") from error
+
+
+checkpoint_utils.load_checkpoint_to_cpu = _load_checkpoint_to_cpu
+Trainer.load_checkpoint = _load_training
+
+
+def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> None:
+    """Raise AlmaError if ``model_cfg`` and the checkpoint differ in architecture or in options that set shapes."""
+    found = checkpoint["cfg"]["model"]
+    kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
+    if kinds[0] != kinds[1]:
+        remedy = "" if found["_name"] == ENSEMBLE_ARCH else f"give --arch {found['_name']}, or "
+        expected = f"expected architecture {model_cfg['_name']}, found {found['_name']}"
+        raise AlmaError(f"{path}: {expected}; {remedy}start from another checkpoint")
+    if differing := _differing_options(found, model_cfg):
+        raise AlmaError(f"{path}: the model sizes in this file differ from the command line; give {differing}")
+    joint: Any = MODEL_REGISTRY.get(kinds[0])
+    if hasattr(joint, "member_config"):
+        of_members = [(config["member_arch"], config["member_options"]) for config in (found, model_cfg)]
+        members = [vars(joint.member_config(*options)[1]) for options in of_members]
+        if differing := _differing_options(*members):
+            raise AlmaError(
+                f"{path}: the member options in this file ({found['member_options']!r}) differ from the command line; "
+                f"give {differing} in --member-options"
+            )
+
+
+def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Return the options in ``found`` that set tensor shapes and differ from ``given``, as command-line arguments."""
+    ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
+    shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
+    words = []
+    for name in given:
+        if name not in shape or name not in found or given[name] is None:
+            continue
+        there, here = (str(each) if isinstance(each, Enum) else each for each in (found[name], given[name]))
+        if there != here:
+            no = "" if there else "no "
+            words.append(f"{no}{flag(name)}" if isinstance(there, bool) else f"{flag(name)} {there!r}")
+    return " ".join(words)
+
+
+def refuse_other_weights(model: nn.Module, path: str) -> None:
+    """Make ``model.load_state_dict`` raise AlmaError if names or shapes of the weights do not match the model."""
+
+    def compare(module: nn.Module, weights: Mapping[str, Tensor], prefix: str, *unused: Any) -> None:
+        if not prefix:
+            refuse_other_shapes(weights, module, path, "give an unaltered checkpoint and its training stream")
+
+    model.register_load_state_dict_pre_hook(compare)

@@ -18,7 +18,7 @@ from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.stage_checkpoints import describe_checkpoint
-from fairseq_alma.training.loading import load_state
+from fairseq_alma.training.stage_task import load_state
 from tests.checkpoints.small import small_checkpoint
 from tests.models.ensembles import switch_config, task_of
 from tests.scripts import run_script

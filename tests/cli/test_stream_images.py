@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.cli.stream import main
+from fairseq_alma import terminal
+from fairseq_alma.cli.stream import ALMA_STREAM, main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images import stage_trainer
 from fairseq_alma.learners.learner import Learner, ModelId
-from fairseq_alma.runs import workers
 from tests.engine import fork
 from tests.images.image_streams import make_stream
 from tests.runs.results import stage_records as records
@@ -204,14 +204,14 @@ def fork_stream(command, **options):
 
     def run():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return main(command[len(workers.ALMA_STREAM) :])
+        return main(command[len(ALMA_STREAM) :])
 
     return fork(run)
 
 
 @pytest.mark.slow
 def test_members_trained_by_several_processes_or_calls_give_the_same_files(stream, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers.subprocess, "Popen", fork_stream)
+    monkeypatch.setattr(terminal.subprocess, "Popen", fork_stream)
     bagging = ("--learner", "bagging", "--num-members", "3", "--wait", "3")
     run(stream, tmp_path / "one", *bagging, "--jobs", "1")
     assert main(["--stream", str(stream), "--run", str(tmp_path / "R"), *bagging, "--member", "1", *WORDS]) == 0

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from data_prep.text.workers import in_order
+from data_prep.text.command import in_order
 from fairseq_alma.errors import AlmaError
 from tests.forked import wait_until
 

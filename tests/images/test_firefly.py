@@ -17,9 +17,8 @@ from fairseq_alma.images.firefly import (
     tune_directions,
     vgg_size,
 )
-from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, grow_network
+from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
-from fairseq_alma.learners.learner import Growth
 from tests.images.image_streams import make_images
 
 SHAPE, CHANNELS = (3, 16, 16), 4
@@ -209,13 +208,12 @@ def candidate_forward_flops(channels, num_new):
 
 
 def test_growth_depends_on_its_generator_and_does_not_change_the_network():
-    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))  # a single last image
+    images, labels = (torch.from_numpy(array) for array in make_images(17, 1, SHAPE))
     channels = [4, 5] * 8
     network = trained_network(channels=channels, updates=0)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    examples, config = (images / 255, labels), AlmaFireflyVGGConfig(channels=CHANNELS)
-    how = network, Growth(0, "firefly", "loss", 1, share=0.5), config, lambda: examples, examples, 8
-    (grown, flops), (again, _), (other, _) = (grow_network(*how, seeded(seed)) for seed in (2, 2, 3))
+    how = network, list(zip((images / 255).split((8, 9)), labels.split((8, 9)), strict=True)), CHANNELS, 0.5
+    (grown, flops), (again, _), (other, _) = (grow_firefly(*how, seeded(seed)) for seed in (2, 2, 3))
     assert flops == 2 * 3 * 17 * candidate_forward_flops(channels, FEWEST_NEW)  # two forward and backward passes
     assert flops > 2 * 17 * count_flops(copy.deepcopy(network), SHAPE).train
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())

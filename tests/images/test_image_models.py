@@ -13,12 +13,11 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images import image_models as models
-from fairseq_alma.images.image_batches import seeded
 from fairseq_alma.images.image_job import ImageTrainOptions
 from fairseq_alma.images.mixtures import mixture_layers
-from fairseq_alma.images.model_store import TrainedModel, write_model
+from fairseq_alma.images.model_store import ImageSettings, TrainedModel, write_model
 from fairseq_alma.images.networks import ImageKind, NetworkList, count_flops
-from fairseq_alma.images.stage_training import ImageSettings
+from fairseq_alma.images.stage_training import seeded
 from fairseq_alma.learners.learner import LEARNERS
 from tests.images.image_streams import make_stream
 

@@ -4,7 +4,7 @@ import torch
 import fairseq_alma
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.images.image_job import ImageTrainOptions
-from fairseq_alma.images.stage_training import ImageSettings
+from fairseq_alma.images.model_store import ImageSettings
 from fairseq_alma.learners.learner import SingleModel
 from tests.images.image_streams import make_stream
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.images.image_batches import seeded
 from fairseq_alma.images.mixtures import MixtureMLP, grow_losing_experts, measure_expert_losses, mixture_layers
+from fairseq_alma.images.stage_training import seeded
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 SHAPE = (1, 8, 8)

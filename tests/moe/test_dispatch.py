@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fairseq_alma.moe.gate import ExpertLosses, Routing, dispatch_tokens
+from fairseq_alma.moe.gate import ExpertLosses, Routing, dispatch_to_experts
 
 
 def routing_of(*experts, num_experts=3):
@@ -12,7 +12,7 @@ def routing_of(*experts, num_experts=3):
 
 
 def test_overflow_is_dropped_in_token_order():
-    dispatch = dispatch_tokens(routing_of(0, 0, 1, 0, 0, 1, num_experts=2), capacity_factor=1.0)
+    dispatch = dispatch_to_experts(routing_of(0, 0, 1, 0, 0, 1, num_experts=2), capacity_factor=1.0)
     # The capacity is 3: expert 0 takes tokens 0, 1 and 3, not 4.
     assert dispatch.tokens.tolist() == [0, 1, 3, 2, 5]
     assert (dispatch.counts, dispatch.routed) == ([3, 2], [4, 2])
@@ -23,7 +23,7 @@ def test_overflow_is_dropped_in_token_order():
     [(10, 4, 1.0, 3), (12, 4, 1.25, 4), (20, 2, 1.1, 11), (1, 8, 1.0, 1)],
 )
 def test_capacity_is_an_even_share_rounded_up(num_tokens, num_experts, factor, capacity):
-    assert dispatch_tokens(routing_of(*[0] * num_tokens, num_experts=num_experts), factor).counts[0] == capacity
+    assert dispatch_to_experts(routing_of(*[0] * num_tokens, num_experts=num_experts), factor).counts[0] == capacity
 
 
 def test_no_expert_ever_takes_more_than_its_capacity():
@@ -33,7 +33,7 @@ def test_no_expert_ever_takes_more_than_its_capacity():
         expert = torch.randint(num_experts, (num_tokens,), generator=generator)
         padding = torch.rand(num_tokens, generator=generator) < 0.4
         factor = float(torch.rand((), generator=generator)) * 2 + 0.01
-        dispatch = dispatch_tokens(routing_of(*expert.tolist(), num_experts=num_experts), factor, padding)
+        dispatch = dispatch_to_experts(routing_of(*expert.tolist(), num_experts=num_experts), factor, padding)
         num_real = int((~padding).sum())
         assert max(dispatch.counts) <= max(1, math.ceil(factor * num_real / num_experts))
         assert sum(dispatch.routed) == num_real

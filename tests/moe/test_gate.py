@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.gate import DescendingGate, ParallelGate, init_as_linear
+from fairseq_alma.images.mixtures import ParallelGate
+from fairseq_alma.images.networks import init_as_linear
+from fairseq_alma.moe.gate import DescendingGate
 
 FEATURES, BATCH = 6, 40
 TREES = [

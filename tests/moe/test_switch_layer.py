@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from fairscale.nn.moe.top2gate import top2gating
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.gate import dispatch_tokens
+from fairseq_alma.moe.gate import dispatch_to_experts
 from fairseq_alma.moe.switch_layer import Experts, SwitchLayer
 from tests.moe.test_dispatch import routing_of
 
@@ -91,7 +91,7 @@ def test_first_choices_overflow_and_balance_loss_equal_those_of_fairscale():
     _, routing, statistics = layer(x)
     balance_loss, _, mask = top2gating(F.linear(x, layer.gate.weight))
     theirs = mask[torch.arange(40), routing.expert].any(dim=1)  # (S,): whether the first choice has a place
-    assert sorted(dispatch_tokens(routing, 2.0).tokens.tolist()) == theirs.nonzero().flatten().tolist()
+    assert sorted(dispatch_to_experts(routing, 2.0).tokens.tolist()) == theirs.nonzero().flatten().tolist()
     assert statistics.num_dropped == 40 - int(theirs.sum()) > 0
     # The loss of fairscale is a mean over experts; Fedus et al. 2021 sum over experts.
     torch.testing.assert_close(statistics.balance_loss, 4**2 * balance_loss)
@@ -100,7 +100,7 @@ def test_first_choices_overflow_and_balance_loss_equal_those_of_fairscale():
 def test_an_expert_without_tokens_has_zero_gradients():
     experts = Experts(3, 8, 16)
     routing = routing_of(0, 2, 0)
-    experts(torch.randn(3, 8), dispatch_tokens(routing, 0.0), routing.combine_weights).sum().backward()
+    experts(torch.randn(3, 8), dispatch_to_experts(routing, 0.0), routing.combine_weights).sum().backward()
     assert not experts.fc1_weight.grad[1].any()
     assert experts.fc1_weight.grad[2].any()
 
@@ -109,7 +109,7 @@ def test_gated_experts_are_swiglu_without_biases_and_zero_at_first():
     torch.manual_seed(0)
     experts, routing = Experts(3, 8, 16, gated=True), routing_of(0, 2, 1, 0)
     assert {name for name, _ in experts.named_parameters()} == {"gate_proj", "up_proj", "down_proj"}
-    x, dispatch = torch.randn(4, 8), dispatch_tokens(routing, 0.0)
+    x, dispatch = torch.randn(4, 8), dispatch_to_experts(routing, 0.0)
     assert not experts(x, dispatch, routing.combine_weights).any()
     torch.nn.init.normal_(experts.down_proj)
     out = experts(x, dispatch, routing.combine_weights)
@@ -128,7 +128,7 @@ def test_under_autocast_weights_and_their_gradients_stay_in_fp32(gated):
     for enabled in (True, False):
         experts.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            out = experts(x, dispatch_tokens(routing, 0.0), routing.combine_weights)
+            out = experts(x, dispatch_to_experts(routing, 0.0), routing.combine_weights)
         out.square().sum().backward()
         found.append([out, *(each.grad for each in experts.parameters())])
     for short, exact in zip(*found, strict=True):

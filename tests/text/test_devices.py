@@ -18,7 +18,7 @@ from tests.text.models import dictionary_of, model_of, transformer_of
 
 
 def share_evenly(routing, capacity_factor, padding=None):
-    """Replace `dispatch_tokens`, which reads numbers on the host."""
+    """Replace `dispatch_to_experts`, which reads numbers on the host."""
     num_tokens, num_experts = routing.probs.shape
     counts = [num_tokens // num_experts] * num_experts
     return Dispatch(torch.arange(num_tokens, device=routing.expert.device), counts, counts)
@@ -40,7 +40,7 @@ def loss_of(model, tokens):
 
 @each_model
 def test_a_training_step_mixes_no_devices(build, monkeypatch):
-    monkeypatch.setattr(switch_layer, "dispatch_tokens", share_evenly)
+    monkeypatch.setattr(switch_layer, "dispatch_to_experts", share_evenly)
     monkeypatch.setattr(torch, "autocast", lambda *unused, **unused_too: contextlib.nullcontext())  # none for meta
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device("meta"):

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from fairseq_alma.checkpoints.checkpoint_file import refuse_other_shapes
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.loading import check_architecture, check_weights
+from fairseq_alma.training.stage_task import check_architecture
 from tests.test_any_record import with_value
 from tests.text.stock_commands import train_model
 
@@ -57,7 +58,7 @@ def test_a_checkpoint_with_another_option_of_the_same_sizes_is_rejected(arch, tr
 )
 def test_weights_of_other_shapes_are_rejected(model, named):
     with pytest.raises(AlmaError, match=named) as error:
-        check_weights(checkpoint_of(model), "a.pt", nn.Linear(2, 3))
+        refuse_other_shapes(checkpoint_of(model)["model"], nn.Linear(2, 3), "a.pt", "give another file")
     assert "\n" not in str(error.value)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fairseq.trainer import Trainer
 
-from fairseq_alma.training import stage_task
-from fairseq_alma.training.stage_task import TimedSaves
+from fairseq_alma.training import features
+from fairseq_alma.training.features import TimedSaves
 from tests.forked import together
 from tests.text.stock_commands import train_model
 from tests.training.test_data_parallel import train_rank
@@ -26,7 +26,7 @@ def let_updates_take(seconds, patch):
         clock.now += seconds
         return step(*arguments, **more)
 
-    patch.setattr(stage_task, "time", clock)
+    patch.setattr(features, "time", clock)
     patch.setattr(Trainer, "train_step", take)
 
 

@@ -7,11 +7,11 @@ import textwrap
 
 import pytest
 
+from fairseq_alma.cli import stream as module
+from fairseq_alma.cli.stream import MemberJobs, devices_of_jobs
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId
-from fairseq_alma.runs import workers as module
 from fairseq_alma.runs.run_folder import RunFolder
-from fairseq_alma.runs.workers import MemberJobs, devices_of_jobs
 from tests.forked import is_alive
 from tests.runs.runs import make_plans
 
