@@ -32,7 +32,7 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
     monkeypatch.setattr(sys, "argv", ["streams.py", *words, "--size", "5k"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPT), run_name="__main__")
-    for shard in (lzma.compress("é".encode() * 9_999), b"no archive"):  # another corpus cuts a character
+    for shard in (lzma.compress(b"\xa9\n" * 9_999), b"no archive"):  # another corpus cuts a character
         (tmp_path / "0.txt.xz").write_bytes(shard)
         with pytest.raises(AlmaError, match=r"t.tsv.xz: not a table of these text files"):
             runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -88,10 +88,10 @@ def test_a_benchmark_mixes_no_rows_of_other_texts_or_options_and_names_the_comma
     bench = runpy.run_path(str(MONTHLY / "bench.py"))
     monkeypatch.setattr("subprocess.run", lambda words, **how: subprocess.CompletedProcess(words, 1))
     failed, mixed = (
-        "alma-prep-text failed .exit status 1.; run the same",
-        "settings.json: .* began with other texts or ",
+        "alma-prep-text failed .exit status 1.; run",
+        "settings.json: the benchmark began with other texts or",
     )
     for text, words, message in (("1", [], failed), ("1", ["--lr", "1"], mixed), ("2", [], mixed)):
-        (tmp_path / "1.txt").write_text(text)
+        (path := tmp_path / "1.txt").write_text(text)
         with pytest.raises(AlmaError, match=message):
-            bench["main"]([str(tmp_path / "1.txt"), "--out", str(tmp_path / "out"), "--", *words])
+            bench["main"]([str(path), "--out", str(tmp_path / "out"), "--", *words])
