@@ -179,8 +179,6 @@ def test_a_trained_member_is_skipped_while_another_process_evaluates_the_stage(t
     with RunFolder(tmp_path).lock_stage(0):  # as --jobs does after a killed evaluation
         assert train_alone(tmp_path, 1, backend) == [("trained member 1", 0), ("trained member 1", 1)]
     assert backend.members == [ModelId(1, 1)]
-    with RunFolder(tmp_path).lock_stage(0), pytest.raises(AlmaError, match="stage-000: another alma-stream"):
-        train_alone(tmp_path, 1, FakeBackend(lost=[ModelId(0, 1)]), only=0)
 
 
 def test_wall_time_includes_members_that_were_trained_alone(tmp_path):
