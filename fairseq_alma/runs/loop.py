@@ -202,14 +202,16 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
                     f"{run.folder.model_folder(start)}: incomplete, but member {member} of stage {stage} needs the "
                     f"weights; run --stage {start.stage} --member {start.member} first"
                 )
-            with run.folder.lock_member(training.model) as locks:
-                if run.folder.read_stage(stage) is not None:  # another process has completed the stage
-                    break
-                clock = run.folder.start_clock(stage, member)
-                for step in backend.steps(run.folder, plan):
-                    if training.model in step.trains:
-                        step.run(StageWork(run.folder, plan, run.display, locks))
-                clock.stop()
+            # No lock for a trained member: another process may evaluate the stage, for longer than this process waits.
+            if not (run.folder.is_member_trained(training.model) and run.is_trained(training.model, backend)):
+                with run.folder.lock_member(training.model) as locks:
+                    if run.folder.read_stage(stage) is not None:  # another process has completed the stage
+                        break
+                    clock = run.folder.start_clock(stage, member)
+                    for step in backend.steps(run.folder, plan):
+                        if training.model in step.trains:
+                            step.run(StageWork(run.folder, plan, run.display, locks))
+                    clock.stop()
             run.display.trained(plan, training)
 
 

@@ -7,7 +7,8 @@ alma-stream on one stream of all months. Give `retrain` after a policy that dete
 each month DIR/results.csv gets a row: bits per byte on the held-out part of each month so far (months; mean), on the
 new month before its training (before), and on the first month's test set (test). CPU seconds are user and system time
 of the command. --oracle trains new models on all text up to the given months; the model with the lowest loss on valid
-counts. The table is in DIR/table.md, its figure in DIR/table.png. The same command resumes a killed benchmark.
+counts. The table is in DIR/table.md, its figure in DIR/table.png. The same command resumes a killed benchmark; the CPU
+seconds of the row that the kill interrupted are those of the second command.
 
 Hardware: two CPU cores. Time: two core hours for a stream of six months of 200,000 words, with the oracle.
 """
@@ -25,8 +26,11 @@ from typing import Iterator, Optional, Sequence
 
 from matplotlib import pyplot
 
+from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.update import BUDGET, SPLITS
-from fairseq_alma.files import open_atomically
+from fairseq_alma.data.stream import file_sha256
+from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import open_atomically, read_json_object, write_json_atomically
 
 ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {
@@ -45,7 +49,9 @@ COLUMNS = ("policy", "seed", "arrival", "mean", "before", "test", "valid", "para
 def run_command(program: str, *words: object) -> float:
     """Run a command of this environment, with its output on standard error; return its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([Path(sys.executable).with_name(program), *map(str, words)], check=True, stdout=sys.stderr)
+    done = subprocess.run([Path(sys.executable).with_name(program), *map(str, words)], stdout=sys.stderr)
+    if done.returncode:
+        raise AlmaError(f"{program} failed (exit status {done.returncode}); run the same command again to resume")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -149,10 +155,11 @@ def table(rows: Sequence[dict[str, str]], num_arrivals: int) -> Iterator[str]:
 
 
 def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
-    """Draw the mean over the months so far (first seed) after each month: a line per policy, crosses for oracles."""
+    """Draw the mean over the months so far after each month: a line for the first seed of a policy, or crosses."""
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
     for policy in dict.fromkeys(row["policy"] for row in rows):
-        own = [row for row in rows if row["policy"] == policy and row["seed"] == rows[0]["seed"]]
+        own = [row for row in rows if row["policy"] == policy]
+        own = [row for row in own if row["seed"] == own[0]["seed"]]
         style, label = ("o-", POLICIES[policy][1]) if policy in POLICIES else ("kx", policy.replace("-", " "))
         label += f" ({int(own[-1]['params']) / 1e6:.2g} M parameters)"
         axes.plot([1 + int(row["arrival"]) for row in own], [float(row["mean"]) for row in own], style, label=label)
@@ -161,9 +168,10 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the benchmark."""
-    argv = sys.argv[1:]
+    argv = sys.argv[1:] if argv is None else argv
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT")
@@ -172,15 +180,15 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     about = "train oracle models for these months (from 1)"
     parser.add_argument("--oracle", nargs="*", type=int, default=[], metavar="MONTH", help=about)
-    options, words = parser.parse_args(argv[:cut]), argv[cut + 1 :]
+    options, words = parser.parse_args(argv[:cut]), [*argv[cut + 1 :]]
     if "update" in options.policies and options.seeds != [1]:
         parser.error("--seeds: alma-update has only seed 1; give --seeds 1, or --policies without update")
-    for text in options.texts:
-        if not text.exists():
-            parser.error(f"TEXT {text}: no such file")
     if any(not 1 <= month <= len(options.texts) for month in options.oracle):
         parser.error(f"--oracle: expected months from 1 to {len(options.texts)}")
-    options.out.mkdir(parents=True, exist_ok=True)
+    asked, known = {"texts": [*map(file_sha256, options.texts)], "options": words}, options.out / "settings.json"
+    if known.exists() and read_json_object(known, "give another --out") != asked:
+        raise AlmaError(f"{known}: the benchmark began with other texts or other options after --; give another --out")
+    write_json_atomically(known, asked)
     results, stream = options.out / "results.csv", options.out / "stream"
     manifest = stream / "stream.json"
     num_known = len(json.loads(manifest.read_text(encoding="utf-8"))["history"]) if manifest.is_file() else 0
@@ -202,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(None))

@@ -22,6 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
+from fairseq_alma.cli.entry import command
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.study import read_size
 
 SHARES = (0.9, 1.6, 0.4, 1.3, 0.7, 1.1)
@@ -81,8 +83,8 @@ def read_sources(constraints: Path) -> Iterator[tuple[str, str]]:
     pins = dict(line.split("==") for line in constraints.read_text(encoding="utf-8").split() if "==" in line)
     for package in PACKAGES:
         version = metadata.version(package)
-        if version != pins[package]:
-            sys.exit(f"{package} {version}: expected {pins[package]} as in {constraints}; install this version")
+        if version != pins.get(package):
+            sys.exit(f"{package} {version}: expected {pins.get(package)} as in {constraints}; install this version")
         names = [name for name in metadata.files(package) or () if name.suffix == ".py" and "tests" not in name.parts]
         for name in sorted(names, key=lambda each: hashlib.sha256(str(each).encode()).digest()):
             text = name.read_text(encoding="utf-8")
@@ -100,7 +102,6 @@ def write_months(documents: Iterator[tuple[str, str]], months: Mapping[str, int]
         months: bytes of each month, in order; a month ends with the document that reaches this size.
         folder: folder for the files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     texts: dict[str, list[str]] = {month: [] for month in months}
     sizes = dict.fromkeys(months, 0)
     for month, text in documents:
@@ -108,38 +109,42 @@ def write_months(documents: Iterator[tuple[str, str]], months: Mapping[str, int]
         if size >= SHORTEST and sizes[month] < months[month]:
             texts[month].append(text)
             sizes[month] += size
+    for month, expected in months.items():
+        if sizes[month] < expected:
+            sys.exit(f"{month}: expected {expected:,} bytes of text, found {sizes[month]:,}; give a smaller --size")
+    folder.mkdir(parents=True, exist_ok=True)
     for number, month in enumerate(months, start=1):
-        if sizes[month] < months[month]:
-            sys.exit(
-                f"{month}: expected {months[month]:,} bytes of text, found {sizes[month]:,}; give a smaller --size"
-            )
         (folder / f"{number}.txt").write_text("\n\n".join(texts[month]) + "\n", encoding="utf-8")
         print(f"{folder / f'{number}.txt'}: {month}, {len(texts[month]):,} documents, {sizes[month]:,} bytes")
 
 
-def main() -> None:
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
     """Write the six files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     wikipedia, python = kinds.add_parser("wikipedia"), kinds.add_parser("python")
     wikipedia.add_argument("articles", type=Path, metavar="ARTICLES", help="table of the articles (.tsv.xz)")
-    wikipedia.add_argument(
-        "shards", type=Path, nargs="+", metavar="SHARD", help="text files (.txt.xz), starting with shard 0"
-    )
+    wikipedia.add_argument("shards", type=Path, nargs="+", metavar="SHARD", help="text files (.txt.xz) from shard 0 on")
     python.add_argument("constraints", type=Path, metavar="CONSTRAINTS", help="file with the pinned versions")
     for each in (wikipedia, python):
         each.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the six files")
         each.add_argument(
             "--size", type=read_size, default="1M", help="mean bytes of a month, such as 800k (default: 1M)"
         )
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    if options.size is None:
+        parser.error("--size auto: expected a number of bytes, such as 800k")
     if options.kind == "wikipedia":
         names, documents = tuple(TOPICS), read_articles(options.articles, options.shards)
     else:
         names, documents = PACKAGES, read_sources(options.constraints)
     months = {name: round(share * options.size) for name, share in zip(names, SHARES, strict=True)}
-    write_months(documents, months, options.out)
+    try:
+        write_months(documents, months, options.out)
+    except (KeyError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise AlmaError(f"{options.articles}: not a table of these text files ({error}); start with shard 0") from error
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(None))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_alma.errors import AlmaError
+
 MONTHLY = Path(__file__).parents[2] / "recipes/monthly"
 SCRIPT = MONTHLY / "streams.py"
 
@@ -28,7 +30,12 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
     (tmp_path / "0.txt.xz").write_bytes(lzma.compress("".join(articles).encode()))
     words = ["wikipedia", *(str(tmp_path / name) for name in ("t.tsv.xz", "0.txt.xz")), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["streams.py", *words, "--size", "5k"])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    for shard in (lzma.compress(b"\xa9\n" * 9_999), b"no archive"):  # another corpus cuts a character
+        (tmp_path / "0.txt.xz").write_bytes(shard)
+        with pytest.raises(AlmaError, match=r"t.tsv.xz: not a table of these text files"):
+            runpy.run_path(str(SCRIPT), run_name="__main__")
     for number, sentence in enumerate(sentences, start=1):
         documents = (tmp_path / f"{number}.txt").read_text().strip().split("\n\n")
         assert len(documents) == (2 if number in (2, 4) else 1)  # months differ in length
@@ -72,5 +79,16 @@ def test_a_killed_benchmark_runs_an_arrival_again_whose_row_was_cut_off(tmp_path
     assert bench["has_row"](path, "update", 1, 0) and not bench["has_row"](path, "update", 1, 1)
     bench["add_row"](path, tmp_path, ("update", 1, 1), None, 4.0)
     assert path.read_text() == complete
+    bench["add_row"](path, tmp_path, ("new-1", 2, 0), None, 4.0)  # a policy with another seed than the first row
     bench["draw"](bench["read_rows"](path), tmp_path / "table.png")
     assert (tmp_path / "table.png").stat().st_size > 1000
+
+
+def test_a_benchmark_mixes_no_rows_of_other_texts_or_options_and_names_the_command_that_failed(tmp_path, monkeypatch):
+    bench = runpy.run_path(str(MONTHLY / "bench.py"))
+    monkeypatch.setattr("subprocess.run", lambda words, **how: subprocess.CompletedProcess(words, 1))
+    failed, mixed = "alma-prep-text failed .exit status 1.; run", "settings.json: .* began with other texts or"
+    for text, words, message in (("1", [], failed), ("1", ["--lr", "1"], mixed), ("2", [], mixed)):
+        (path := tmp_path / "1.txt").write_text(text)
+        with pytest.raises(AlmaError, match=message):
+            bench["main"]([str(path), "--out", str(tmp_path / "out"), "--", *words])

@@ -173,6 +173,14 @@ def test_members_of_a_stage_can_be_trained_at_the_same_time_but_none_twice(tmp_p
         train_alone(tmp_path, 1, FakeBackend())
 
 
+def test_a_trained_member_is_skipped_while_another_process_evaluates_the_stage(tmp_path, no_patience):
+    train_alone(tmp_path, 1, FakeBackend(), only=0)
+    backend = FakeBackend()
+    with RunFolder(tmp_path).lock_stage(0):  # as --jobs does after a killed evaluation
+        assert train_alone(tmp_path, 1, backend) == [("trained member 1", 0), ("trained member 1", 1)]
+    assert backend.members == [ModelId(1, 1)]
+
+
 def test_wall_time_includes_members_that_were_trained_alone(tmp_path):
     train_alone(tmp_path, 0, FakeBackend(), only=0)
     (tmp_path / "stage-000/clock-member-0.json").write_text(json.dumps({"spent": 1000.0, "started": None}))
