@@ -35,5 +35,4 @@ def test_uncaught_it_is_one_line_on_standard_error_and_status_1() -> None:
     ],
 )
 def test_what_would_steer_a_terminal_is_spelled_out(name: str, shown: str) -> None:
-    assert printable(name) == shown
-    assert printable(shown) == shown
+    assert printable(name) == printable(shown) == shown

@@ -10,8 +10,7 @@ import pytest
 
 from fairseq_alma.terminal import die_with_parent, start_process
 
-# Of the modules os, signal, select, resource, socket, fcntl and the C library, by the library reference's notes on
-# availability; and places in the file system.
+# By the notes on availability in the library reference of Python; and places in the file system.
 NOT_ON_MACOS = {
     *("copy_file_range", "eventfd", "fdatasync", "getresgid", "getresuid", "getxattr", "listxattr", "memfd_create"),
     *("pidfd_open", "pidfd_send_signal", "pipe2", "posix_fadvise", "posix_fallocate", "removexattr"),
@@ -21,8 +20,6 @@ NOT_ON_MACOS = {
 }
 PLACES = ("/proc/", "/sys/", "/dev/shm", "\0fairseq")  # the last begins the name of a socket
 GUARDS = ("sys.platform", "hasattr(", ".is_file()")
-ONLY_FORKED = "helper.py"
-"""Runs where `process.start` has chosen it, which it does on Linux."""
 
 
 def _uses(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -48,7 +45,7 @@ def _unguarded(path: Path) -> list[str]:
 def test_a_name_that_macos_lacks_is_asked_for_before_it_is_used(checkout: Path) -> None:
     files = [path for package in ("fairseq_alma", "data_prep") for path in (checkout / package).rglob("*.py")]
     assert len(files) > 90
-    assert [use for path in files if path.name != ONLY_FORKED for use in _unguarded(path)] == []
+    assert [use for path in files if path.name != "helper.py" for use in _unguarded(path)] == []
 
 
 def test_except_on_linux_a_process_begins_without_being_told_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:

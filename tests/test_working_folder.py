@@ -10,10 +10,7 @@ from tests.text.stock_commands import write_text
 
 NAMES = ("random", "torch", "queue", "token", "numpy", "fairseq", "select", "tokenizers", "yaml", "struct", "calendar")
 STREAM = ["--vocab-size", "256", "--megabatches", "2", "--valid-bytes", "500", "--test-bytes", "500"]
-TRAIN = [
-    "--arch", "alma_transformer_lm", "--decoder-embed-dim", "16", "--decoder-layers", "2", "--max-update", "2",
-    "--tokens-per-sample", "32", "--batch-size", "4", "--cpu",
-]  # fmt: skip
+TRAIN = ["--decoder-embed-dim", "16", "--max-update", "2", "--tokens-per-sample", "32", "--cpu"]
 
 
 @pytest.fixture
@@ -25,8 +22,7 @@ def working_folder(tmp_path):
 
 
 def call(folder, program, *words):
-    command = [str(Path(sys.executable).with_name(program)), *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([Path(sys.executable).with_name(program), *words], cwd=folder, capture_output=True, text=True)
     assert not [path.name for path in folder.glob("*-was-run")]
     assert done.returncode == 0, done.stderr[-2000:]
 

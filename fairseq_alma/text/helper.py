@@ -15,6 +15,7 @@ import logging
 import os
 import shlex
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -106,9 +107,12 @@ class Helper:
             raise AlmaError("the helper process was killed, possibly out of memory; run the command again") from error
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
         self.connection.close()
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 _helper: Optional[Helper] = None
@@ -248,6 +252,11 @@ def serve(file: int) -> None:
         try:
             request = Call(*connection.recv())
         except EOFError:
+            # Only the CPU time of reaped children counts for the command, and the last child may still be exiting.
+            with contextlib.suppress(ChildProcessError):
+                for _ in range(50):
+                    if not os.waitpid(-1, os.WNOHANG)[0]:
+                        time.sleep(0.01)
             os._exit(0)
         files = [recv_handle(connection) for _ in range(request.num_files)]
         fork_child(request, files)

@@ -1,10 +1,12 @@
 """The helper process: environment, values and failures of its children."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,14 @@ def test_a_failure_is_one_line_with_its_log(expression, message, tmp_path):
     for log in (tmp_path / "log", "/dev/full"):  # also if the disk is full
         with pytest.raises(AlmaError, match=message):
             call("builtins:eval", expression, log=log)
+
+
+def test_the_cpu_time_of_the_last_child_counts_for_the_command():
+    used = call("builtins:eval", "(sum(range(3 * 10**7)), __import__('time').process_time())[1]")
+    stat = Path(f"/proc/{helper._helper.process.pid}/stat").read_text().split()  # field 14: CPU time of the helper
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime + int(stat[13]) / os.sysconf("SC_CLK_TCK")
+    helper.close()
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before > used / 2 > 0.1
 
 
 def test_processes_of_a_group_know_their_ranks_and_one_failure_ends_all(tmp_path):
