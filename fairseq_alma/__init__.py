@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False
@@ -89,7 +90,10 @@ class _RegisterAfterFairseq:
             sys.modules.update(deferred)
             self.depth += is_own
             try:
-                execute(module)
+                with warnings.catch_warnings():
+                    if not is_own:
+                        warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
+                    execute(module)
             finally:
                 self.depth -= is_own
                 for name in deferred:

@@ -86,7 +86,6 @@ def _quiet_libraries() -> None:
         handler.setLevel(logging.WARNING)
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         root.addHandler(handler)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
     warnings.filterwarnings("ignore", "'pin_memory' argument")  # fairseq sets it on machines without a GPU, too
 
 

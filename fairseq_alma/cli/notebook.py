@@ -4,7 +4,6 @@
 docstrings in this folder.
 """
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Union
 
@@ -65,10 +64,7 @@ def load_model(path: AnyPath, arrival: Optional[int] = None, stream: Optional[An
         stream: stream with the tokenizer of the model; None for the training stream of the model.
     """
     from fairseq_alma.runs.lookup import find_model
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
-        from fairseq_alma.text.loaded_model import load_model
+    from fairseq_alma.text.loaded_model import load_model
 
     return load_model(find_model(Path(path), arrival), stream)
 

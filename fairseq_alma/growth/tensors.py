@@ -114,6 +114,12 @@ def gather_slices(
     return grown
 
 
+def init_uniform(weight: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
+    """Initialize weights (…, inputs) in place from a uniform distribution with variance 1 / (number of inputs)."""
+    bound = (3 / weight.size(-1)) ** 0.5
+    return nn.init.uniform_(weight, -bound, bound, generator)
+
+
 def grow_tensor(
     name: str, old: Tensor, growth: MixtureGrowth, generator: torch.Generator, noise: float = 0.0
 ) -> Tensor:
@@ -131,13 +137,12 @@ def grow_tensor(
         new = torch.empty(old.shape[1:])
         if name == GATE_TENSOR:  # Xavier's uniform distribution for the shape of the complete gate
             bound = (6 / (growth.new.num_rows + old.size(1))) ** 0.5
-        elif new.dim() == 1 or name.endswith("down_proj"):  # biases; outputs of experts without biases
+            return nn.init.uniform_(new, -bound, bound, generator)
+        if new.dim() == 1 or name.endswith("down_proj"):  # biases; outputs of experts without biases
             return nn.init.zeros_(new)
-        elif name.endswith(("gate_proj", "up_proj")):  # variance 1 / (number of inputs)
-            bound = (3 / new.size(-1)) ** 0.5
-        else:
-            return nn.init.xavier_uniform_(new, 1.0, generator)
-        return nn.init.uniform_(new, -bound, bound, generator)
+        if name.endswith(("gate_proj", "up_proj")):
+            return init_uniform(new, generator)
+        return nn.init.xavier_uniform_(new, 1.0, generator)
 
     if name != GATE_TENSOR:
         grown = gather_slices(old, growth.expert_source, new_slice)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints.model_options import ALMA_TRANSFORMER, TRANSFORMER_SIZES, complete_sizes
 from fairseq_alma.data.tokens import absent_ids
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
+from fairseq_alma.growth.tensors import init_uniform
 from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.options import options_of
 from fairseq_alma.text.decoder import (
@@ -44,12 +45,6 @@ SHARE, PSEUDOCOUNT, RIDGE = 0.9, 60.0, 0.01
 """Share of the embedding dimensions, constant c, and penalty of the ridge regression in `init_from_bigrams`."""
 SAMPLE = (128, 128)
 """Maximum number of sequences, and maximum length, of the sample of text in `init_from_bigrams`."""
-
-
-def init_uniform(weight: Tensor) -> None:
-    """Initialize weights (…, inputs) in place from a uniform distribution with variance 1 / (number of inputs)."""
-    bound = (3 / weight.size(-1)) ** 0.5
-    nn.init.uniform_(weight, -bound, bound)
 
 
 def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
