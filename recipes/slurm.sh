@@ -14,6 +14,7 @@ set -euo pipefail
 : "${SBATCH:=}"      # additional options of sbatch
 : "${LOGS:=slurm}"   # folder for the logs of the jobs
 : "${DRY_RUN:=0}"
+[[ $STAGES =~ ^[1-9][0-9]*$ ]] || { echo "STAGES=$STAGES: expected a number of stages" >&2; exit 2; }
 
 own=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do

@@ -254,21 +254,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
     """Complete an interrupted month. If no month has the new text, train on it as a new month."""
-    text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
-    if not record.months:
-        record.text, record.words = text, words
-    elif words and text in ([], record.text) and not any(month.params for month in record.months):
-        if words != record.words:  # The user can correct an option as long as no month is trained.
-            record.months = [_plan([], Stream.open(root / STREAM), words, options.budget, options.size)]
-            record.words = words
-            shutil.rmtree(root / RUN, ignore_errors=True)  # may have a checkpoint with the other options
-            record.save(root)
-    elif (text or words) and (text, words) != (record.text, record.words):
-        first = " ".join([*record.text, *(["--", *record.words] if record.words else [])]) or "none"
-        raise AlmaError(
-            f"{root / RECORD}: expected the options of the first call ({first}); give these options or none, or a "
-            "new MODEL"
-        )
+    _check_first_options(root, record, options, words)
     how = dict(itertools.pairwise(record.text))
     form, field = how.get("--format", "auto"), how.get("--field", "text")
     sources = find_sources(options.inputs, form, field, folder=None, out=root)
@@ -276,24 +262,10 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
         stream = Stream.open(root / STREAM)
         hashes = sorted(file_sha256(Path(source.path)) for source in sources)
         known = [sorted(each.get("sha256", "") for each in entry["inputs"]) for entry in stream.history]
-        is_planned = len(record.months) == len(known)
-        *before, newest = record.months
-        differs = False
-        if is_planned and hashes in known and (options.budget, options.size) != (BUDGET, None):
-            wanted = _plan(before, stream, record.words, options.budget, options.size)
-            differs = (wanted.step, wanted.size) != (newest.step, newest.size)
-            if differs and hashes == known[-1] and not newest.params:  # An untrained month takes other options.
-                run = RunFolder(root / (NEXT if newest.replaces else RUN))
-                shutil.rmtree(run.stage_folder(len(before) - newest.first), ignore_errors=True)
-                record.months[-1], differs = wanted, False
-                record.save(root)
-        was_unfinished = _finish(root, record, *((options.budget, options.size) if hashes == known[-1] else ()))
         if hashes in known:
-            notes = [] if was_unfinished else [f"month {known.index(hashes) + 1} already has this text; nothing to do"]
-            notes += ["to train the newest month with another --budget or --size, give --redo"] if differs else []
-            if notes:
-                print_line(f"{root}: {'; '.join(notes)}", sys.stdout)
+            _complete(root, record, options, stream, known.index(hashes))
             return
+        _finish(root, record)
         if not options.another_language:
             _refuse_another_language(stream, sources)
     else:  # A call that failed before it planned the first month may have left a stream, perhaps of other text.
@@ -309,6 +281,44 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
                 f"{options.inputs[0]}: too little new text for a month ({fault}); give more text"
             ) from error
     _finish(root, record, options.budget, options.size)
+
+
+def _check_first_options(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
+    """Record the options of the first call. Raises AlmaError if a later call has other options."""
+    text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
+    if not record.months:
+        record.text, record.words = text, words
+    elif words and text in ([], record.text) and not any(month.params for month in record.months):
+        if words != record.words:  # The user can correct an option as long as no month is trained.
+            record.months = [_plan([], Stream.open(root / STREAM), words, options.budget, options.size)]
+            record.words = words
+            shutil.rmtree(root / RUN, ignore_errors=True)  # may have a checkpoint with the other options
+            record.save(root)
+    elif (text or words) and (text, words) != (record.text, record.words):
+        first = " ".join([*record.text, *(["--", *record.words] if record.words else [])]) or "none"
+        raise AlmaError(
+            f"{root / RECORD}: expected the options of the first call ({first}); give these options or none, or a "
+            "new MODEL"
+        )
+
+
+def _complete(root: Path, record: UpdateRecord, options: UpdateOptions, stream: Stream, index: int) -> None:
+    """Complete the newest month after a call with the text of month ``index``; an untrained month takes new options."""
+    given, differs, is_newest = (options.budget, options.size), False, index == stream.num_megabatches - 1
+    if len(record.months) == stream.num_megabatches and given != (BUDGET, None):
+        *before, newest = record.months
+        wanted = _plan(before, stream, record.words, *given)
+        differs = (wanted.step, wanted.size) != (newest.step, newest.size)
+        if differs and is_newest and not newest.params:
+            run = RunFolder(root / (NEXT if newest.replaces else RUN))
+            shutil.rmtree(run.stage_folder(len(before) - newest.first), ignore_errors=True)
+            record.months[-1], differs = wanted, False
+            record.save(root)
+    was_unfinished = _finish(root, record, *(given if is_newest else ()))
+    notes = [] if was_unfinished else [f"month {index + 1} already has this text; nothing to do"]
+    notes += ["to train the newest month with another --budget or --size, give --redo"] if differs else []
+    if notes:
+        print_line(f"{root}: {'; '.join(notes)}", sys.stdout)
 
 
 def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
