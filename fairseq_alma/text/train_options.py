@@ -121,6 +121,7 @@ class Context:
     Attributes:
         owned: option of fairseq-train that the learner sets -> explanation for the error if the user gives the option.
         num_experts: number of experts in the first stage; None: the learner does not set this number.
+        num_layers: number of layers in the first stage; None: the learner does not set this number.
         continues: whether each later stage starts from the weights of the previous stage.
         features: value of each option of a training feature, by field name; None: the option is not given.
         selects_weights: whether the user selects the weights to test, for example with ``--best-checkpoint``.
@@ -130,6 +131,7 @@ class Context:
 
     owned: Mapping[str, str] = field(default_factory=dict)
     num_experts: Optional[int] = None
+    num_layers: Optional[int] = None
     continues: bool = True
     features: Mapping[str, Any] = field(default_factory=dict)
     selects_weights: bool = False
@@ -194,27 +196,25 @@ def row_of(tokens: float) -> Row:
     return next(row for row in TABLE if tokens <= row.tokens)
 
 
-def model_of(size: int, vocab_size: int, given: Mapping[str, str], num_experts: Optional[int] = None) -> Row:
+def model_of(size: int, vocab_size: int, given: Mapping[str, str]) -> Row:
     """Return a `Row` for the model closest in size to ``size`` parameters.
 
     Args:
         size: number of parameters.
         vocab_size: vocabulary size of the tokenizer.
         given: options after ``--``; the size takes ``--num-experts`` and ``--decoder-layers`` into account.
-        num_experts: number of experts that the learner sets; None: it does not set this number.
 
     Raises:
         ValueError: ``size`` is out of range, or ``--arch`` is given too.
     """
     if "--arch" in given:
         raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
-    numbers = (given.get(name, "") for name in ("--num-experts", "--decoder-layers"))
-    experts, layers = (int(number) if number.isdecimal() else None for number in numbers)
+    experts, layers = _number(given, "--num-experts"), _number(given, "--decoder-layers", 0)
     widths = [*range(32, 512, 16), *range(512, 4097, 64)]
     widths = [width for width in widths if width % usual_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
-    models = models if layers is None else [row._replace(layers=layers) for row in models]
-    sizes = [num_params(row.width, row.layers, vocab_size, experts or num_experts or 1) for row in models]
+    models = [row._replace(layers=layers or row.layers) for row in models]
+    sizes = [num_params(row.width, row.layers, vocab_size, experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
         raise ValueError(
             f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters (vocabulary: {vocab_size:,} tokens); "
@@ -253,9 +253,12 @@ def complete(
             "alma_switch_lm_base; give one of them, or train with fairseq-train"
         )
     size = preferences.size
-    model = None if size is None else model_of(size, vocab_size, given, context.num_experts)
-    if context.has_start and size is not None:
-        raise ValueError("--size: not allowed with --finetune-from-model, whose checkpoint sets the model; omit --size")
+    of_learner = {"--num-experts": context.num_experts, "--decoder-layers": context.num_layers}
+    sizes = {**given, **{name: str(number) for name, number in of_learner.items() if number is not None}}
+    model = None if size is None else model_of(size, vocab_size, sizes)
+    if size is not None and (context.has_start or preferences.is_paper):
+        source = "--finetune-from-model, whose checkpoint" if context.has_start else "--preset paper, which"
+        raise ValueError(f"--size: not allowed with {source} sets the model; omit --size")
     ends = " and ".join(end for end in END_OPTIONS if end in given)
     if preferences.passes is not None and ends:
         raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
@@ -265,7 +268,8 @@ def complete(
         omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
         if requested in (before["preferences"], omitted):
             return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context, tokens)
-    if is_other_arch and ends and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned):
+    is_partial = is_other_arch and not preferences.is_paper  # only options in OTHER_ARCH get a default
+    if is_partial and ends and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned, is_partial):
         return Recipe([*words])
     if tokens is None and not (arch is not None and ends):
         raise ValueError(
@@ -277,30 +281,35 @@ def complete(
     if model is not None:
         row = model._replace(batch=max(1, row.batch * row.length // model.length))
     rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
-    chosen = _missing(rows, given, context.owned)
+    chosen = _missing(rows, given, context.owned, is_partial)
     filled = {**chosen, **given}
     updates = max(1, round(passes * stages[0] / tokens_per_update(filled)))
     updates = int(given["--max-update"]) if given.get("--max-update", "").isdecimal() else updates
     warmup = max(1, min(max(50, updates // 50), updates // 4))
     rows |= {"--warmup-updates": str(warmup), "--max-update": str(updates)}
-    if filled.get("--lr-scheduler") == "polynomial_decay":
+    if filled.get("--lr-scheduler") == "polynomial_decay" and "--total-num-update" not in given:
+        if ends == "--max-epoch":
+            raise ValueError(
+                "--max-epoch after --: --lr-scheduler polynomial_decay needs a number of updates; give --passes before "
+                "the -- instead, or --total-num-update after --"
+            )
         rows["--total-num-update"] = str(updates)
-    chosen = _missing(rows, given, context.owned)
+    chosen = _missing(rows, given, context.owned, is_partial)
     filled = {**chosen, **given}
     features: dict[str, Any] = {}
     if not is_other_arch and not preferences.is_paper:
-        is_endless = filled.get("--lr-scheduler") in ENDLESS and not {"--max-epoch", "--force-anneal"} & filled.keys()
+        by_epoch = {"--max-epoch", "--force-anneal"} & filled.keys() or "," in filled.get("--lr", "")
+        is_endless = filled.get("--lr-scheduler") in ENDLESS and not by_epoch
         features |= {} if context.selects_weights else {"ema_half_life": HALF_LIFE}
         continues = context.continues and not context.features.get("best_checkpoint")
         features |= {"carry_optimizer": True} if continues and is_endless else {}
     model_line = f"{filled['--arch']}"
     if "--decoder-embed-dim" in chosen:
-        experts = int(filled.get("--num-experts") or context.num_experts or 1)
-        width, layers = int(filled["--decoder-embed-dim"]), filled.get("--decoder-layers")
-        if layers is not None and not SIZE_OPTIONS & given.keys():
-            model_line += f", {num_params(width, int(layers), vocab_size, experts):,} parameters"
-        depth = "layers set by --grow-schedule" if layers is None else f"{layers} layers"  # by the learner
-        model_line += f": width {width}, {depth}, {'dense' if experts == 1 else f'{experts} experts'}"
+        experts, layers = _number(sizes, "--num-experts"), _number(sizes, "--decoder-layers", row.layers)
+        width = int(chosen["--decoder-embed-dim"])
+        if not SIZE_OPTIONS & given.keys():
+            model_line += f", {num_params(width, layers, vocab_size, experts):,} parameters"
+        model_line += f": width {width}, {layers} layers, {'dense' if experts == 1 else f'{experts} experts'}"
     record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features}
     return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context, tokens)
 
@@ -315,7 +324,6 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     rows: dict[str, Any] = {"--arch": arch}
     if not context.has_start and "--arch" not in given:
         rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
-        rows |= {"--num-experts": context.num_experts} if context.num_experts is not None else {}
     rows |= {
         "--dropout": 0.1 if many else 0,
         "--tokens-per-sample": row.length,
@@ -337,26 +345,29 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
     return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in rows.items()}
 
 
-def _missing(rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults of options that neither the user nor the learner sets."""
+def _missing(
+    rows: Mapping[str, str], given: Mapping[str, str], owned: Mapping[str, str], is_partial: bool
+) -> dict[str, str]:
+    """Return the defaults of options that neither the user nor the learner sets; ``is_partial``: see `OTHER_ARCH`."""
     missing = [name for name in rows if not any(each in given for each in ALTERNATIVES.get(name, (name,)))]
-    if given.get("--arch", "alma_transformer_lm") not in TRANSFORMER_SIZES:
+    if is_partial:
         groups = [(flag, *(f"--{name}" for name in others)) for flag, others in OTHER_ARCH.items() if flag in missing]
         missing = [name for group in groups for name in group if name in missing]
     return {name: rows[name] for name in missing if name not in owned}
 
 
+def _number(given: Mapping[str, str], name: str, default: int = 1) -> int:
+    """Return the value of an option, at least 1; ``default`` if it is missing or not an integer."""
+    word = given.get(name, "").partition(",")[0]  # --update-freq 2,4: a value for each epoch
+    return max(1, int(word)) if word.isdecimal() else default
+
+
 def tokens_per_update(filled: Mapping[str, str]) -> int:
     """Return the tokens per update. Missing or invalid options count as 1, and ``--tokens-per-sample`` as 512."""
-
-    def number(name: str, default: int = 1) -> int:
-        word = filled.get(name, "").partition(",")[0]  # --update-freq 2,4: a value for each epoch
-        return max(1, int(word)) if word.isdecimal() else default
-
-    of_sequences = number("--batch-size") * number("--tokens-per-sample", 512)
-    limits = [number("--max-tokens")] if "--max-tokens" in filled else [of_sequences]
-    limits += [of_sequences] if "--batch-size" in filled else []
-    return number("--update-freq") * min(limits)
+    length = _number(filled, "--tokens-per-sample", 512)
+    limits = [max(1, _number(filled, "--max-tokens") // length)] if "--max-tokens" in filled else []
+    limits += [_number(filled, "--batch-size")] if "--batch-size" in filled or not limits else []
+    return _number(filled, "--update-freq") * min(limits) * length
 
 
 def _recipe(
@@ -391,6 +402,7 @@ _OWNED = {
     "alma-stream sets this option": "user-dir task",
     "give this option before the --": "wait replay seed",
     "give --run before the --": "save-dir",
+    "give --num-procs before the --": "distributed-world-size",
     "give this option, or --init, before the --": "finetune-from-model",
     "alma-stream resumes from the last checkpoint of the stage": "restore-file continue-once",
     "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
@@ -410,7 +422,7 @@ _OWNED = {
     "the order of the sequences must not change when a stage resumes": "update-ordered-indices-seed",
     "validation is disabled by default; give --validate before the -- to enable validation": "disable-validation",
     "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
-    "give --autocast bf16 before the --, or use fp32": "fp16 bf16 amp tpu memory-efficient-fp16 memory-efficient-bf16",
+    "give --autocast bf16, or use fp32": "fp16 bf16 amp tpu memory-efficient-fp16 memory-efficient-bf16",
 }
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
 """Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message."""

@@ -1,5 +1,6 @@
 """Defaults of a run on text; given options take precedence."""
 
+import re
 from collections import defaultdict
 
 import pytest
@@ -21,6 +22,7 @@ from fairseq_alma.text.train_options import (
 OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]
 COMPLETE = [*OWN, "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.002"]
 TOKENS = [2_000_000, 1_000_000]
+MORE = ("--num-experts 8", "--decoder-layers 12")
 
 
 def made(words=(), tokens=TOKENS, before=None, vocab_size=996, **given):
@@ -52,7 +54,7 @@ def test_stages_are_as_long_as_their_text():
 
 
 @pytest.mark.parametrize(
-    "size", ["--batch-size 2 --max-tokens 512", "--max-tokens 256", "--batch-size 9 --max-tokens 256"]
+    "size", ["--batch-size 2 --max-tokens 512", "--max-tokens 256", "--batch-size 9 --max-tokens 300"]
 )
 def test_a_pass_reads_all_tokens_with_any_limits_of_a_batch(size):
     assert sum(made([*size.split(), "--update-freq", "2,2"]).lengths) == pytest.approx(sum(TOKENS) / 512, rel=0.01)
@@ -99,8 +101,8 @@ def test_a_size_is_met_within_a_third(size):
     given = options(made(size=size))
     width, layers = (int(given[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
     assert 0.67 < num_params(width, layers, 996) / size < 1.5
-    for words in (["--num-experts", "8"], ["--decoder-layers", "12"]):
-        assert int(options(made(words, size=size))["--decoder-embed-dim"]) < width
+    for larger in ({"num_experts": 8}, {"num_layers": 12}, *({"words": each.split()} for each in MORE)):
+        assert int(options(made(size=size, **larger))["--decoder-embed-dim"]) < width
     assert tokens_per_update(given) == tokens_per_update(options(made()))
 
 
@@ -119,6 +121,8 @@ def test_every_size_gives_a_model_whose_heads_divide_its_width():
         ({"size": 10}, [], "--size 10: "),
         ({"size": 10**6}, OWN, "--size: not allowed with --arch"),
         ({"size": 10**6, "has_start": True}, [], "--size: not allowed with --finetune-from-model"),
+        ({"size": 10**6, "is_paper": True}, [], "--size: not allowed with --preset paper, which sets the model"),
+        ({"is_paper": True}, ["--max-epoch", "2"], "--max-epoch after --: .* needs a number of updates; give --passes"),
         ({"passes": 2}, ["--max-update", "3"], "--passes: not allowed with --max-update .*; omit --passes or --max-"),
         ({"tokens": None}, [], "--dry-run without a stream"),
         ({}, ["--arch", "transformer_lm"], "--arch transformer_lm after --: expected an architecture of this package"),
@@ -153,6 +157,7 @@ def test_the_paper_preset_has_a_schedule_for_each_stage_and_no_average():
     given = options(found)
     assert given["--arch"] == "alma_switch_lm_base" and given["--lr-scheduler"] == "polynomial_decay"
     assert given["--total-num-update"] == given["--max-update"] and not found.features
+    assert options(made([*COMPLETE, "--lr", "0.1"], is_paper=True))["--lr-scheduler"] == "polynomial_decay"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +167,7 @@ def test_the_paper_preset_has_a_schedule_for_each_stage_and_no_average():
         ({"selects_weights": True}, {"carry_optimizer"}),
         ({"selects_weights": True, "features": {"best_checkpoint": True}}, set()),
         ({"features": {"carry_optimizer": True}}, {"ema_half_life"}),
+        ({"words": ["--lr", "0.1,0.2"]}, {"ema_half_life"}),
     ],
 )
 def test_given_and_impossible_features_get_no_default(context, features):
@@ -174,11 +180,10 @@ def test_a_run_that_starts_from_a_model_has_its_sizes_and_a_lower_rate():
 
 
 def test_the_learner_may_set_the_number_of_experts_or_layers():
-    found = made(owned={"--decoder-layers": "give --grow-schedule layers=... before the --"})
-    assert "--decoder-layers" not in options(found) and "layers set by --grow-schedule, dense" in found.lines[0]
-    found = made(owned={"--num-experts": ""}, num_experts=2)
-    assert "--num-experts" not in options(found) and "2 experts" in found.lines[0]
-    assert "parameters" in found.lines[0] and "parameters" not in made(["--moe-freq", "1"]).lines[0]
+    found = made(owned={"--decoder-layers": "", "--num-experts": ""}, num_layers=3, num_experts=2)
+    assert not {"--decoder-layers", "--num-experts"} & options(found).keys()
+    assert re.search("parameters: width .*, 3 layers, 2 experts", found.lines[0])
+    assert "parameters" not in made(["--moe-freq", "1"]).lines[0] and made(["--num-experts", "x"])  # refused later
 
 
 @pytest.mark.parametrize(("word", "size"), [("auto", None), ("800k", 800_000), ("1.5M", 1_500_000), ("2G", 2 * 10**9)])

@@ -1,5 +1,8 @@
+import re
+
 import pytest
 
+from fairseq_alma.cli.stream import build_parser
 from fairseq_alma.text.train_options import OWNED, TrainOptions
 
 BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
@@ -19,6 +22,12 @@ def test_options_are_grouped_with_their_values():
 def test_options_set_by_alma_stream_are_refused_also_when_abbreviated(name):
     with pytest.raises(ValueError, match="is not allowed after --"):
         TrainOptions([*BASE, name, "x"])
+
+
+def test_a_refusal_names_options_that_stand_before_the_dashes():
+    advised = [each.partition("before the --") for each in {*OWNED.values()}]
+    named = {name for advice, is_before, _ in advised if is_before for name in re.findall(r"--[a-z-]+", advice)}
+    assert "--run" in named <= build_parser()._option_string_actions.keys()
 
 
 @pytest.mark.parametrize(
