@@ -36,6 +36,7 @@ class Progress:
         first_update: number of optimizer updates before the stage.
         batches: one record for the first update and for each change of the batch size; see `features.BATCHES`.
         megabatch: newest mega-batch of the training data, numbered from 0; None: unknown.
+        has_optimizer: whether the checkpoint has an optimizer state; without it, more updates are not possible.
     """
 
     num_updates: int
@@ -44,6 +45,7 @@ class Progress:
     first_update: int = 0
     batches: Sequence[Mapping[str, Any]] = ()
     megabatch: Optional[int] = None
+    has_optimizer: bool = True
 
     def has_reached(self, max_update: Optional[int], max_epoch: Optional[int]) -> bool:
         """Return whether training has reached a limit. If resumed there, fairseq-train would make another update."""
@@ -129,6 +131,7 @@ def read_progress(path: Path) -> Progress:
         first_update=first_update,
         batches=tuple(counts.get(BATCHES, ())),
         megabatch=(state["cfg"].get("task") or {}).get("megabatch"),
+        has_optimizer="last_optimizer_state" in state,
     )
 
 

@@ -264,8 +264,9 @@ class Train(TrainingStep):
         self._reset()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
-        if last and self._is_outdated(done):
-            print_line(f"note: {last}: older than a mega-batch of its stage; training again", sys.stderr)
+        if last and (self._is_outdated(done) or not (done.has_optimizer or done.has_reached(*self.limits))):
+            reason = "older than a mega-batch of its stage, or without the optimizer state for more --passes"
+            print_line(f"note: {last}: {reason}; training again", sys.stderr)
             stage_checkpoints.remove(self.folder)
             last, done = None, Progress(0, 0, 0)
         if last:

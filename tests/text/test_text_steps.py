@@ -103,9 +103,10 @@ def test_an_interrupted_stage_keeps_its_tokens_per_update(job, monkeypatch):
         train(job)
 
 
-def test_a_training_on_fewer_megabatches_than_its_stage_has_starts_again(job, launched, monkeypatch, capsys):
+@pytest.mark.parametrize("done", [Progress(10, 0, 500, megabatch=7), Progress(5, 0, 500, has_optimizer=False)])
+def test_a_training_that_its_checkpoint_cannot_continue_starts_again(job, launched, monkeypatch, capsys, done):
     last = write_checkpoint(job, PLAN.trainings[0].model)
-    pretend(monkeypatch, Progress(10, 0, 500, megabatch=7), Progress(10, 0, 900))
+    pretend(monkeypatch, done, Progress(10, 0, 900))
     assert train(job)["train_tokens"] == 900 and launched.programs == ["fairseq-train"]
     assert "older than a mega-batch of its stage" in capsys.readouterr().err and not last.exists()
 
