@@ -116,9 +116,12 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     if trees and args.moe_freq not in (None, checkpoint["cfg"]["model"]["moe_freq"]):
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
     is_dense = all(tree.num_experts == 1 for tree in trees.values())
+    for name in _MEASURING if is_dense else ():
+        if getattr(args, name) != getattr(GrowOptions, name):
+            raise AlmaError(f"{flag(name)}: {args.path} has no experts to measure or select; omit {flag(name)}")
     if not trees:
         checkpoint, names, trees = _with_gates(checkpoint, names, args)
-    elif args.stream is None and args.select != "random" and method != "scratch":
+    elif not is_dense and args.stream is None and args.select != "random" and method != "scratch":
         args = replace(args, stream=str(stream_of(checkpoint, Path(args.path), None).root))
     if is_dense:
         if args.optimizer == "share" and num_new > 1:  # the copies are no halves
@@ -160,9 +163,6 @@ def _with_gates(
     checkpoint: Checkpoint, names: list[str], args: GrowOptions
 ) -> tuple[Checkpoint, list[str], dict[str, GateTree]]:
     """Return (checkpoint with one expert in each new Switch layer, parameter names, gate tree by Switch layer)."""
-    for name in _MEASURING:
-        if getattr(args, name) != getattr(GrowOptions, name):
-            raise AlmaError(f"{flag(name)}: {args.path} has no experts to measure or select; omit {flag(name)}")
     config = checkpoint["cfg"]["model"]
     every = config["moe_freq"] if args.moe_freq is None else args.moe_freq
     layers = [layer for layer in range(config["decoder_layers"]) if has_experts(layer, every)]

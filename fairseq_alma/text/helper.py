@@ -339,9 +339,9 @@ def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
     logging.getLogger("fairseq.logging.progress_bar").addHandler(figures)
     import torch
 
-    if (threads := request.environment.get("OMP_NUM_THREADS", "")).isdecimal():
-        torch.set_num_threads(int(threads))
     try:
+        if (threads := request.environment.get("OMP_NUM_THREADS", "")).isdecimal() and int(threads):
+            torch.set_num_threads(int(threads))
         module, _, name = request.function.partition(":")
         return "returned", getattr(importlib.import_module(module), name)(*request.arguments)
     except SystemExit as ending:
