@@ -233,11 +233,9 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name} requires images, found text; give paper, or remove --preset")
     learner = request.build_learner("text", request.seeds[0])
-    first = learner.plan(Stage(0, (0,), (0,))).trainings[0]
     context = Context(
         owned=learner.owned,
-        num_experts=first.num_experts,
-        num_layers=first.num_layers,
+        sizes=dict(learner.plan(Stage(0, (0,), (0,))).trainings[0].sizes),
         continues=learner.init == "previous" and request.iid is None,
         features=request.features.record(),
         selects_weights=request.features.predicts_with != "last",

@@ -124,10 +124,11 @@ class ScheduledGrowth(GrowingModel):
 
     def plan(self, stage: Stage) -> StagePlan:
         planned = super().plan(stage)
-        layers = self.sizes["layers"][stage.index] if "layers" in self.sizes else None
-        experts = self.sizes["experts"][0] if "experts" in self.sizes and stage.index == 0 else None
+        # A later stage reads the number of experts from the grown checkpoint.
+        names = [name for name in self.sizes if name == "layers" or stage.index == 0]
+        sizes = tuple((SIZES[name], str(self.sizes[name][stage.index])) for name in names)
         (training,) = planned.trainings
-        return replace(planned, trainings=(replace(training, num_layers=layers, num_experts=experts),))
+        return replace(planned, trainings=(replace(training, sizes=sizes),))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         added = {name: numbers[stage.index] - numbers[stage.index - 1] for name, numbers in self.sizes.items()}

@@ -159,8 +159,7 @@ class Training:
         seed: random seed of initial weights, data order and dropout.
         start: model that provides the initial weights; None: random weights.
         growth: growth step applied to the initial weights; None: no growth.
-        num_experts: number of experts in each Switch layer of a new model; None: the value in the options after ``--``.
-        num_layers: number of layers of a language model; None: the value in the options after ``--``.
+        sizes: (option of fairseq-train, value) for each size that the learner sets, such as ``--num-experts`` and 4.
         num_joint: number of models that the run trains jointly (``--learner umix``), or 1.
         joint_logits: how the logits of jointly trained models are combined: ``mean`` or ``sum``.
         bootstrap: whether to train on a bootstrap sample of the stage's examples.
@@ -170,8 +169,7 @@ class Training:
     seed: int
     start: Optional[ModelId] = None
     growth: Optional[Growth] = None
-    num_experts: Optional[int] = None
-    num_layers: Optional[int] = None
+    sizes: tuple[tuple[str, str], ...] = ()
     num_joint: int = 1
     joint_logits: str = "mean"
     bootstrap: bool = False

@@ -255,9 +255,7 @@ class Train(TrainingStep):
             member = job.folder.model_folder(training.model).relative_to(job.folder.root)
             folder = Path(logdir[0]) / job.folder.name / member
             options = replace_option(options, TENSORBOARD, str(folder))
-        sizes = {"--decoder-layers": training.num_layers, "--num-experts": training.num_experts}
-        found = [(name, *values) for name, values in options]
-        return [*found, *((name, str(size)) for name, size in sizes.items() if size is not None)]
+        return [*((name, *values) for name, values in options), *training.sizes]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Train the remaining updates; return entries of stage.json, such as updates, tokens and FLOPs."""

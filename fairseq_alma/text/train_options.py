@@ -120,8 +120,7 @@ class Context:
 
     Attributes:
         owned: option of fairseq-train that the learner sets -> explanation for the error if the user gives the option.
-        num_experts: number of experts in the first stage; None: the learner does not set this number.
-        num_layers: number of layers in the first stage; None: the learner does not set this number.
+        sizes: options that the learner sets in the first stage, such as ``--num-experts`` -> value.
         continues: whether each later stage starts from the weights of the previous stage.
         features: value of each option of a training feature, by field name; None: the option is not given.
         selects_weights: whether the user selects the weights to test, for example with ``--best-checkpoint``.
@@ -130,8 +129,7 @@ class Context:
     """
 
     owned: Mapping[str, str] = field(default_factory=dict)
-    num_experts: Optional[int] = None
-    num_layers: Optional[int] = None
+    sizes: Mapping[str, str] = field(default_factory=dict)
     continues: bool = True
     features: Mapping[str, Any] = field(default_factory=dict)
     selects_weights: bool = False
@@ -253,8 +251,7 @@ def complete(
             "alma_switch_lm_base; give one of them, or train with fairseq-train"
         )
     size = preferences.size
-    of_learner = {"--num-experts": context.num_experts, "--decoder-layers": context.num_layers}
-    sizes = {**given, **{name: str(number) for name, number in of_learner.items() if number is not None}}
+    sizes = {**given, **context.sizes}
     model = None if size is None else model_of(size, vocab_size, sizes)
     if size is not None and (context.has_start or preferences.is_paper):
         source = "--finetune-from-model, whose checkpoint" if context.has_start else "--preset paper, which"

@@ -89,7 +89,7 @@ def test_a_growing_ensemble_trains_new_members_only_and_predicts_with_all():
 def test_a_growing_mixture_follows_its_schedule():
     options = {"grow_schedule": "4,6,6,12", "grow_method": "split", "grow_select": "usage"}
     trainings = [plan.trainings[0] for plan in plan_learner("gmoe", stages(4, 1), seed=5, **options)]
-    assert [training.num_experts for training in trainings] == [4, None, None, None]
+    assert [dict(training.sizes) for training in trainings] == [{"--num-experts": "4"}, {}, {}, {}]
     growths = [None, Growth(2, "split", "usage", 6), None, Growth(6, "split", "usage", 8)]
     assert [training.growth for training in trainings] == growths
     assert [training.start for training in trainings] == [None, ModelId(0, 0), ModelId(1, 0), ModelId(2, 0)]
@@ -108,9 +108,9 @@ def test_a_growing_mixture_follows_its_schedule():
 )
 def test_layers_and_experts_grow_by_a_schedule(options, layers, growth):
     trainings = [plan.trainings[0] for plan in plan_learner("grow", stages(3, 1), seed=5, **options)]
-    assert [training.num_layers for training in trainings] == layers
+    assert [int(dict(training.sizes)["--decoder-layers"]) for training in trainings] == layers
     assert [training.growth for training in trainings] == growth
-    assert (trainings[0].num_experts is None) == ("experts" not in options["grow_schedule"])
+    assert ("--num-experts" in dict(trainings[0].sizes)) == ("experts" in options["grow_schedule"])
 
 
 @pytest.mark.parametrize(

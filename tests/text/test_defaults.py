@@ -22,7 +22,6 @@ from fairseq_alma.text.train_options import (
 OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]
 COMPLETE = [*OWN, "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.002"]
 TOKENS = [2_000_000, 1_000_000]
-MORE = ("--num-experts 8", "--decoder-layers 12")
 
 
 def made(words=(), tokens=TOKENS, before=None, vocab_size=996, **given):
@@ -101,8 +100,9 @@ def test_a_size_is_met_within_a_third(size):
     given = options(made(size=size))
     width, layers = (int(given[f"--decoder-{name}"]) for name in ("embed-dim", "layers"))
     assert 0.67 < num_params(width, layers, 996) / size < 1.5
-    for larger in ({"num_experts": 8}, {"num_layers": 12}, *({"words": each.split()} for each in MORE)):
-        assert int(options(made(size=size, **larger))["--decoder-embed-dim"]) < width
+    for larger in (["--num-experts", "8"], ["--decoder-layers", "12"]):
+        for found in (made(larger, size=size), made(size=size, sizes=dict([larger]))):
+            assert int(options(found)["--decoder-embed-dim"]) < width
     assert tokens_per_update(given) == tokens_per_update(options(made()))
 
 
@@ -180,7 +180,9 @@ def test_a_run_that_starts_from_a_model_has_its_sizes_and_a_lower_rate():
 
 
 def test_the_learner_may_set_the_number_of_experts_or_layers():
-    found = made(owned={"--decoder-layers": "", "--num-experts": ""}, num_layers=3, num_experts=2)
+    found = made(
+        owned={"--decoder-layers": "", "--num-experts": ""}, sizes={"--decoder-layers": "3", "--num-experts": "2"}
+    )
     assert not {"--decoder-layers", "--num-experts"} & options(found).keys()
     assert re.search("parameters: width .*, 3 layers, 2 experts", found.lines[0])
     assert "parameters" not in made(["--moe-freq", "1"]).lines[0] and made(["--num-experts", "x"])  # refused later
