@@ -45,8 +45,7 @@ def test_a_child_has_the_variables_and_the_working_directory_of_its_caller(tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "random.py").write_text("raise SystemExit('imported from the working directory')")
     assert call("os:getenv", "ALMA_X") == "y" and call("os:getcwd") == str(tmp_path)
-    variables = {"ALMA_Y": "z", "OMP_NUM_THREADS": "0"}
-    assert call("os:getenv", "ALMA_Y", environment=variables) == "z"
+    assert call("os:getenv", "ALMA_Y", environment={"ALMA_Y": "z", "OMP_NUM_THREADS": "0"}) == "z"
 
 
 @pytest.mark.parametrize(

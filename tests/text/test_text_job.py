@@ -116,13 +116,6 @@ def test_a_learner_that_began_anew_counts_updates_from_there():
     assert [job.first_update(*plan.trainings) for plan in planned] == [0, 1000, 0, 1000]
 
 
-def test_an_average_predicts():
-    _, average, test, _ = anytime("--ema-half-life", "1/16")
-    own = "R/stage-001/member-0"
-    assert average.program == "alma-ensemble" and "--average" in average.arguments
-    assert has(test.arguments, "--path", f"{own}/checkpoint_average.pt")
-
-
 def test_a_copy_branches_off_is_decayed_and_tested_while_the_training_continues():
     words = ("--tensorboard-logdir", "tb")
     before, branch, rest, test, _ = anytime("--carry-optimizer", "--branch-share", "0.1", words=words)
@@ -135,7 +128,10 @@ def test_a_copy_branches_off_is_decayed_and_tested_while_the_training_continues(
     assert has(test.arguments, "--path", f"{copied}/checkpoint_last.pt")
 
 
-def test_the_best_checkpoint_predicts_and_the_next_stage_begins_with_it():
+def test_an_average_or_the_best_checkpoint_predicts_and_the_next_stage_begins_with_the_best():
+    _, average, test, _ = anytime("--ema-half-life", "1/16")
+    assert average.program == "alma-ensemble" and "--average" in average.arguments
+    assert has(test.arguments, "--path", "R/stage-001/member-0/checkpoint_average.pt")
     train, test, _ = anytime("--best-checkpoint")
     assert has(train.arguments, "--finetune-from-model", "R/stage-000/member-0/checkpoint_best.pt")
     assert "--disable-validation" not in train.arguments
