@@ -326,7 +326,7 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
     tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
     inputs = []
     for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True):
-        name = "-" if source.is_copy else recorded_name(source.path)
+        name = "-" if source.is_copy else recorded_name(Path(source.path.name))
         entry = {"argument": source.argument, "name": name, "format": source.form, "size": size, "sha256": digest}
         inputs.append(entry)
     command = "append" if options.append else "create"
