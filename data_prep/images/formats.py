@@ -52,12 +52,13 @@ class InputFiles:
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 
-    def add(self, path: Path, flag: str) -> Path:
-        """Record a file and return ``path``. Raises AlmaError if ``path`` is not a regular file."""
+    def add(self, path: Path, flag: str, folder: str = "") -> Path:
+        """Record a file in a class ``folder``, and return ``path``. Raises AlmaError if it is not a regular file."""
         if not path.is_file():
             found = "a folder" if path.is_dir() else "a special file" if path.exists() else "nothing"
             raise AlmaError(f"{flag} {path}: expected a regular file, found {found}; give another path")
-        self.records.append({"name": recorded_name(path), "size": path.stat().st_size, "sha256": file_sha256(path)})
+        name = recorded_name(Path(folder, path.name))
+        self.records.append({"name": name, "size": path.stat().st_size, "sha256": file_sha256(path)})
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
@@ -318,7 +319,7 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
             )
         for label, name in enumerate(classes):
             for path in visible(folder / name):
-                files.add(path, "--source")
+                files.add(path, "--source", name)
                 try:
                     with Image.open(path) as stored:
                         opened = ImageOps.exif_transpose(stored)

@@ -263,11 +263,9 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     total, num_megabatches, first = int(ends[-1]), shares.num_megabatches, 0
     valid, test = shares.held_out_bytes(total)
     if valid + test >= total:
-        sizes_of = {"--valid-bytes": (shares.valid, valid), "--test-bytes": (shares.test, test)}
-        requested = {flag: f"{size:,}" for flag, (given, size) in sizes_of.items() if given is not None}
         raise TooLittleTextError(
-            f"{', '.join(requested)}: expected a sum below the {total:,} bytes of the text, found "
-            f"{' + '.join(requested.values())}; give smaller sizes, or more text"
+            f"--valid-bytes, --test-bytes: expected a sum below the {total:,} bytes of the text, found {valid:,} + "
+            f"{test:,}; give smaller sizes, or more text"
         )
     sets = np.empty(len(sizes), np.int16)
     if shares.held_out:
@@ -296,8 +294,10 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             own_total = int(own_ends[-1]) if len(own) else 0
             size = bytes_of(shares.holdout, own_total) or 0
             num_held_out = _count(own_ends, size)
-            if len(own) > 1 and 2 * own_ends[num_held_out - 1] > own_total:  # hold out only the shortest document
-                own, num_held_out = own[np.argsort(sizes[own], kind="stable")], 1
+            if len(own) > 1 and 2 * own_ends[num_held_out - 1] > own_total:
+                num_held_out -= 1
+                if not num_held_out:  # hold out only the shortest document
+                    own, num_held_out = own[np.argsort(sizes[own], kind="stable")], 1
             if len(own) > 1 and 2 * size > own_total + 1:  # a share of 50 % may be rounded up
                 raise TooLittleTextError(
                     f"--holdout-bytes {size}: expected at most half of the {own_total:,} bytes of mega-batch "

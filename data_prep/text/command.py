@@ -22,13 +22,14 @@ from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import (
     DECONTAMINATE,
     Stream,
+    canonical_sha256,
     file_sha256,
     publish_stream,
     recorded_name,
     refuse_other_command,
     stream_at,
 )
-from fairseq_alma.data.tokens import AUTO, StreamTokenizer, find_tokenizer_file
+from fairseq_alma.data.tokens import AUTO, StreamTokenizer
 from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.files import MAX_MEGABATCHES, work_folder
 from fairseq_alma.options import Options, flag, integer, operand, opt, options_of, real, utf8_path, utf8_word
@@ -167,7 +168,7 @@ class PrepOptions(Options):
         """Return the options that determine the content of the stream, as a dict from flag to value.
 
         Args:
-            tokenizer_sha256: sha256 of the ``--tokenizer`` file; None: ``--tokenizer`` is not given.
+            tokenizer_sha256: sha256 of the files of ``--tokenizer``; None: ``--tokenizer`` is not given.
         """
         values = {**vars(self), "megabatches": self.num_megabatches, "field": self.field_or_default}
         values |= {"format": None if self.format == "auto" else self.format}
@@ -323,10 +324,12 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
         digests: sha256 of each input file.
     """
     options = plan.options
-    tokenizer = None if options.tokenizer is None else file_sha256(find_tokenizer_file(options.tokenizer))
-    inputs = []
+    tokenizer, inputs = None, []
+    if options.tokenizer is not None:
+        given = StreamTokenizer(options.tokenizer)
+        tokenizer = canonical_sha256([file_sha256(path) for path in (given.file, *given.companions)])
     for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True):
-        name = "-" if source.is_copy else recorded_name(source.path)
+        name = "-" if source.is_copy else recorded_name(Path(source.path.name))
         entry = {"argument": source.argument, "name": name, "format": source.form, "size": size, "sha256": digest}
         inputs.append(entry)
     command = "append" if options.append else "create"

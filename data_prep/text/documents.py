@@ -281,18 +281,18 @@ def batches_of(piece: Piece) -> Iterator[Batch]:
 
 def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     """Divide files into pieces of about `PIECE_SIZE` bytes: split large files, and combine consecutive small files."""
-    pieces: list[Piece] = []
+    pieces: list[list[FilePart]] = []
     size = PIECE_SIZE + 1  # size of the last piece. This initial value makes the next file begin a new piece.
     for source in sources:
         starts, own_size = _part_starts(source), source.stamp[0]
         if pieces and len(starts) == 1 and size + own_size <= PIECE_SIZE:
-            pieces[-1] += (FilePart(source),)
+            pieces[-1].append(FilePart(source))
             size += own_size
         else:
             ends: list[Optional[int]] = [*starts[1:], None]
-            pieces += [(FilePart(source, *part),) for part in zip(starts, ends, strict=True)]
+            pieces += [[FilePart(source, *part)] for part in zip(starts, ends, strict=True)]
             size = own_size if len(starts) == 1 else PIECE_SIZE + 1
-    return pieces
+    return [tuple(piece) for piece in pieces]
 
 
 def _part_starts(source: Source) -> list[int]:

@@ -383,5 +383,5 @@ def refuse_other_command(out: Path, history: Sequence[Mapping[str, Any]], now: M
 
 
 def recorded_name(path: Path) -> str:
-    """Return the name of a file for a manifest. An escape such as ``\\xff`` replaces each byte that is not UTF-8."""
-    return os.fsencode(path.name).decode("utf-8", "backslashreplace")
+    """Return a path for a manifest. An escape such as ``\\xff`` replaces each byte that is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

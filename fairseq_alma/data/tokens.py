@@ -33,6 +33,7 @@ MAX_TOKENS = 1 << 24
 AUTO = 0
 """Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
 _WHITE_SPACE = re.compile(r"\s")
+_LONG_WORD = 1000  # number of characters
 _BLOCK = "\u2581"
 
 Backend = tuple[list[str], Callable[[Sequence[str]], list[list[int]]], Callable[[Sequence[list[int]]], list[str]]]
@@ -61,8 +62,15 @@ def train_tokenizer(batches: Iterable[list[str]], vocab_size: int, num_threads: 
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(batches, trainer)
+    parts = ([part for text in batch for part in _without_long_words(text)] for batch in batches)
+    tokenizer.train_from_iterator(parts, trainer)
     return tokenizer.to_str(pretty=True).encode()
+
+
+def _without_long_words(text: str) -> list[str]:
+    """Return [text], or the parts of a text with a long word; training takes time quadratic in the length of a word."""
+    parts = [text[start : start + _LONG_WORD] for start in range(0, len(text), _LONG_WORD)]
+    return parts if any(len(part.split(None, 1)) < 2 for part in parts[:-1]) else [text]
 
 
 def _load_tokenizers(path: Path) -> Backend:

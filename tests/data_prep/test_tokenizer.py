@@ -39,6 +39,11 @@ def test_random_text_of_odd_pieces_is_encoded_as_by_the_tokenizer(tokenizer):
     assert DocumentEncoder(tokenizer, UINT16, 10_000).encode(documents) == reference(tokenizer, documents)
 
 
+def test_training_cuts_words_of_more_than_1000_characters(tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(train_tokenizer([["x" * 5000 + " " * 5000 + "y"]], 300))
+    assert max(map(len, StreamTokenizer(tmp_path).pieces)) <= 1000
+
+
 @pytest.mark.parametrize("cache_size", [0, 1, 50])
 def test_a_full_cache_changes_no_token_and_stays_small(tokenizer, cache_size):
     encoder = DocumentEncoder(tokenizer, UINT16, cache_size)
@@ -55,8 +60,7 @@ def test_added_tokens_are_found_in_the_text_as_the_tokenizer_finds_them(tokenize
     extended = Tokenizer.from_file(str(tokenizer.file))
     extended.add_tokens([AddedToken("the cat", normalized=False)])
     extended.save(str(tmp_path / "tokenizer.json"))
-    with_added = StreamTokenizer(tmp_path)
-    documents = ["see the cat run", "see the dog run"]
+    with_added, documents = StreamTokenizer(tmp_path), ["see the cat run", "see the dog run"]
     encoded = DocumentEncoder(with_added, UINT16, 100).encode(documents)
     assert encoded == reference(with_added, documents)
     assert encoded[0] != reference(tokenizer, documents)[0]
@@ -68,6 +72,5 @@ def test_text_for_a_tokenizer_with_another_rule_is_not_split(tmp_path):
     rule = Tokenizer(models.WordLevel({"[unk]": 0, "cat": 1, "!": 2}, unk_token="[unk]"))
     rule.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()])
     rule.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = StreamTokenizer(tmp_path)
-    documents = ["cat !! cat", "dog"]
+    tokenizer, documents = StreamTokenizer(tmp_path), ["cat !! cat", "dog"]
     assert DocumentEncoder(tokenizer, UINT16, 100).encode(documents) == reference(tokenizer, documents)
