@@ -138,7 +138,7 @@ class PartOptions(Options):
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
-        "require B or more mega-batches; with --dry-run, the stream need not exist",
+        "require B or more mega-batches; with --dry-run, a stream of text need not exist",
         range=integer(1, MAX_MEGABATCHES),
         metavar="B",
     )
