@@ -208,7 +208,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         runs = []
         for seed, planned in plans.items():
             folder, name = request.folder(seed), f"seed {seed}, " if len(plans) > 1 else ""
-            display = RunDisplay(planned, job.unit, ArrivalCurves(folder, planned, job.train_options()), name)
+            curves = ArrivalCurves(folder, planned, job.train_options())  # a process that trains members writes none
+            display = RunDisplay(planned, job.unit, curves if request.member is None else None, name)
             runs.append(Run(folder, planned, contexts.enter_context(display)))
             if request.then_evaluate is not None:
                 evaluation = StageEvaluation(request.then_evaluate, request.stream, job.predictors)
@@ -277,6 +278,8 @@ def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream, 
             for note in require_same_run(str(folder.root / RUN_RECORD), before, record, stream):
                 print_line(note, sys.stderr)
             newest = before | {name: record[name] for name in ("stream", "recipe") if name in record}
+            if "grow_schedule" in options:  # a longer stream extends the schedule
+                newest["options"] = before["options"] | {"grow_schedule": options["grow_schedule"]}
             planned = request.stages(stream.num_megabatches)
             if newest != before and not all(folder.read_stage(stage.index) for stage in planned):
                 folder.write_run(newest)  # new mega-batches of the stream, or another number of passes

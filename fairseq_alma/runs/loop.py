@@ -255,9 +255,10 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
             for name, value in step.run(work).items():
                 add = OF_ALL_TRAININGS.get(name)
                 record[name] = add(record[name], value) if add is not None and name in record else value
-    for run, work, clock, record in zip(runs, works, clocks, records, strict=True):
+    for work, clock, record in zip(works, clocks, records, strict=True):
         seconds = clock.seconds() / len(works) + work.folder.seconds_of_members(work.plan.stage.index)
         record["wall_seconds"] = round(seconds, 1)
+    for run, work, record in zip(runs, works, records, strict=True):  # the wall time excludes all evaluations
         record.update(run.evaluate(work))
     for work, record in zip(works, records, strict=True):
         work.folder.write_stage(record["stage"], record)

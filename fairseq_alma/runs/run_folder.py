@@ -288,7 +288,8 @@ class RunFolder:
         """Write run.json. Raises AlmaError if another alma-stream process is running a stage of the run."""
         with contextlib.ExitStack() as locks:
             for folder in map(self.stage_folder, self.stages()):
-                locks.enter_context(locked(folder / ".lock", f"{folder}"))
+                if not (folder / STAGE_RECORD).exists():  # locks of complete stages could exceed the limit of files
+                    locks.enter_context(locked(folder / ".lock", f"{folder}"))
             _write(self.root / RUN_RECORD, record)
 
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:

@@ -138,7 +138,7 @@ class PartOptions(Options):
     dry_run: bool = of_this_call(False, "print the commands of each stage and run nothing")
     megabatches: Optional[int] = of_this_call(
         None,
-        "require B or more mega-batches; with --dry-run, the stream need not exist",
+        "require B or more mega-batches; with --dry-run, a stream of text need not exist",
         range=integer(1, MAX_MEGABATCHES),
         metavar="B",
     )
@@ -366,7 +366,11 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"--stage {self.stage}: expected a stage of the run (0 to {len(planned) - 1})")
         learner.check_stages(planned)
         plans = [learner.plan(stage) for stage in planned]
-        members = sorted({training.model.member for plan in self.chosen(plans) for training in plan.trainings})
+        trainings = [training for plan in self.chosen(plans) for training in plan.trainings]
+        awaited = [(each.start, each.model) for each in trainings if each.start in {other.model for other in trainings}]
+        if (self.jobs or 1) > 1 and any(start and start.member != model.member for start, model in awaited):
+            raise ValueError(f"--jobs {self.jobs}: a member starts from the weights of another member; give --jobs 1")
+        members = sorted({training.model.member for training in trainings})
         for member in self.member or ():
             if member not in members:
                 where = "the run" if self.stage is None else f"stage {self.stage}"

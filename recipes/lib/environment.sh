@@ -87,7 +87,7 @@ alma_venv_is_complete() {
 alma_make_venv() {
   local python
   if [ -d "$ALMA_VENV" ] && [ ! -e "$ALMA_UNFINISHED" ]; then
-    if [ ! -f "$ALMA_VENV/alma-complete" ]; then
+    if [ ! -f "$ALMA_VENV/alma-created" ]; then
       "$ALMA_VENV/bin/python" -m pip --version >/dev/null 2>&1 && return 0
       alma_log ".venv: expected a virtual environment with pip; move this folder away, then run the same command again"
       return 1
@@ -100,7 +100,7 @@ alma_make_venv() {
     fi
   fi
   python=$(alma_find_python) || return 1
-  : >"$ALMA_UNFINISHED" && "$python" -m venv --clear "$ALMA_VENV"
+  : >"$ALMA_UNFINISHED" && "$python" -m venv --clear "$ALMA_VENV" && : >"$ALMA_VENV/alma-created"
 }
 
 alma_install() {

@@ -62,18 +62,12 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--keep", "0", "4"], "--keep 4: expected arrivals of the stream (0 to 3)"),
         (["--keep", "0", "--first-wait", "2"], "--keep 0: expected arrivals with a model, the first is 1"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
-        (
-            ["--save-every", "1m", "--best-checkpoint"],
-            "--save-every 1m: expected a number of updates with --best-checkpoint",
-        ),
+        (["--save-every", "1m", "--best-checkpoint"], "--save-every 1m: expected a number of updates with --best-c"),
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected integers from 1 to"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
         (["--learner", "gmoe", "--grow-schedule", "4,9,9,9"], "a growth step at most doubles the number"),
-        (
-            ["--learner", "gmoe", "--grow-schedule", "4,6"],
-            "--grow-schedule 4,6: expected numbers of experts for 4 stages, found 2 numbers",
-        ),
+        (["--learner", "gmoe", "--grow-schedule", "4,6"], "4,6: expected numbers of experts for 4 stages, found 2"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,8,8", "--init", "scratch"], "gmoe grows the model"),
         (["--grow-schedule", "4,6,8,8"], "--grow-schedule requires --learner grow or gmoe, found sm"),
         (["--learner", "gens", "--iid", "2"], "--iid requires --learner sm or ens, found gens"),
@@ -82,6 +76,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--init", "fresh"], "argument --init: invalid choice: 'fresh' (choose from"),
         (["--learner", "ens", "--member", "2"], "--member 2: expected a member of the run (0, 1)"),
         (["--learner", "gens", "--stage", "1", "--member", "0"], "--member 0: expected a member of stage 1 (1)"),
+        (["--learner", "gens", "--init", "previous", "--jobs", "2"], "--jobs 2: a member starts from the weights of"),
         (["--branch-share", "1.5"], "--branch-share 1.5: expected a number below 1"),
         (["--ema-half-life", "1/8", "--branch-share", "0.2"], "--ema-half-life 1/8: --branch-share 0.2 also selects"),
         (["--new-first", "0.2"], "--new-first 0.2 requires --replay; add --replay"),
@@ -137,9 +132,11 @@ def test_processes_of_members_begin_at_the_same_time_and_keep_the_first_command(
     stream, tmp_path, no_commands, monkeypatch
 ):
     monkeypatch.setattr("fairseq_alma.files.LOCK_PATIENCE_SECONDS", 0)
-    begin(stream, tmp_path, "--learner", "ens", "--member", "0")
+    how = {"train": [*TRAIN, "--tensorboard-logdir", str(tmp_path / "tb")]}
+    begin(stream, tmp_path, "--learner", "ens", "--member", "0", **how)
     with RunFolder(tmp_path / "R").lock_member(ModelId(0, 0)):  # while member 0 trains
-        begin(stream, tmp_path, "--learner", "ens", "--member", "1")
+        begin(stream, tmp_path, "--learner", "ens", "--member", "1", **how)
+    assert not (tmp_path / "tb").exists()  # the process that completes the stages writes their results
     assert "--member 0" in json.loads((tmp_path / "R" / "run.json").read_text())["command"]
 
 
@@ -157,19 +154,21 @@ def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(str
     assert float(record["train_options"]["--lr"]) > 0
 
 
-def test_a_run_records_the_mega_batches_that_its_stream_received(stream, tmp_path, no_commands, monkeypatch):
-    begin(stream, tmp_path)
+def test_a_run_records_the_mega_batches_and_stages_of_a_longer_stream(stream, tmp_path, no_commands, monkeypatch):
+    grow = ["--learner", "gmoe", "--grow-schedule", "4,6,8,8"]
+    begin(stream, tmp_path, *grow)
     path, begun = tmp_path / "R" / "run.json", Stream.open(stream).fingerprint_of_first(1)
     record = json.loads(path.read_text())
-    older = json.dumps(record | {"stream": record["stream"] | {"num_megabatches": 1, "fingerprint": begun}})
+    older = record | {"stream": record["stream"] | {"num_megabatches": 1, "fingerprint": begun}}
+    older = json.dumps(older | {"options": record["options"] | {"grow_schedule": "4"}})
     path.write_text(older)
     monkeypatch.setattr(RunFolder, "has_begun", lambda folder: True)
-    begin(stream, tmp_path)
+    begin(stream, tmp_path, *grow)
     assert json.loads(path.read_text()) == record
     path.write_text(older)
     monkeypatch.setattr(RunFolder, "read_stage", lambda folder, stage: {"megabatches": [stage]})
     with pytest.raises(AlmaError, match=r"stage\.json"):  # there are no results to print
-        run(stream, tmp_path)
+        run(stream, tmp_path, *grow)
     assert path.read_text() == older  # nothing was trained
 
 

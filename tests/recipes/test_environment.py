@@ -138,6 +138,9 @@ def test_an_environment_made_by_hand_is_filled_and_a_folder_that_is_none_is_refu
     shutil.copy(newcomer.tools / "python3", venv / "bin" / "python")
     assert newcomer.source()[0] == 0
     assert newcomer.done() == INSTALLED[1:] and (venv / "mine").exists()
+    (newcomer.checkout / "constraints.txt").write_text("torch==2.14.0\n")
+    assert [newcomer.source(STAND_IN_STATUS=status)[0] for status in "10"] == [1, 0]
+    assert "venv" not in newcomer.done() and (venv / "mine").exists()
 
 
 @pytest.mark.parametrize(
@@ -160,8 +163,7 @@ def test_an_active_environment_serves_if_it_has_this_checkout_and_the_extras(
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.4\nName: fairseq-alma\nVersion: 0.1.0\nRequires-Dist: {requirement}\n")
     status, _, err = newcomer.source(PYTHONPATH=str(newcomer.checkout), VIRTUAL_ENV="active", **knobs)
-    assert status == 0, err
-    assert newcomer.done() == done
+    assert (status, newcomer.done()) == (0, done), err
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,4 @@ def test_an_active_environment_serves_if_it_has_this_checkout_and_the_extras(
 )
 def test_a_machine_without_a_suitable_python_gets_one_line(newcomer: Newcomer, fault: str, message: str) -> None:
     status, _, err = newcomer.source(**{fault: "1", "ALMA_PYTHON": "python3"})
-    assert status == 1
-    assert message in err and err.count("\n") == 1
-    assert newcomer.done() == []
+    assert (status, newcomer.done()) == (1, []) and message in err and err.count("\n") == 1

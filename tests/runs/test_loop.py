@@ -32,9 +32,10 @@ def test_stages_run_in_order_and_each_writes_a_record(tmp_path):
     assert (record["stage"], record["megabatches"]) == (1, [1])
 
 
-def test_seeds_share_the_wall_time_of_a_stage(tmp_path, monkeypatch):
-    monkeypatch.setattr(StageClock, "seconds", lambda clock: 6.0)
-    runs = [Run(RunFolder(tmp_path / name), plan(), FakeDisplay()) for name in ("seed-1", "seed-2")]
+def test_seeds_share_the_wall_time_of_a_stage_without_evaluations(tmp_path, monkeypatch):
+    clock = [6.0]
+    monkeypatch.setattr(StageClock, "seconds", lambda _: clock[-1])
+    runs = [Run(RunFolder(tmp_path / name), plan(1), FakeDisplay(), lambda _: clock.append(9.0) or {}) for name in "ab"]
     run_stages(runs, FakeBackend())
     assert [each.folder.read_stage(0)["wall_seconds"] for each in runs] == [3.0, 3.0]
 

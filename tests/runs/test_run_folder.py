@@ -30,6 +30,8 @@ def test_a_run_of_version_0_2_0_and_one_of_a_later_version_are_refused_in_one_li
             (tmp_path / record).write_text(json.dumps({"format_version": version}))
             with pytest.raises(AlmaError, match=f"{record}: expected format version 2, found {found}"):
                 read()
+    with folder.lock_stage(0):  # complete: with a lock for each stage, a run of 1,100 stages could not be extended
+        folder.write_run(RUN)
 
 
 def test_wall_time_adds_up_over_launches_without_the_pauses(tmp_path):
@@ -56,9 +58,7 @@ def test_wall_time_does_not_depend_on_the_system_time(change, tmp_path, monkeypa
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"spent": -1}', '{"spent": "many", "started": null}'])
 def test_a_damaged_clock_counts_from_zero(content, tmp_path):
     (tmp_path / "clock.json").write_text(content)
-    clock = StageClock(tmp_path / "clock.json", tmp_path)
-    assert clock.seconds() < 600
-    clock.stop()
+    StageClock(tmp_path / "clock.json", tmp_path).stop()
     assert json.loads((tmp_path / "clock.json").read_text())["spent"] < 600
 
 
