@@ -277,9 +277,8 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             prepare_text(replace(parse_options(given), ignored=root))
         except TooLittleTextError as error:
             fault = str(error).rpartition("; ")[0]  # The advice names options of alma-prep-text.
-            raise AlmaError(
-                f"{options.inputs[0]}: too little new text for a month ({fault}); give more text"
-            ) from error
+            advice = "give more text, or separate its documents by empty lines"
+            raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({fault}); {advice}") from error
     _finish(root, record, options.budget, options.size)
 
 

@@ -244,7 +244,7 @@ def test_a_month_without_text_makes_no_model(content, message, tmp_path):
         ("", "no document|empty|too little new text|nothing"),
         (month_of(0), "month 1 already has this text"),
         (month_of(0, 1), r"bad.txt: too little new text for a month \(INPUT: .* already contains all 1 documents"),
-        (f"{month_of(1, 2)} ".replace("\n\n", " "), r"no document is left; .*\); give more text"),
+        (f"{month_of(1, 2)} ".replace("\n\n", " "), r"no document is left; .*\); give more text, or separate"),
         (f"{month_of(1, 1)}\n\n{'Жили-были старик со старухой ' * 300}", "bytes per token, as in the"),
         ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, as in the .*, found \d"),
     ],
