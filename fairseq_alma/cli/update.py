@@ -6,7 +6,6 @@ The command calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alm
 
 import contextlib
 import itertools
-import os
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -428,8 +427,8 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
-        # Hard links save space. They are safe, because no command changes these files.
-        shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)
+        shutil.copytree(root / RUN, copy, ignore=left_out)
+        synchronise(copy, *copy.rglob("*"))  # before the run is removed
         copy.rename(run.root)
     argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--first-wait", str(month.first + 1)]
     # The first third of the passes, at most one pass, reads only new text; the other passes sample from all text.
