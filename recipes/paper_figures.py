@@ -17,6 +17,7 @@ seconds.
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence
 
@@ -25,6 +26,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fairseq_alma.cli.entry import command
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.figures import STYLE, Drawing, line_styles, write
@@ -41,13 +43,14 @@ MAIN_CLASS = 0.1
 """Minimum share of a leaf's images for a class to be named at the leaf."""
 
 
-def main() -> None:
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
     """Draw the figures of the given runs and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder that alma-stream wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the figures (.png, .pdf)")
     parser.add_argument("--stream", type=Path, metavar="DIR", help="stream of images (default: the stream of the run)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     runs = [load_run(path) for path in args.runs]
     if len({run.is_text for run in runs}) > 1:
         parser.error("RUN: expected runs on text or runs on images, found both")
@@ -280,4 +283,4 @@ def draw_experts(groups: Sequence[Experiment]) -> Optional[Drawing]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(None))

@@ -88,5 +88,4 @@ def score(model: "LoadedModel", texts: Union[str, Sequence[str]]) -> "DataFrame"
     from pandas import DataFrame
 
     columns = ("num_tokens", "num_bytes", "bits", "end_bits", "bits_per_token", "bits_per_byte")
-    scores = model.score(texts)
-    return DataFrame([{name: getattr(each, name) for name in columns} for each in scores], columns=columns)
+    return DataFrame([[getattr(each, name) for name in columns] for each in model.score(texts)], columns=columns)

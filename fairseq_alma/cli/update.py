@@ -6,7 +6,6 @@ The command calls ``alma-prep-text``, ``alma-stream``, ``alma-report`` and ``alm
 
 import contextlib
 import itertools
-import os
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.exchange import ARCHITECTURE, refuse_model
 from fairseq_alma.files import as_record, locked, read_json_object, require_version, synchronise, write_json_atomically
 from fairseq_alma.learners.learner import ModelId
-from fairseq_alma.options import Options, given_values, group_words, operand, opt, real, utf8_path, utf8_word
+from fairseq_alma.options import Options, given_values, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RUN, RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import print_line
@@ -159,7 +158,7 @@ def describe(months: Sequence[Month], held_out: Sequence[int], test: int) -> Ite
     """
     month, last = months[-1], months[-2] if len(months) > 1 else Month(("", 0), 0)
     rows = {
-        "all text so far": ([*last.months, month.before], month.months, held_out),
+        "all text so far": ([*last.months, month.before] if month.before else [], month.months, held_out),
         "old text": (last.months, month.months[:-1], held_out[:-1]),
         "new month": ([month.before], month.months[-1:], held_out[-1:]),
         "test set of the first month": ([last.test], [month.test], [test]),
@@ -231,7 +230,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         missing = "NEW_TEXT: missing; give the text of a month, or --redo"
         parser.error("--redo uses the newest month; remove NEW_TEXT" if options.redo else missing)
     try:
-        given = dict(group_words(words))
+        given = given_values(words)
         if end := next((each for each in END_OPTIONS if each in given), None):
             raise ValueError(f"{end} after --: --budget sets the length of the training; remove {end}")
         TrainOptions(["--max-update", "1", "--criterion", BALANCING, *words])  # refuses what alma-stream would refuse
@@ -239,7 +238,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error(str(error))
     if options.redo and (words or options.format or options.field):
         parser.error("--redo uses the text and the options of the first call; remove --format, --field and --")
-    refuse_model("--arch after --", " ".join(given.get("--arch", ())) or ARCHITECTURE)
+    arch, trees, factor = map(given.get, ("--arch", "--gate-trees", "--eval-capacity-factor"))
+    refuse_model("options after --", arch or ARCHITECTURE, bool(trees), float(factor or 0))
     root = options.model
     refuse_colon(root, "MODEL ")
     read_record(root)  # Before writing a lock file, refuse a folder that is not a model folder.
@@ -255,9 +255,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
     """Complete an interrupted month. If no month has the new text, train on it as a new month."""
     _check_first_options(root, record, options, words)
-    how = dict(itertools.pairwise(record.text))
-    form, field = how.get("--format", "auto"), how.get("--field", "text")
-    sources = find_sources(options.inputs, form, field, folder=None, out=root)
+    how = {"--format": "auto", "--field": "text"} | dict(itertools.pairwise(record.text))
+    sources = find_sources(options.inputs, how["--format"], how["--field"], folder=None, out=root)
     if record.months:
         stream = Stream.open(root / STREAM)
         hashes = sorted(file_sha256(Path(source.path)) for source in sources)
@@ -277,9 +276,8 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             prepare_text(replace(parse_options(given), ignored=root))
         except TooLittleTextError as error:
             fault = str(error).rpartition("; ")[0]  # The advice names options of alma-prep-text.
-            raise AlmaError(
-                f"{options.inputs[0]}: too little new text for a month ({fault}); give more text"
-            ) from error
+            advice = "give more text, or separate its documents by empty lines"
+            raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({fault}); {advice}") from error
     _finish(root, record, options.budget, options.size)
 
 
@@ -345,8 +343,9 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     """Complete the newest month (training, report, export), and return whether the month was incomplete."""
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
-    if len(months) < index:
-        raise AlmaError(f"{root / STREAM}: another command has appended text; give a new MODEL and all texts")
+    if not index <= len(months) <= index + 1:
+        fault = f"expected {len(months)} months as in {RECORD}, found {index + 1}"
+        raise AlmaError(f"{root / STREAM}: {fault}; restore MODEL from a backup, or give a new MODEL and all texts")
     if len(months) == index:
         months.append(_plan(months, stream, record.words, budget, size))
         record.save(root)
@@ -373,11 +372,10 @@ def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget:
     """Return the record of a month before its training, given the records of the months before."""
     _check_size(stream, words, size)
     tokens = [stream.megabatch(t).num_tokens for t in range(len(before) + 1)]
-    spent = sum(month.train_tokens for month in before)
     parameters = before[-1].params if before else 0
     if before and _SHAPE & given_values(words).keys():
         parameters = sum(tokens)  # A new model would not be larger.
-    action, passes = next_step(parameters, tokens, spent, budget)
+    action, passes = next_step(parameters, tokens, sum(month.train_tokens for month in before), budget)
     if before and size is not None:
         action, passes = "restart", budget
     if action != "continue" and size is None and "--arch" not in given_values(words):
@@ -401,11 +399,16 @@ def _check_size(stream: Stream, words: Sequence[str], size: Optional[int]) -> No
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
     """Return the current model's bits per byte on the held-out text of the newest month; None without text or model."""
     split, run = stream.split(split_name(len(record.months) - 1, "holdout")), RunFolder(root / RUN)
-    stage = run.read_stage(len(record.months) - 2 - record.months[-2].first)
-    if not split.num_tokens or stage is None:
+    try:
+        settings, stage = run.read_run(), run.read_stage(len(record.months) - 2 - record.months[-2].first)
+        path = stage_predictor(run, stage) if stage is not None else Path()
+    except AlmaError:  # The new model may replace a damaged one.
         return None
-    words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(stage_predictor(run, stage))]
-    words += ["--gen-subset", split.name, *(["--cpu"] if "--cpu" in record.words else [])]
+    if not split.num_tokens or settings is None or not is_sound(path):
+        return None
+    options = TrainOptions([word for option in settings["train_options"].items() for word in option if word])
+    words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name]
+    words += [word for option in options.for_evaluation() for word in option]
     losses = call("fairseq_alma.text.split_losses:main", words=words, log=root / LOG)
     return split.bits_per_byte(losses[split.name])
 
@@ -424,8 +427,8 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
-        # Hard links save space. They are safe, because no command changes these files.
-        shutil.copytree(root / RUN, copy, ignore=left_out, copy_function=os.link)
+        shutil.copytree(root / RUN, copy, ignore=left_out)
+        synchronise(copy, *copy.rglob("*"))  # before the run is removed
         copy.rename(run.root)
     argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--first-wait", str(month.first + 1)]
     # The first third of the passes, at most one pass, reads only new text; the other passes sample from all text.
@@ -468,9 +471,10 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
 
 def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     """Raise AlmaError if the text of a month needs many more tokens per byte than the test set of the first month."""
+    sampled = sources[:: -(-len(sources) // SAMPLED_DOCUMENTS)]
     # The second block has the last document of a short file.
-    blocks = [block for source in sources for block in itertools.islice(FilePart(source).blocks(), 2)]
-    texts = [text for block in blocks for text in documents_of(block)[:SAMPLED_DOCUMENTS]]
+    blocks = (block for source in sampled for block in itertools.islice(FilePart(source).blocks(), 2))
+    texts = [text for block in blocks for text in documents_of(block)[: -(-SAMPLED_DOCUMENTS // len(sampled))]]
     num_tokens = sum(map(len, StreamTokenizer.open(stream.root).encode_batch(texts))) + len(texts)
     found = sum(len(text.encode()) for text in texts) / max(1, num_tokens)
     test = stream.split("test")

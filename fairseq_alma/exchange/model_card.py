@@ -77,7 +77,7 @@ def _amount(splits: Sequence[Split]) -> str:
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     """Return the table rows on training and test (property -> value). Without test results, the last row says why."""
     # The folder of a stage has a subfolder for a branch (model copy, trained with a decaying learning rate).
-    parents = list(path.absolute().parents)[:3]
+    parents = list(path.resolve().parents)[:3]
     root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
     run = None if root is None else RunFolder(root.parent).read_run()
     if root is None or run is None:

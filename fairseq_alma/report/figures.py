@@ -110,7 +110,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
         axes.set_title(size if len(sizes) > 1 else "")
     if hides_untrained:
         panels[0].set_ylim(0.95 * min(trained), 1.08 * max(trained))
-    if is_text or min(trained, default=1) * 8 < max(trained, default=1):
+    if is_text or 0 < min(trained, default=1) * 8 < max(trained, default=1):
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # The panels share the axis.
     panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
     metric = "perplexity" if is_text else "error"

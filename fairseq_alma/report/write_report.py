@@ -115,7 +115,7 @@ class Report:
         Remove the tables and figures of an earlier report. Write no figures if matplotlib is not installed.
 
         Raises:
-            AlmaError: the folder has an index.html that is not a report.
+            AlmaError: the folder has other files with names of a report.
         """
         texts = {f"{table.name}.{end}": getattr(table, how)() for table in self.tables for end, how in TEXTS.items()}
         drawings: list[Any] = []
@@ -130,15 +130,21 @@ class Report:
         for name in (PAGE, *texts):  # Check all paths before writing the first file.
             refuse_irregular(out / name)
         page = (out / PAGE).read_text(encoding="utf-8", errors="replace") if (out / PAGE).is_file() else ""
-        other = [name for name in (PAGE, *texts) if (out / name).exists()]
+        other = [name for name in (PAGE, *sorted(known)) if (out / name).exists()]
         if other and TITLE not in page[:1000]:
             raise AlmaError(f"--out {out}: expected a report, found another {other[0]}; give a new folder")
-        for name in known - set(texts) if page else ():
+        for name in known - set(texts):
             (out / name).unlink(missing_ok=True)
-        pictures = [(drawing, figures.write(drawing, out / FIGURES)) for drawing in drawings]
-        for name, text in ((PAGE, self._page(pictures, out)), *texts.items()):  # the page marks the folder as a report
+
+        def write(name: str, text: str) -> None:
             with open_atomically(out / name, "w") as file:
                 file.write("\n".join(map(printable, text.split("\n"))))
+
+        if not page:  # The page marks the folder as a report.
+            write(PAGE, self._page([], out))
+        pictures = [(drawing, figures.write(drawing, out / FIGURES)) for drawing in drawings]
+        for name, text in (*texts.items(), (PAGE, self._page(pictures, out))):
+            write(name, text)
         return out / PAGE
 
     def _page(self, pictures: Sequence[Any], out: Path) -> str:

@@ -8,6 +8,7 @@
 set -euo pipefail
 
 MODEL=${1:?folder of the model} INBOX=${2:?folder with a folder for each month}
+MODEL=${MODEL%/} # MODEL.lock and MODEL.log are next to the folder
 : "${MONTH:=$(date -d "$(date +%Y-%m-01) -1 day" +%Y-%m)}" # the last month
 : "${BUDGET:=3}"                                           # passes through the text of a month
 exec 9>"$MODEL.lock"

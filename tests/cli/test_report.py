@@ -1,7 +1,6 @@
 """``alma-report``: tables, figures and the page; one line for each fault."""
 
 import csv
-import json
 import re
 import sys
 
@@ -18,11 +17,14 @@ def no_figures(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def test_the_complete_report_is_written_and_replaces_an_earlier_one(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
+def test_the_complete_report_is_written_and_replaces_an_earlier_one(tmp_path, capsys, monkeypatch):
+    figures = pytest.importorskip("fairseq_alma.report.figures")
     runs = [write_run(tmp_path / name, [ppl] * 4, seed=ppl) for name, ppl in (("A", 30), ("B", 31))]
     grows = write_run(tmp_path / "G", learner="gmoe", num_experts=(4, 6, 8, 12))
     out = tmp_path / "deep" / "report"
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="Format 'killed'"):
+        patch.setattr(figures, "OMITTED_METADATA", {"png": "Software", "killed": ""})
+        main([str(grows), "--out", str(out)])
     assert main([str(grows), "--out", str(out)]) == 0
     (out / "mine.csv").touch()
     assert main([*map(str, runs), "--out", str(out)]) == 0
@@ -35,9 +37,8 @@ def test_the_complete_report_is_written_and_replaces_an_earlier_one(tmp_path, ca
     parts = ("data:image/png", "Test perplexity after each mega-batch</h3>", "alma-stream")
     assert sorted(parts, key=page.index) == [*parts]
     assert "http" not in re.sub(r"base64,[^\"]+", "", page)
-    with open(out / "runs.csv") as file:
-        found = [(row["run"], row["t3"]) for row in csv.DictReader(file)]
-    assert found == [(str(runs[0]), "30.0"), (str(runs[1]), "31.0")]
+    rows = csv.DictReader((out / "runs.csv").read_text().splitlines())
+    assert [(row["run"], row["t3"]) for row in rows] == [(str(runs[0]), "30.0"), (str(runs[1]), "31.0")]
 
 
 def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
@@ -49,10 +50,9 @@ def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
     (tmp_path / "S1").mkdir()
     paths = (good, damaged, tmp_path / "S1", tmp_path / "nowhere", good / "run.json", record)
     assert main([*map(str, paths)]) == 1
-    captured = capsys.readouterr()
-    assert captured.out.count("| SM_w1") == 2  # in the table of results and in that of costs
-    errors = captured.err.splitlines()
-    for error, said in zip(errors, (
+    out, err = capsys.readouterr()
+    assert out.count("| SM_w1") == 2  # in the table of results and in that of costs
+    for error, said in zip(err.splitlines(), (
         "damaged/stage-001/stage.json: damaged: not JSON", "S1: expected a run folder, found a folder without",
         "nowhere: expected a run folder, found nothing",
         "run.json: expected a run folder, found", "record/run.json: damaged, Object missing required field seed",
@@ -72,8 +72,7 @@ def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
     assert main([str(one), str(write_run(tmp_path / "I", stream=image_stream(4))), "--mix"]) == 1
 
 
-def test_without_matplotlib_only_the_figures_are_missing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_without_matplotlib_only_the_figures_are_missing(tmp_path, monkeypatch, capsys, no_figures):
     monkeypatch.delitem(sys.modules, "fairseq_alma.report.figures", raising=False)
     assert main([str(write_run(tmp_path / "R")), "--out", str(tmp_path / "out")]) == 0
     assert "pip install 'fairseq-alma[report]'" in capsys.readouterr().err
@@ -84,23 +83,22 @@ def test_names_of_runs_print_no_control_characters(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "a\x1b[31m\nb", stream={**text_stream(), "path": "s\x1b[2J"})
     assert main(["a\x1b[31m\nb", "--out", "out\x07"]) == 0
-    captured = capsys.readouterr()
-    texts = [captured.out, captured.err, *(path.read_text() for path in (tmp_path / "out\x07").glob("*.*"))]
+    texts = [*capsys.readouterr(), *(path.read_text() for path in (tmp_path / "out\x07").glob("*.*"))]
     assert len(texts) > 5 and not any(mark in text for mark in "\x1b\x07" for text in texts)
 
 
 def test_nothing_is_written_without_a_run_or_to_an_invalid_path(tmp_path, no_figures):
     run, damaged = write_run(tmp_path / "A"), write_run(tmp_path / "B")
-    (damaged / "run.json").write_text(json.dumps({"learner": "sm"}))
+    (damaged / "run.json").write_text('{"learner": "sm"}')
     assert main([str(damaged), "--out", str(tmp_path / "none")]) == 1
     assert not (tmp_path / "none").exists()
-    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "figures").mkdir(parents=True)
     (tmp_path / "out" / "index.html").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AlmaError, match=r"index\.html: expected a regular file or a new path, found a symbolic link"):
         main([str(run), "--out", str(tmp_path / "out")])
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["index.html"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["figures", "index.html"]
     (tmp_path / "out" / "index.html").unlink()
-    for name in ("perplexity.csv", "index.html"):
+    for name in ("perplexity.csv", "growth.tex", "figures/curve.pdf", "index.html"):
         (tmp_path / "out" / name).write_text("my own")
         with pytest.raises(AlmaError, match=f"--out .*out: expected a report, found another {name}"):
             main([str(run), "--out", str(tmp_path / "out")])

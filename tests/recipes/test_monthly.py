@@ -53,7 +53,7 @@ def test_cron_also_trains_months_that_an_earlier_call_missed(tmp_path, monkeypat
     fake.write_text('#!/bin/sh\necho "$2"\ncase $2 in *08) exit 3;; esac\n')
     fake.chmod(0o755)
     environment = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "MONTH": "2026-09"}
-    words = [str(MONTHLY / "cron.sh"), str(tmp_path / "M"), str(tmp_path / "inbox")]
+    words = [str(MONTHLY / "cron.sh"), f"{tmp_path / 'M'}/", str(tmp_path / "inbox")]
     assert subprocess.run(words, env=environment, check=False).returncode == 3
     assert [line[-2:] for line in (tmp_path / "M.log").read_text().split()] == ["07", "08", "09"]
 

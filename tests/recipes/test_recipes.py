@@ -130,13 +130,13 @@ def test_an_image_study_ends_with_files_that_are_no_images(tmp_path):
 @pytest.mark.slow
 def test_the_papers_figures_are_drawn_from_run_folders(tmp_path):
     pytest.importorskip("matplotlib")
-    usage = [{"expert_usage": [[0.25, 0.75]], "gate_trees": [[0, 1]]}]
-    stream = image_stream(4)
+    usage, stream = [{"expert_usage": [[0.25, 0.75]], "gate_trees": [[0, 1]]}], image_stream(4)
     runs = [
         write_run(tmp_path / "a", learner="gmoe", stream=stream, num_experts=(2,), stage_extras=usage),
-        write_run(tmp_path / "b", stream=stream),
-        write_run(tmp_path / "c", stream=stream, replay=True),
+        *(write_run(tmp_path / name, stream=stream, replay=name == "c") for name in "bc"),
     ]
-    done = run(sys.executable, RECIPES / "paper_figures.py", *runs, "--out", tmp_path / "figures")
+    words = (sys.executable, RECIPES / "paper_figures.py", *runs, "--out")
+    done = run(*words, tmp_path / "figures")
     assert done.returncode == 0, done.stderr
+    assert run(*words, runs[0] / "run.json").stderr.count("\n") == 1
     assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {"usage.png", "radar.png", "replay.png"}

@@ -16,8 +16,7 @@ def draw(groups):
 
 def test_text_has_a_curve_that_holds_each_value_until_the_next_arrival(draw, tmp_path):
     drawing = draw({"values": [30.0, 20.0], "stream": text_stream(4), "wait": 2})["curve"]
-    (axes,) = drawing.figure.axes
-    (line,) = axes.lines
+    ((line,),) = (axes.lines for axes in drawing.figure.axes)
     assert list(line.get_xdata()) == [0, 1, 2, 3, 4] and list(line.get_ydata()) == [50, 30, 30, 20, 20]
     paths = write(drawing, tmp_path / "figures")
     assert paths["png"].read_bytes()[:4] == b"\x89PNG" and paths["pdf"].read_bytes()[:4] == b"%PDF"
@@ -35,8 +34,7 @@ def test_sizes_are_panels_controls_markers_and_seeds_a_band(draw):
     figure = draw(*sizes, {**sizes[0], "values": [20.0], "iid": 2})["curve"].figure
     assert [axes.get_title() for axes in figure.axes] == ["width 8", "width 16"]
     assert [len(axes.collections) for axes in figure.axes] == [1, 1]
-    control = figure.axes[0].lines[-1]
-    assert list(control.get_xdata()) == [1] and list(control.get_ydata()) == [20]
+    assert figure.axes[0].lines[-1].get_xydata().tolist() == [[1, 20]]
 
 
 def test_the_caption_says_how_many_sizes_are_shown_and_names_may_have_dollars(draw, tmp_path):
@@ -53,6 +51,7 @@ def test_the_trade_off_of_text_is_a_path_and_that_of_images_a_point_over_compute
     text = draw({"learner": "gens", "num_members": (1, 2, 3, 4), "num_params": (10, 20, 30, 40)})["trade-off"].figure
     assert list(text.axes[1].lines[0].get_xdata()) == [10, 20, 30, 40]
     images = draw({"stream": image_stream(4), "num_params": (10,)})["trade-off"].figure
+    assert draw({"stream": image_stream(2), "values": [0.5, 0.0]})["curve"].figure.axes[0].get_yscale() == "linear"
     assert list(images.axes[0].lines[0].get_xdata()) == [4e12] and list(images.axes[1].lines[0].get_xdata()) == [40]
 
 
