@@ -1,8 +1,9 @@
 """Hash documents and n-grams of words, and assign documents at random to mega-batches and held-out splits.
 
 Equal document hashes identify duplicates. Shared n-gram hashes identify training documents that repeat held-out text
-(method: Brown et al. 2020, appendix C, n = 13). Hashes depend only on letters and digits (any script, Unicode NFKC,
-case folded). So differences in case, punctuation, white space, invisible characters or accent encoding do not hide a
+(`HeldOutNgrams`; Brown et al. 2020, appendix C, drop a document for one n-gram, n = 13, which costs most documents of a
+text with licences or recurring sentences). Hashes depend only on letters and digits (any script, Unicode NFKC, case
+folded). So differences in case, punctuation, white space, invisible characters or accent encoding do not hide a
 repetition. In scripts without spaces, each character is a word. A document with fewer than n words is one n-gram.
 
 The seed and the hash of a document (with ``--keep-duplicates``, also its position) determine its sort key. `assign`
@@ -36,6 +37,8 @@ _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
 _MAX_TABLE_BITS = 27
+_COMMON = 3  # number of held-out documents
+_COPIED = 0.05  # share of n-grams
 Size = Union[int, float]
 """Number of bytes (int), or share of a total (float below 1)."""
 _TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
@@ -144,34 +147,67 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(codes), np.concatenate(starts)
 
 
-class NgramSet:
-    """A set of n-gram hashes; ``hashes`` are ascending and distinct (see `distinct`)."""
+class HeldOutNgrams:
+    """N-grams of held-out documents, to find training documents that repeat held-out text.
 
-    def __init__(self, hashes: np.ndarray) -> None:
-        self._hashes = hashes
+    N-grams in `_COMMON` or more held-out documents, such as licences and signatures, do not count.
+
+    Args:
+        hashes: ``(n-grams,)`` distinct hashes of the other n-grams, ascending.
+        owners: ``(n-grams,)`` index of the first held-out document with each n-gram.
+        sizes: ``(held-out documents,)`` number of distinct n-grams of each held-out document.
+    """
+
+    def __init__(self, hashes: np.ndarray, owners: np.ndarray, sizes: np.ndarray) -> None:
+        self.hashes, self.owners, self.sizes = hashes, owners, sizes
         bits = min(max(len(hashes), 1).bit_length() + 3, _MAX_TABLE_BITS)
         self._shift = np.uint64(64 - bits)
         # A table of the leading bits excludes most hashes outside the set, at a tenth of the cost of a binary search.
         self._table = np.zeros(1 << bits, bool)
         self._table[hashes >> self._shift] = True
 
-    def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the ascending indices of the elements of ``hashes`` that are in the set."""
-        candidates = np.flatnonzero(self._table[hashes >> self._shift])
-        if not len(candidates):
-            return candidates
-        places = np.searchsorted(self._hashes, hashes[candidates]).clip(max=len(self._hashes) - 1)
-        return candidates[self._hashes[places] == hashes[candidates]]
+    @classmethod
+    def of(cls, documents: Sequence[np.ndarray]) -> "HeldOutNgrams":
+        """Merge the n-grams of held-out documents; ``documents``: distinct hashes of each document."""
+        sizes = np.array([*map(len, documents)], np.int64)
+        merged = np.concatenate([np.empty(0, np.uint64), *documents])
+        hashes, first, counts = np.unique(merged, return_index=True, return_counts=True)
+        counted = counts < _COMMON
+        return cls(hashes[counted], np.repeat(np.arange(len(sizes)), sizes)[first[counted]], sizes)
+
+    def find_copies(self, ngrams: Ngrams) -> tuple[np.ndarray, np.ndarray]:
+        """Find documents that repeat held-out text.
+
+        The share of n-grams that are held out is `_COPIED` or more, of the document or of a held-out document.
+
+        Returns:
+            (indices of the documents, index of the first word of the first shared n-gram in each of them).
+        """
+        candidates = np.flatnonzero(self._table[ngrams.hashes >> self._shift])
+        places = np.searchsorted(self.hashes, ngrams.hashes[candidates]).clip(max=max(0, len(self.hashes) - 1))
+        is_shared = self.hashes[places] == ngrams.hashes[candidates]
+        shared, places = candidates[is_shared], places[is_shared]
+        owning, first = np.unique(ngrams.documents[shared], return_index=True)
+        # One integer for each pair of indices is faster than np.unique along an axis.
+        pairs = np.unique(ngrams.documents[shared] * len(self.hashes) + places)
+        documents, places = np.divmod(pairs, max(1, len(self.hashes)))
+        of_pairs, counts = np.unique(documents * len(self.sizes) + self.owners[places], return_counts=True)
+        containing, owners = np.divmod(of_pairs, max(1, len(self.sizes)))
+        sizes = np.bincount(ngrams.documents)
+        is_copy = np.bincount(documents, minlength=len(sizes)) >= np.maximum(1, _COPIED * sizes)
+        is_copy[containing[counts >= _COPIED * self.sizes[owners]]] = True
+        return owning[is_copy[owning]], ngrams.starts[shared[first]][is_copy[owning]]
 
 
-def distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the distinct hashes of several arrays in ascending order."""
-    return np.unique(np.concatenate([np.empty(0, np.uint64), *hashes]))
+def distinct_of_each(ngrams: Ngrams, num_documents: int) -> list[np.ndarray]:
+    """Return the distinct n-gram hashes of each document, ascending."""
+    bounds = np.searchsorted(ngrams.documents, np.arange(1, num_documents))
+    return [np.unique(hashes) for hashes in np.split(ngrams.hashes, bounds)] if num_documents else []
 
 
-def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
-    """Return the distinct n-gram hashes of all non-training splits of a stream (validation, test, holdout)."""
-    hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), []
+def held_out_ngrams(stream: Stream, size: int) -> list[np.ndarray]:
+    """Return the distinct n-gram hashes of each document of all non-training splits (validation, test, holdout)."""
+    hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), list[np.ndarray]()
     for split in stream.splits:
         if split.name.endswith("/train"):
             continue
@@ -182,8 +218,8 @@ def held_out_ngrams(stream: Stream, size: int) -> np.ndarray:
             spans = zip((ends[some] - file.sizes[some]).tolist(), ends[some].tolist(), strict=True)
             ids = [file.ids[begin : end - 1].astype(np.int64) for begin, end in spans]  # without EOS
             texts = tokenizer.decode_batch([(each - NUM_FAIRSEQ_SYMBOLS).tolist() for each in ids])
-            found.append(hasher(texts).hashes)
-    return distinct(found)
+            found += distinct_of_each(hasher(texts), len(texts))
+    return found
 
 
 def scrambled(numbers: np.ndarray) -> np.ndarray:

@@ -116,7 +116,7 @@ class PrepOptions(Options):
     )
     decontaminate_ngram: int = opt(
         DEFAULT_NGRAM,
-        "drop training documents that share N consecutive words with held-out text",
+        "drop training documents that repeat held-out text, by the share of sequences of N words",
         range=integer(1, 1000),
         metavar="N",
     )
@@ -358,13 +358,12 @@ def _describe(stream: Stream, seconds: float) -> None:
         share = num_bytes / (num_bytes + sum(split.num_bytes for split in trained))
         print(
             f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of the training text) dropped, "
-            f"because they share {size} words in a row with held-out text (see stream.json)"
+            "because they repeat held-out text (see stream.json)"
         )
         if share > LARGE_SHARE:
             print(
-                f"warning: a large share of the text was dropped. Program code, for example, can share {size} "
-                f"words in a row without being a copy. {DECONTAMINATE} {4 * size} drops only longer copies; "
-                "--no-decontaminate keeps all documents."
+                f"warning: a large share of the text was dropped. {DECONTAMINATE} {4 * size} drops only documents with "
+                "longer copies; --no-decontaminate keeps all documents."
             )
     requested = last["options"].get("--vocab-size")
     if requested not in (None, AUTO) and requested != vocab_size:

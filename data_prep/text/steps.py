@@ -4,7 +4,7 @@
 - Assign: drop documents with the hash of an earlier document, and assign the remaining documents to sets.
 - Sample: read the documents again, and save the n-grams of held-out documents and the training text of the tokenizer.
 - Prepare: merge the n-grams of the held-out documents, and train the tokenizer.
-- Encode: read the documents again, drop training documents with n-grams of held-out text, and encode the rest.
+- Encode: read the documents again, drop training documents that repeat held-out text, and encode the rest.
 """
 
 import pickle
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Optional, Se
 import numpy as np
 
 from data_prep.text.assignment import (
+    HeldOutNgrams,
     NgramHasher,
-    NgramSet,
     Shares,
     TooLittleTextError,
     assign,
-    distinct,
+    distinct_of_each,
     document_hashes,
     held_out_ngrams,
     keys_of,
@@ -61,6 +61,7 @@ DROPPED = -1
 """Value that marks a dropped document in an array of set numbers."""
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
+_NGRAMS = ("ngram-hashes.npy", "ngram-owners.npy", "ngram-sizes.npy")
 _CACHED_CHUNKS = 600_000  # maximum number of cached chunks in all workers together
 _SHOWN = 80  # number of characters of a dropped document in stream.json
 MAX_LISTED = 1000
@@ -187,8 +188,8 @@ class Work:
         return DocumentEncoder(tokenizer, id_dtype(tokenizer.vocab_size), _CACHED_CHUNKS // self.plan.num_workers)
 
     @cached_property
-    def _held_out(self) -> NgramSet:
-        return NgramSet(self.load("ngrams.npy"))
+    def _held_out(self) -> HeldOutNgrams:
+        return HeldOutNgrams(*map(self.load, _NGRAMS))
 
     def digest(self, number: int) -> Iterator[str]:
         """Yield one value, the sha256 of input file ``number``."""
@@ -308,7 +309,7 @@ class Work:
 
         Args:
             counts: number of documents of each set.
-            num_dropped: number of documents dropped because they share n-grams with held-out text.
+            num_dropped: number of documents dropped because they repeat held-out text.
         """
         if all(counts):
             return
@@ -320,7 +321,7 @@ class Work:
         raise TooLittleTextError(
             f"{name}: no document is left; found {trained:,} training documents for {num_megabatches} mega-batches, "
             f"{held_out:,} held out, {assigned.num_duplicates:,} duplicates, {num_dropped:,} dropped because they "
-            f"share n-grams with held-out text; give more text, fewer mega-batches, smaller held-out sets, or {advice}"
+            f"repeat held-out text; give more text, fewer mega-batches, smaller held-out sets, or {advice}"
         )
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
@@ -347,18 +348,18 @@ class Work:
         texts: list[str] = []
         # Held-out documents that the given tokenizer alters, all held-out documents, decoded letters, all letters.
         losses = np.zeros(4, np.int64)
-        hashes, hasher = [], NgramHasher(plan.options.decontaminate_ngram)
+        ngrams, hasher = list[np.ndarray](), NgramHasher(plan.options.decontaminate_ngram)
         for documents, own, num_bytes in self._read_again(number, marks) if marks.any() else ():
             texts += [documents[each] for each in np.flatnonzero(own == _TOKENIZER_TEXT)]
             held_out = [documents[each] for each in np.flatnonzero(own == _HELD_OUT)]
-            hashes.append(hasher(held_out).hashes)
+            ngrams += distinct_of_each(hasher(held_out), len(held_out))
             if tokenizer is not None:
                 decoded = tokenizer.decode_batch(tokenizer.encode_batch(held_out))
                 altered = int((document_hashes(decoded) != document_hashes(held_out)).sum())
                 letters = [sum(len("".join(text.split())) for text in texts) for texts in (decoded, held_out)]
                 losses += [altered, len(held_out), *letters]
             yield num_bytes
-        self.save(f"sample-{number:05d}", (texts, distinct(hashes), losses))
+        self.save(f"sample-{number:05d}", (texts, ngrams, losses))
 
     def prepare(self) -> None:
         """Merge all held-out n-grams, also of the stream to extend. Train a tokenizer, or copy the existing one.
@@ -369,10 +370,12 @@ class Work:
         plan, options = self.plan, self.plan.options
         samples = [f"sample-{piece:05d}" for piece in range(len(plan.pieces))]
         if options.ngram is not None:
-            parts = [self.load(name)[1] for name in samples]
+            held_out = [ngrams for name in samples for ngrams in self.load(name)[1]]
             if plan.there is not None:
-                parts.append(held_out_ngrams(plan.there, options.ngram))
-            self.save("ngrams.npy", distinct(parts))
+                held_out += held_out_ngrams(plan.there, options.ngram)
+            merged = HeldOutNgrams.of(held_out)
+            for name, array in zip(_NGRAMS, (merged.hashes, merged.owners, merged.sizes), strict=True):
+                self.save(name, array)
         given = options.tokenizer if plan.there is None else plan.there.root / TOKENIZER_FOLDER
         if given is None:
             is_auto = options.vocab_size == AUTO
@@ -406,9 +409,8 @@ class Work:
             if plan.options.ngram is not None:
                 trained = np.flatnonzero((own >= 0) & (own < num_megabatches))
                 ngrams = hasher([documents[each] for each in trained.tolist()])
-                found = self._held_out.find(ngrams.hashes)
-                owners, places = np.unique(ngrams.documents[found], return_index=True)
-                for each, start in zip(trained[owners].tolist(), ngrams.starts[found[places]].tolist(), strict=True):
+                copies, starts = self._held_out.find_copies(ngrams)
+                for each, start in zip(trained[copies].tolist(), starts.tolist(), strict=True):
                     own[each], text = DROPPED, documents[each]
                     begins = " ".join(text[:_SHOWN].split())
                     dropped.append({"bytes": len(text.encode()), "begins": begins, "ngram": hasher.words(text, start)})
@@ -444,7 +446,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         The new or extended stream.
 
     Raises:
-        AlmaError: every document of a mega-batch shares an n-gram with held-out text.
+        AlmaError: every document of a mega-batch repeats held-out text.
     """
     plan, assignment, tokenizer = work.plan, work.assignment, work.tokenizer
     there = plan.there
