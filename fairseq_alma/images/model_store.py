@@ -252,10 +252,13 @@ class ModelStore:
         folder: folder of the run.
         settings: settings of the run.
         predicts_with: weights to predict with: ``last``, ``average`` or ``branch``.
+        sizes: layer sizes of all models; None if models grow.
     """
 
-    def __init__(self, folder: RunFolder, settings: ImageSettings, predicts_with: str = "last") -> None:
-        self.folder, self.settings, self.predicts_with = folder, settings, predicts_with
+    def __init__(
+        self, folder: RunFolder, settings: ImageSettings, predicts_with: str, sizes: Optional[GrownLayers]
+    ) -> None:
+        self.folder, self.settings, self.predicts_with, self.sizes = folder, settings, predicts_with, sizes
         self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[GrownLayers, NetworkFlops] = {}
         self.built: dict[tuple[ModelId, ...], ImageNetwork] = {}
@@ -274,9 +277,7 @@ class ModelStore:
         path, tested = self.folder.checkpoint(model), self._tested(model)
         remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
         trained = read_model(path, self.settings.read_grown, remedy)
-        # All models of a stage have the same layer sizes.
-        sizes = [each.grown for other, each in self.models.items() if other.stage == model.stage] or [trained.grown]
-        network = self.settings.build(1, sizes[0])
+        network = self.settings.build(1, self.sizes or trained.grown)
         refuse_other_shapes(trained.state, network, str(path), remedy)
         if tested != path:
             weights = read_model(tested, self.settings.read_grown, remedy).state

@@ -80,7 +80,9 @@ class StageTrainer:
         save_every = seconds_of(request.save_every)
         self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment, settings.device)
-        self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
+        grows = any(training.growth for plan in runs[0].plans for training in plan.trainings)
+        how = settings, features.predicts_with, None if grows else settings.read_grown({})
+        self.stores = {run.folder.root: ModelStore(run.folder, *how) for run in runs}
         self.test_examples = self._examples(self.stream.indices("test"))
         self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
 
