@@ -405,27 +405,21 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 
 @torch.no_grad()
-def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
+def write_experts(folder: Path, network: ImageNetwork, images: Tensor) -> None:
     """Write which expert has the largest weight in each mixture layer, for each of the first `NUM_SHOWN` test images.
 
-    The file contains the arrays ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert``
-    (layers, n). Without mixture layers, the function writes no file.
+    The file contains the array ``expert`` (layers, n). Without mixture layers, the function writes no file.
     """
     layers = mixture_layers(network)
     if not layers:
         return
-    images, labels = examples
     network.eval()
-    features: list[Any] = []
     experts = []
     for some in in_chunks(images[:NUM_SHOWN]):
         network(some)
-        features.append(layers[0].gate_input)
         experts.append(torch.stack([layer.shares().argmax(dim=-1) for layer in layers]))
-    arrays: dict[str, Any] = {"features": torch.cat(features), "labels": labels[:NUM_SHOWN]}
-    arrays["expert"] = torch.cat(experts, dim=1)
     with open_atomically(folder / EXPERTS_FILE) as file:
-        np.savez_compressed(file, **{name: tensor.cpu().numpy() for name, tensor in arrays.items()})
+        np.savez_compressed(file, expert=torch.cat(experts, dim=1).cpu().numpy())
 
 
 class Predictions:
