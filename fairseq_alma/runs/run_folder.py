@@ -56,7 +56,7 @@ STAGE_REMEDY = "remove the file and repeat the command, which then runs the stag
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run; ``vocab_size`` and ``decontaminated`` are for text, ``dataset`` to ``seed`` for images."""
+    """Stream of a run; ``vocab_size`` and ``decontaminated`` are for text, ``dataset`` to ``augment`` for images."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -70,6 +70,7 @@ class StreamRecord(Struct, frozen=True):
     num_classes: Optional[Positive] = None
     source: Optional[Name] = None
     seed: Optional[Count] = None
+    augment: bool = False
 
 
 class LearnerOptions(Struct):
