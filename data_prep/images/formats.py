@@ -21,7 +21,7 @@ import numpy as np
 
 from data_prep.compression import read_file
 from fairseq_alma.data.image_stream import ImageSet, read_npy
-from fairseq_alma.data.stream import file_sha256, recorded_name
+from fairseq_alma.data.stream import MANIFEST, file_sha256, recorded_name
 from fairseq_alma.errors import AlmaError
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -296,10 +296,11 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise AlmaError("image folders require Pillow; run pip install pillow") from error
-    source, out = given.source, Path(os.path.realpath(given.out))
+    source = given.source
 
-    def visible(folder: Path) -> list[Path]:  # An earlier command may have written the stream into the folder.
-        return sorted(path for path in folder.glob("[!.]*") if not path.is_dir() or Path(os.path.realpath(path)) != out)
+    def visible(folder: Path) -> list[Path]:  # Earlier commands may have written streams into the folder.
+        streams = {*map(os.path.realpath, [given.out, *(each.parent for each in folder.glob(f"*/{MANIFEST}"))])}
+        return sorted(path for path in folder.glob("[!.]*") if os.path.realpath(path) not in streams)
 
     found = [path.name for path in visible(source) if path.is_dir()]
     is_split = "train" in found and ("test" in found or any(path.is_dir() for path in visible(source / "train")))

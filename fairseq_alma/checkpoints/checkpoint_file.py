@@ -199,7 +199,10 @@ def write_average(path: Path, out: Path) -> None:
     """
     checkpoint = read_checkpoint(path)
     if (entry := find_average(checkpoint)) is None:
-        raise AlmaError(f"{path}: found no averaged weights in this checkpoint; train with --ema-half-life")
+        raise AlmaError(
+            f"{path}: found no averaged weights in this checkpoint; train with --ema-half-life; on images, use "
+            "checkpoint_average.pt, which has the averaged weights, without --average"
+        )
     weights = with_shared_names(checkpoint["model"], entry[AVERAGE])
     wrong = [name for name, tensor in checkpoint["model"].items() if weights[name].shape != tensor.shape]
     if wrong or entry[AVERAGE].keys() - weights.keys():

@@ -161,6 +161,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 f"found {stream.num_megabatches}; prepare more data, or give a smaller --megabatches"
             )
     kind = "text" if stream is None else stream.kind
+    if stream is None:
+        print_line(f"note: --stream {arguments.stream}: no such stream; the plan is for text", sys.stderr)
     if kind == "text":
         refuse_colon(arguments.stream, "--stream ")
     request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))

@@ -123,7 +123,6 @@ class MixtureLayer(nn.Module):
 
     Attributes:
         routing: routing of the last batch, without gradient; see `shares`.
-        gate_input: (B, I), input of the gate for the last batch.
     """
 
     def __init__(self, in_features: int, tree: GateTree, gate: str) -> None:
@@ -131,7 +130,6 @@ class MixtureLayer(nn.Module):
         self.gate = ParallelGate(in_features, tree)
         self.is_hard = gate == "hard"
         self.routing: Optional[Routing] = None
-        self.gate_input: Optional[Tensor] = None
 
     @property
     def num_experts(self) -> int:
@@ -139,10 +137,8 @@ class MixtureLayer(nn.Module):
 
     def forward(self, x: Tensor, generators: Sequence[Generator] = ()) -> Tensor:
         """Return the layer output for a batch. In training, a hard gate samples experts; see `sample_experts`."""
-        features = x.mean(dim=(2, 3)) if x.dim() == 4 else x
-        routing = self.gate(features)
+        routing = self.gate(x.mean(dim=(2, 3)) if x.dim() == 4 else x)
         self.routing = Routing(*(each.detach() for each in routing))
-        self.gate_input = features.detach()
         if not self.is_hard:
             return self.combine(self.all_experts(x), routing.combine_weights)
         if self.training:

@@ -252,10 +252,13 @@ class ModelStore:
         folder: folder of the run.
         settings: settings of the run.
         predicts_with: weights to predict with: ``last``, ``average`` or ``branch``.
+        sizes: layer sizes of all models; None if models grow.
     """
 
-    def __init__(self, folder: RunFolder, settings: ImageSettings, predicts_with: str = "last") -> None:
-        self.folder, self.settings, self.predicts_with = folder, settings, predicts_with
+    def __init__(
+        self, folder: RunFolder, settings: ImageSettings, predicts_with: str, sizes: Optional[GrownLayers]
+    ) -> None:
+        self.folder, self.settings, self.predicts_with, self.sizes = folder, settings, predicts_with, sizes
         self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[GrownLayers, NetworkFlops] = {}
         self.built: dict[tuple[ModelId, ...], ImageNetwork] = {}
@@ -274,9 +277,7 @@ class ModelStore:
         path, tested = self.folder.checkpoint(model), self._tested(model)
         remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
         trained = read_model(path, self.settings.read_grown, remedy)
-        # All models of a stage have the same layer sizes.
-        sizes = [each.grown for other, each in self.models.items() if other.stage == model.stage] or [trained.grown]
-        network = self.settings.build(1, sizes[0])
+        network = self.settings.build(1, self.sizes or trained.grown)
         refuse_other_shapes(trained.state, network, str(path), remedy)
         if tested != path:
             weights = read_model(tested, self.settings.read_grown, remedy).state
@@ -404,27 +405,21 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 
 
 @torch.no_grad()
-def write_experts(folder: Path, network: ImageNetwork, examples: Examples) -> None:
+def write_experts(folder: Path, network: ImageNetwork, images: Tensor) -> None:
     """Write which expert has the largest weight in each mixture layer, for each of the first `NUM_SHOWN` test images.
 
-    The file contains the arrays ``features`` (n, d) (input of the first gate), ``labels`` (n) and ``expert``
-    (layers, n). Without mixture layers, the function writes no file.
+    The file contains the array ``expert`` (layers, n). Without mixture layers, the function writes no file.
     """
     layers = mixture_layers(network)
     if not layers:
         return
-    images, labels = examples
     network.eval()
-    features: list[Any] = []
     experts = []
     for some in in_chunks(images[:NUM_SHOWN]):
         network(some)
-        features.append(layers[0].gate_input)
         experts.append(torch.stack([layer.shares().argmax(dim=-1) for layer in layers]))
-    arrays: dict[str, Any] = {"features": torch.cat(features), "labels": labels[:NUM_SHOWN]}
-    arrays["expert"] = torch.cat(experts, dim=1)
     with open_atomically(folder / EXPERTS_FILE) as file:
-        np.savez_compressed(file, **{name: tensor.cpu().numpy() for name, tensor in arrays.items()})
+        np.savez_compressed(file, expert=torch.cat(experts, dim=1).cpu().numpy())
 
 
 class Predictions:

@@ -77,10 +77,11 @@ class StageTrainer:
         keep_freed_memory()
         self.settings, self.request, self.features, self.branch = settings, request, features, features[LRBranch]
         self.stream, self.last_stage = settings.stream, len(runs[0].plans) - 1
-        save_every = seconds_of(request.save_every)
-        self.save_every = SAVE_EVERY_SECONDS if save_every is None else save_every
+        self.save_every = seconds_of(request.save_every) or SAVE_EVERY_SECONDS
         self.source = ImageInput(self.stream.mean, self.stream.std, self.stream.augment, settings.device)
-        self.stores = {run.folder.root: ModelStore(run.folder, settings, features.predicts_with) for run in runs}
+        grows = any(training.growth for plan in runs[0].plans for training in plan.trainings)
+        how = settings, features.predicts_with, None if grows else settings.read_grown({})
+        self.stores = {run.folder.root: ModelStore(run.folder, *how) for run in runs}
         self.test_examples = self._examples(self.stream.indices("test"))
         self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
 
@@ -149,7 +150,7 @@ class StageTrainer:
                 figures["expert_usage"] = usage
         if self.request.keep_checkpoints or plan.stage.index == self.last_stage:
             network = [*store.networks_of(plan).values()][-1]
-            write_experts(work.folder.stage_folder(plan.stage.index), network, self.test_examples)
+            write_experts(work.folder.stage_folder(plan.stage.index), network, self.test_examples[0])
         return figures
 
     def _train_stage(self, work: StageWork, group: Sequence[tuple[ModelStore, Training]], unfinished: Path) -> None:

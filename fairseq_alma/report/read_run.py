@@ -153,6 +153,7 @@ class RecordedRun:
         found = {"--preset": preset} if preset not in ("", "paper") else {}
         found |= {OPTION_OF.get(name, flag(name)): value for name, value in options.items() if name not in ignored}
         found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
+        found |= {"--augment": True} if self.stream.get("augment") else {}
         size, frequency = str(found.get("--batch-size", "")), str(found.get("--update-freq", 1))
         if size.isdecimal() and frequency.isdecimal():  # compare the sequences of an update, not those of a batch
             found["--batch-size"] = int(size) * int(frequency)
@@ -336,7 +337,8 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
     for run in sorted(runs, key=lambda run: -len(run.done)):
-        key = json.dumps([run.record["learner"], run.settings, run.stream_key, len(run.arrivals)], sort_keys=True)
+        stream = run.stream_key, run.stream["valid"], len(run.arrivals)
+        key = json.dumps([run.record["learner"], run.settings, *stream], sort_keys=True)
         groups.setdefault(key, {}).setdefault(run.seeds, run)
     lengths = {run: _length(run) for run in runs}
     fewest: dict[Any, float] = {}
@@ -398,7 +400,8 @@ def _named(groups: Sequence[Experiment]) -> list[Experiment]:
             visible = [flag for flag in differing if flag not in IMPLIED]
             is_enough = len({(*_shown_options(other, visible),) for other in same_name}) == len(same_name)
             shown = _shown_options(each, visible if is_enough else differing)
-            shown = shown or [f"{len(each.first.arrivals)} arrivals", each.first.stream["fingerprint"][:8]]
+            if [_shown_options(other, differing) for other in same_name].count(_shown_options(each, differing)) > 1:
+                shown += [f"{len(each.first.arrivals)} arrivals", each.first.stream["fingerprint"][:8]]
             unique = [", ".join([names[1], *shown])]
         named.append(Experiment(each.runs, each.times, unique[0]))
     return named

@@ -5,8 +5,8 @@ line every 15 seconds. Each completed stage prints one line. Displayed stages, a
 from 1; files and options number them from 0. With two options of fairseq-train, alma-stream also writes the results of
 each arrival:
 
-- ``--tensorboard-logdir DIR``: the results are in ``DIR/RUN/arrivals``, and the logs of fairseq-train are in
-  ``DIR/RUN/stage-NNN/member-M``.
+- ``--tensorboard-logdir DIR``: the results are in ``DIR/PARENT/RUN/arrivals``, and the logs of fairseq-train are in
+  ``DIR/PARENT/RUN/stage-NNN/member-M``.
 - ``--wandb-project NAME``: one W&B run for the arrivals and one W&B run for each training run, in one group.
 """
 
@@ -98,9 +98,10 @@ class ArrivalCurves:
                     from torch.utils.tensorboard import SummaryWriter
 
                     folder = Path(self.wanted[TENSORBOARD]) / self.run.name / "arrivals"
-                    for old in folder.glob("events.out.tfevents.*"):
+                    suffix = f".{wandb_environment(self.run)['WANDB_RUN_ID']}"  # another run may have the same name
+                    for old in folder.glob(f"events.out.tfevents.*{suffix}"):
                         old.unlink()
-                    self.writer = SummaryWriter(str(folder))
+                    self.writer = SummaryWriter(str(folder), filename_suffix=suffix)
                 for point in points[self.num_written :]:
                     for name, value in point.items():
                         self.writer.add_scalar(name, value, int(point["arrival"]))

@@ -56,7 +56,7 @@ STAGE_REMEDY = "remove the file and repeat the command, which then runs the stag
 
 
 class StreamRecord(Struct, frozen=True):
-    """Stream of a run; ``vocab_size`` and ``decontaminated`` are for text, ``dataset`` to ``seed`` for images."""
+    """Stream of a run; ``vocab_size`` and ``decontaminated`` are for text, ``dataset`` to ``augment`` for images."""
 
     path: Annotated[str, Meta(max_length=4096)]
     fingerprint: Name
@@ -70,6 +70,7 @@ class StreamRecord(Struct, frozen=True):
     num_classes: Optional[Positive] = None
     source: Optional[Name] = None
     seed: Optional[Count] = None
+    augment: bool = False
 
 
 class LearnerOptions(Struct):
@@ -246,9 +247,9 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Return the name of the folder, or of a run with several seeds and the folder of one seed."""
-        folder = self.root.resolve()  # also if `root` is a relative path such as ``.``
-        return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("seed-") else folder.name
+        """Return the names of the run folder and its parent; with several seeds, also of the folder of the seed."""
+        parts = self.root.resolve().parts[1:]  # also if `root` is a relative path such as ``.``
+        return "/".join(parts[-3 if parts[-1].startswith("seed-") else -2 :])
 
     def stage_folder(self, stage: int) -> Path:
         return self.root / f"stage-{stage:03d}"

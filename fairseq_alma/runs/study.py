@@ -194,6 +194,7 @@ def describe_run(
             "num_classes": stream.images.num_classes,
             "source": canonical_sha256([file.sha256 for file in stream.images.files]),  # the same for every seed
             "seed": stream.seed,
+            "augment": stream.images.augment,
         }
     return {
         "learner": learner,

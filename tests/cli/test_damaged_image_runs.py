@@ -58,12 +58,12 @@ def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path):
 
 @pytest.mark.parametrize("name", ["branch/checkpoint_last.pt", "checkpoint_last.pt"])
 def test_weights_of_another_run_are_reported_with_the_stage_to_remove(name, stream, tmp_path):
-    words = ["--learner", "ens", "--num-members", "2", "--branch-share", "0.5", *WORDS, "--arch", "alma_moe_mlp"]
+    words = ["--learner", "sm", "--branch-share", "0.5", *WORDS, "--arch", "alma_moe_mlp"]
     for folder, own in (("R", ()), ("other", ("--num-experts", "2"))):
         assert main(["--stream", str(stream), "--run", str(tmp_path / folder), "--stage", "0", *words, *own]) == 0
     stage = tmp_path / "R/stage-000"
     (stage / "stage.json").unlink()
-    path = shutil.copy(tmp_path / "other/stage-000/member-1" / name, stage / "member-1" / name)
+    path = shutil.copy(tmp_path / "other/stage-000/member-0" / name, stage / "member-0" / name)
     with pytest.raises(
         AlmaError, match=f"^{path}: the checkpoint has .* wrong shape .*; remove the stage folder {stage} to train"
     ):
@@ -74,7 +74,6 @@ def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):
     (run / UNFINISHED).parent.mkdir(parents=True)
     torch.save({"seeds": [1], "epoch": 1, "network": {}}, run / UNFINISHED)
     said = refused(stream, run)
-    assert f"{run / UNFINISHED}: the training state does not match the options of this run" in said
-    assert "remove the file to restart the stage" in said
+    assert f"{run / UNFINISHED}: the training state does not match" in said and "remove the file to restart" in said
     (run / UNFINISHED).unlink()
     resume(stream, run)

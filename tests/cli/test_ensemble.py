@@ -41,7 +41,7 @@ def test_members_are_named_by_relative_path_checksum_and_weight(members, tmp_pat
 def test_average_needs_one_checkpoint_with_averaged_weights(members, tmp_path, capsys):
     options = ["--average", "--out", f"{tmp_path}/E.pt"]
     assert "--average requires one CKPT (found 2)" in usage_error(capsys, main, [*members, *options])
-    assert "found no averaged weights" in refused(tmp_path, members[0], *options)
+    assert "on images, use checkpoint_average.pt" in refused(tmp_path, members[0], *options)
 
 
 def test_an_embedded_ensemble_needs_no_other_file(members, tmp_path):

@@ -30,13 +30,11 @@ def test_runs_that_differ_by_their_seeds_alone_are_averaged(groups):
 
 
 def test_streams_of_images_in_another_order_belong_together(groups):
-    runs = [{"stream": image_stream(4, seed), "seed": 1} for seed in (1, 2)]
-    assert [len(each.runs) for each in groups(*runs)] == [2]
-
-
-def test_names_tell_experiments_by_as_little_as_needed(groups):
-    found = groups({"learner": "gmoe", "grow_method": "split"}, {"learner": "gmoe", "grow_method": "copy"})
-    assert {each.name for each in found} == {f"gMoE_w1, 4 experts, --grow-method {how}" for how in ("split", "copy")}
+    others = {"augment": True}, {"valid": {"num_images": 9}, "fingerprint": "f" * 64}
+    streams = image_stream(4), image_stream(4, seed=2), *(image_stream(4) | other for other in others)
+    first, *_ = found = groups(*({"stream": each} for each in streams))
+    names = ["no --augment, 4 arrivals, 00000000", "--augment", "no --augment, 4 arrivals, ffffffff"]
+    assert [each.name for each in found] == [f"SM_w1, 4 experts, {name}" for name in names] and len(first.runs) == 2
 
 
 @pytest.mark.parametrize(
@@ -44,6 +42,7 @@ def test_names_tell_experiments_by_as_little_as_needed(groups):
     [
         ([{"stream": text_stream(2), "values": [30, 29]}, {"values": [30, 29, 28, 27]}], ["2 arrivals", "4 arrivals"]),
         ([batch(4, 1), batch(2, 2), batch(4, 2), batch()], ["--batch-size 4", "--batch-size 8", "no --batch-size"]),
+        ([{"grow_method": "split"}, {"grow_method": "copy"}], ["--grow-method copy", "--grow-method split"]),
         ([{"wait": 4}, {"wait": 4, "drop_rest": True}], ["--drop-rest", "no --drop-rest"]),
         ([{"drop_rest": True}, {"new_first": 1.0}, {}], ["--drop-rest", "--new-first 1", "no --drop-rest"]),
     ],

@@ -19,8 +19,7 @@ def test_a_waiting_arrival_has_the_results_of_the_last_update_at_no_cost(run):
     plans = make_plans(2, wait=2)
     for plan, ppl in zip(plans, (20.0, 10.0), strict=True):
         complete(run, plan, ppl)
-    points = arrival_points(run, plans)
-    figures = [(each["arrival"], each["test/ppl"], each["stage/num_updates"]) for each in points]
+    figures = [(each["arrival"], each["test/ppl"], each["stage/num_updates"]) for each in arrival_points(run, plans)]
     assert figures == [(1, 20.0, 10.0), (2, 20.0, 0.0), (3, 10.0, 10.0)]
 
 
@@ -28,14 +27,15 @@ def test_tensorboard_has_each_arrival_once_after_a_second_launch(run, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    plans = make_plans(3)
-    for plan in plans:
-        complete(run, plan, 30.0 - plan.stage.index)
-        with RunDisplay(plans, "token", ArrivalCurves(run, plans, {"--tensorboard-logdir": str(tmp_path / "tb")})):
+    plans, other = make_plans(3), RunFolder(tmp_path / "other" / tmp_path.name / "R" / "seed-2")
+    for plan, folder in [*((plan, run) for plan in plans), (plans[0], other)]:
+        complete(folder, plan, 30.0 - plan.stage.index)
+        with RunDisplay(plans, "token", ArrivalCurves(folder, plans, {"--tensorboard-logdir": str(tmp_path / "tb")})):
             pass
-    events = EventAccumulator(str(tmp_path / "tb" / "R" / "seed-2" / "arrivals"))
+    events = EventAccumulator(str(tmp_path / "tb" / tmp_path.name / "R" / "seed-2" / "arrivals"))
     events.Reload()
-    assert [(each.step, each.value) for each in events.Scalars("test/ppl")] == [(0, 30.0), (1, 29.0), (2, 28.0)]
+    found = sorted((each.step, each.value) for each in events.Scalars("test/ppl"))
+    assert found == [(0, 30.0), (0, 30.0), (1, 29.0), (2, 28.0)]  # arrival 0 of both runs
 
 
 def test_a_missing_package_is_reported_before_the_run(run, monkeypatch):

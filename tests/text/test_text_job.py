@@ -84,9 +84,10 @@ def test_a_mixture_grows_and_is_tested_before_it_is_trained():
 def test_the_curves_of_each_training_have_their_own_folder_and_name():
     words = (*TRAIN, "--tensorboard-logdir", "tb", "--wandb-project", "p")
     first, second = commands_of(make_job(words=words), plans()[0])[0], commands_of(make_job(words=words), plans()[1])[0]
-    assert has(second.arguments, "--tensorboard-logdir", "tb/R/stage-001/member-0")
-    assert second.environment["WANDB_NAME"] == "R/stage-001/member-0" and second.environment["WANDB_RUN_GROUP"] == "R"
-    assert first.environment["WANDB_RUN_ID"] != second.environment["WANDB_RUN_ID"]
+    run, names = make_job(words=words).folder.name, second.environment
+    assert has(second.arguments, "--tensorboard-logdir", f"tb/{run}/stage-001/member-0")
+    assert (names["WANDB_NAME"], names["WANDB_RUN_GROUP"]) == (f"{run}/stage-001/member-0", run)
+    assert first.environment["WANDB_RUN_ID"] != names["WANDB_RUN_ID"]
 
 
 def test_several_processes_train_together_and_one_tests():
