@@ -14,7 +14,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import synchronise
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.display import RunDisplay
-from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
+from fairseq_alma.runs.run_folder import MEMBER_CLOCK, STAGE_RECORD, RunFolder, read_clock
 from fairseq_alma.terminal import print_line
 
 OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -89,6 +89,12 @@ class Run:
         with contextlib.suppress(AlmaError):
             return all(step.is_done(model) for step in steps if model in step.trains)
         return False
+
+    def is_member_trained(self, model: ModelId, backend: Backend) -> bool:
+        """Return whether separate training of a member is complete and not older than its stage (see `is_trained`)."""
+        clock = read_clock(self.folder.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
+        has_ended = (clock.spent > 0 and clock.started is None) or self.folder.read_stage(model.stage) is not None
+        return has_ended and self.is_trained(model, backend)
 
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
         """Return the record of a complete stage, else None. Raises AlmaError if mega-batches differ from the plan."""
@@ -203,7 +209,7 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
                     f"weights; run --stage {start.stage} --member {start.member} first"
                 )
             # No lock for a trained member: another process may evaluate the stage, for longer than this process waits.
-            if not (run.folder.is_member_trained(training.model) and run.is_trained(training.model, backend)):
+            if not run.is_member_trained(training.model, backend):
                 with run.folder.lock_member(training.model) as locks:
                     if run.folder.read_stage(stage) is not None:  # another process has completed the stage
                         break
