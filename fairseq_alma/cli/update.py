@@ -352,6 +352,9 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     month = record.redo or months[index]
     if month.is_done:
         return False
+    run = RunFolder(root / (NEXT if month.replaces and (root / NEXT).exists() else RUN))
+    if month.params and run.read_stage(index - month.first) is None:  # The user removed a damaged stage.json.
+        month.params = month.train_tokens = 0
     if not month.params:
         if month.replaces and month.before is None and record.redo is None:
             month.before = _test_old_model(root, record, stream)
@@ -450,14 +453,15 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
 
 def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
     """Write the report and the export, and print the test results of the newest month."""
-    run, new = RunFolder(root / RUN), root / f".{EXPORT}.new"
+    run, export = RunFolder(root / RUN), (root / EXPORT).resolve()  # may be a link, for example to another disk
+    new = export.with_name(f".{EXPORT}.new")
     checkpoint = stage_predictor(run, run.read_stage(len(months) - 1 - months[-1].first) or {})
     shutil.rmtree(new, ignore_errors=True)
     call("fairseq_alma.cli.report:main", [str(run.root), "--out", str(root / REPORT)], log=root / LOG)
     words = [str(checkpoint), "--out", str(new), "--stream", str(stream.root)]
     call("fairseq_alma.cli.export:main", words, log=root / LOG)
-    shutil.rmtree(root / EXPORT, ignore_errors=True)
-    new.rename(root / EXPORT)
+    shutil.rmtree(export, ignore_errors=True)
+    new.rename(export)
     split = stream.megabatch(len(months) - 1)
     first = f"month {len(months)} of {root}: {split.num_documents:,} documents, {split.num_bytes:,} bytes"
     made = stream.history[len(months) - 1]

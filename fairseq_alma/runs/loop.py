@@ -110,8 +110,8 @@ class Run:
 class NeededModels:
     """Models whose weights a later stage, the report or the user needs; ``kept``: arrivals given with ``--keep``."""
 
-    def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
-        self.tidied = -1
+    def __init__(self, run: Run, kept: Sequence[int] = ()) -> None:
+        self.tidied, plans = -1, run.plans
         self.user_knows = bool(kept)  # whoever gives --keep knows that weights are removed
         self.last_use: dict[ModelId, int] = {}
         for plan in plans:  # a later use replaces an earlier use
@@ -124,6 +124,10 @@ class NeededModels:
             stages = [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]
             if stages:
                 self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
+                folder = run.folder.stage_folder(stages[-1].stage.index)
+                is_kept = all(run.folder.checkpoint(model).is_file() for model in stages[-1].predictors)
+                if not is_kept and (folder / STAGE_RECORD).is_file():
+                    print_line(f"note: --keep {arrival}: weights of {folder} are gone; give a new --run", sys.stderr)
 
     def after(self, done: int) -> list[ModelId]:
         """Return the sorted models whose weights are needed after the completion of stage ``done``."""
@@ -175,7 +179,7 @@ def run_stages(
     Returns:
         Number of stages that this call ran, for each run.
     """
-    needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
+    needed = [None if keep_checkpoints else NeededModels(run, keep) for run in runs]
     complete: set[int] = set()
     num_run = [0] * len(runs)
     for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:

@@ -304,6 +304,14 @@ def test_a_stream_that_is_newer_or_older_than_the_record_is_refused(model, tmp_p
 
 def test_a_month_does_not_continue_a_model_that_is_gone(model, tmp_path, monkeypatch):
     monkeypatch.setattr(update, "stream_main", None)  # it would train another model on the older months
+    (old := model / "run/stage-000/stage.json").rename(tmp_path / "stage.json")
+    (model / RECORD).write_text(
+        (content := (model / RECORD).read_text()).replace('"is_done": true', '"is_done": false')
+    )
+    with pytest.raises(TypeError, match="not callable"):  # the stage runs again
+        main([str(model), str(write_month(tmp_path, 0))])
+    (tmp_path / "stage.json").rename(old)
+    (model / RECORD).write_text(content)
     month = write_month(tmp_path, 1)
     for part in ("run/stage-000", "run/run.json", "run"):
         shutil.move(model / part, tmp_path / "gone")

@@ -40,11 +40,13 @@ def test_seeds_share_the_wall_time_of_a_stage_without_evaluations(tmp_path, monk
     assert [each.folder.read_stage(0)["wall_seconds"] for each in runs] == [3.0, 3.0]
 
 
-def test_a_complete_run_runs_nothing(tmp_path):
-    run(tmp_path, FakeBackend())
+def test_a_complete_run_runs_nothing_and_cannot_keep_removed_weights(tmp_path, capsys):
+    run(tmp_path, FakeBackend(), keep=[0])
+    assert not capsys.readouterr().err
     backend = FakeBackend()
-    assert run(tmp_path, backend) == (0, [("skipped", 0), ("skipped", 1), ("skipped", 2)])
+    assert run(tmp_path, backend, keep=[0]) == (0, [("skipped", 0), ("skipped", 1), ("skipped", 2)])
     assert backend.calls == [] and backend.kept == {}
+    assert "note: --keep 0: weights of " in capsys.readouterr().err
 
 
 def test_the_next_call_completes_an_interrupted_removal_of_weights(tmp_path):
