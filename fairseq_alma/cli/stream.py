@@ -222,8 +222,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         is_trained = partial(runs[0].is_member_trained, backend=backend)
         jobs = contexts.enter_context(MemberJobs((own_words, words), is_trained, request.chosen(first), devices))
         await_models = jobs.await_models if len(devices) > 1 else lambda plan: None
-        keep = request.keep or ()
-        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, await_models, keep)
+        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, await_models, request.keep or ())
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:
@@ -331,8 +330,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
                 if process.returncode:
                     errors.seek(0)
                     killed = ", SIGKILL, possibly out of memory" if process.returncode == -signal.SIGKILL else ""
-                    status = f"exit status {process.returncode}{killed}"
-                    message = f"--jobs: a process failed ({status}); run the same command to resume"
+                    message = f"--jobs: a process failed (exit status {process.returncode}{killed}); repeat the command"
                     line = last_line(errors.read().decode(errors="replace"))
                     raise AlmaError(line if line and process.returncode > 0 else message)
             if len(ended) == len(self.jobs):

@@ -18,7 +18,7 @@ from msgspec import Struct
 from data_prep.text.assignment import TooLittleTextError
 from data_prep.text.command import parse_options
 from data_prep.text.command import run as prepare_text
-from data_prep.text.documents import FORMATS, FilePart, Source, documents_of, find_sources
+from data_prep.text.documents import FORMATS, FORMS_OF_TEXT, FilePart, Source, documents_of, find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
@@ -269,10 +269,12 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             _refuse_another_language(stream, sources)
     else:  # A call that failed before it planned the first month may have left a stream, perhaps of other text.
         shutil.rmtree(root / STREAM, ignore_errors=True)
-    split = ["--append"] if record.months else SPLITS
+    split, text = (["--append"] if record.months else SPLITS), record.text
+    if record.months and how["--format"] == "auto" and all(each.form in FORMS_OF_TEXT for each in sources):
+        text = []  # A month of plain text needs no --field.
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
-            given = [*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split]
+            given = [*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *text, *split]
             prepare_text(replace(parse_options(given), ignored=root))
         except TooLittleTextError as error:
             fault = str(error).rpartition("; ")[0]  # The advice names options of alma-prep-text.
@@ -390,9 +392,8 @@ def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget:
 
 def _check_size(stream: Stream, words: Sequence[str], size: Optional[int]) -> None:
     """Raise AlmaError if alma-stream would refuse ``--size``, before update.json records the size."""
-    if size is None:
+    if size is None or stream.tokenizer is None:
         return
-    assert stream.tokenizer is not None
     try:
         model_of(size, stream.tokenizer.vocab_size, given_values(words))
     except ValueError as error:

@@ -123,11 +123,11 @@ class NeededModels:
         for arrival in kept:
             stages = [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]
             if stages:
-                self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
-                folder = run.folder.stage_folder(stages[-1].stage.index)
-                is_kept = all(run.folder.checkpoint(model).is_file() for model in stages[-1].predictors)
-                if not is_kept and (folder / STAGE_RECORD).is_file():
-                    print_line(f"note: --keep {arrival}: weights of {folder} are gone; give a new --run", sys.stderr)
+                models, here = stages[-1].predictors, run.folder.stage_folder(stages[-1].stage.index)
+                self.last_use.update(dict.fromkeys(models, len(plans)))
+                are_kept = all(run.folder.checkpoint(model).is_file() for model in models)
+                if not are_kept and (here / STAGE_RECORD).is_file():
+                    print_line(f"note: --keep {arrival}: weights of {here} are gone; give a new --run", sys.stderr)
 
     def after(self, done: int) -> list[ModelId]:
         """Return the sorted models whose weights are needed after the completion of stage ``done``."""

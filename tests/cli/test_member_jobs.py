@@ -73,7 +73,7 @@ def test_there_are_at_most_as_many_processes_as_members_and_an_outdated_member_i
     ("body", "message"),
     [
         ("sys.exit('note\\nmember-1.log: fairseq-train failed')", "^member-1.log: fairseq-train failed$"),
-        ("os.kill(os.getpid(), 9)", r"exit status -9.*run the same command to resume"),
+        ("os.kill(os.getpid(), 9)", r"exit status -9.*repeat the command"),
     ],
 )
 def test_a_failed_process_is_reported_and_ends_the_others(body, message, jobs, tmp_path):
