@@ -463,9 +463,8 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
     call("fairseq_alma.cli.export:main", words, log=root / LOG)
     shutil.rmtree(export, ignore_errors=True)
     new.rename(export)
-    split = stream.megabatch(len(months) - 1)
+    split, made = stream.megabatch(len(months) - 1), stream.history[len(months) - 1]
     first = f"month {len(months)} of {root}: {split.num_documents:,} documents, {split.num_bytes:,} bytes"
-    made = stream.history[len(months) - 1]
     if dropped := made["duplicate_bytes"] + made.get("contaminated_bytes", 0):
         first += f" ({dropped:,} bytes dropped that repeat earlier or held-out text, see {root / LOG})"
     last = (f"report: {root / REPORT / 'index.html'}", f"model for transformers: {root / EXPORT}")

@@ -310,7 +310,8 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
     for start, model in needed:
         is_missing = not run.is_trained(start, backend) and not run.is_trained(model, backend)
         if is_missing and run.folder.read_stage(stage) is None:  # else another alma-stream has completed the stage
+            folder = run.folder.stage_folder(start.stage)
             raise AlmaError(
                 f"{run.folder.model_folder(start)}: a checkpoint is missing or damaged, but stage {stage} needs it; "
-                f"remove {run.folder.stage_folder(start.stage)} to train stage {start.stage} again"
+                f"remove {folder / STAGE_RECORD} to complete the stage again or, if it fails, {folder} to train again"
             )

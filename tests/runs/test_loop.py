@@ -205,7 +205,7 @@ def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):
         run(tmp_path, FakeBackend(), only=stage)
     backend = FakeBackend(lost=[ModelId(1, 0), ModelId(2, 0)])
     with pytest.raises(
-        AlmaError, match=r"stage-001/member-0: a checkpoint is missing or.*; remove .*/stage-001 to train stage 1 again"
+        AlmaError, match=r"stage-001/member-0: a checkpoint is missing or.*; remove .*/stage-001/stage.json to complete"
     ):
         run(tmp_path, backend)
     assert backend.calls == []
