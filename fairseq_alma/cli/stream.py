@@ -10,20 +10,21 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
-from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, Stage, StagePlan
+from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, ModelId, Stage, StagePlan
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of, without
 from fairseq_alma.runs.display import ArrivalCurves, RunDisplay
 from fairseq_alma.runs.evaluation import StageEvaluation
 from fairseq_alma.runs.loop import Backend, Run, run_stages, train_members
-from fairseq_alma.runs.run_folder import RUN_RECORD, RunFolder
+from fairseq_alma.runs.run_folder import RUN_RECORD
 from fairseq_alma.runs.study import (
     PartOptions,
     ProcessOptions,
@@ -220,10 +221,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage)
             return 0
-        jobs = contexts.enter_context(MemberJobs((own_words, words), runs[0].folder, request.chosen(first), devices))
+        is_trained = partial(runs[0].is_member_trained, backend=backend)
+        jobs = contexts.enter_context(MemberJobs((own_words, words), is_trained, request.chosen(first), devices))
         await_models = jobs.await_models if len(devices) > 1 else lambda plan: None
-        keep = request.keep or ()
-        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, await_models, keep)
+        num_run = run_stages(runs, backend, request.stage, request.keep_checkpoints, await_models, request.keep or ())
     what = "the run" if request.stage is None else "the stage"
     for run, number in zip(runs, num_run, strict=True):
         if not number:
@@ -295,7 +296,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
 
     Args:
         words: (arguments before ``--``, arguments after ``--``) of ``alma-stream``.
-        folder: run folder.
+        is_trained: function that returns whether a member is trained.
         plans: plans of the requested stages.
         environments: for each process, additional environment variables.
     """
@@ -303,11 +304,11 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
     def __init__(
         self,
         words: tuple[Sequence[str], Sequence[str]],
-        folder: RunFolder,
+        is_trained: Callable[[ModelId], bool],
         plans: Sequence[StagePlan],
         environments: Sequence[Mapping[str, str]],
     ) -> None:
-        self.words, self.folder, self.environments = words, folder, environments
+        self.words, self.is_trained, self.environments = words, is_trained, environments
         self.members = sorted({training.model.member for plan in plans for training in plan.trainings})
         self.jobs: list[tuple[subprocess.Popen[bytes], Any]] = []
 
@@ -325,14 +326,13 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
                 variables = {**os.environ, **environment}
                 process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
                 self.jobs.append((process, errors))
-        while not all(self.folder.is_member_trained(training.model) for training in plan.trainings):
+        while not all(self.is_trained(training.model) for training in plan.trainings):
             ended = [(process, errors) for process, errors in self.jobs if process.poll() is not None]
             for process, errors in ended:
                 if process.returncode:
                     errors.seek(0)
                     killed = ", SIGKILL, possibly out of memory" if process.returncode == -signal.SIGKILL else ""
-                    status = f"exit status {process.returncode}{killed}"
-                    message = f"--jobs: a process failed ({status}); run the same command to resume"
+                    message = f"--jobs: a process failed (exit status {process.returncode}{killed}); repeat the command"
                     line = last_line(errors.read().decode(errors="replace"))
                     raise AlmaError(line if line and process.returncode > 0 else message)
             if len(ended) == len(self.jobs):

@@ -18,7 +18,7 @@ from msgspec import Struct
 from data_prep.text.assignment import TooLittleTextError
 from data_prep.text.command import parse_options
 from data_prep.text.command import run as prepare_text
-from data_prep.text.documents import FORMATS, FilePart, Source, documents_of, find_sources
+from data_prep.text.documents import FORMATS, FORMS_OF_TEXT, FilePart, Source, documents_of, find_sources
 from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
@@ -269,10 +269,12 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             _refuse_another_language(stream, sources)
     else:  # A call that failed before it planned the first month may have left a stream, perhaps of other text.
         shutil.rmtree(root / STREAM, ignore_errors=True)
-    split = ["--append"] if record.months else SPLITS
+    split, text = (["--append"] if record.months else SPLITS), record.text
+    if record.months and how["--format"] == "auto" and all(each.form in FORMS_OF_TEXT for each in sources):
+        text = []  # A month of plain text needs no --field.
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         try:
-            given = [*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *record.text, *split]
+            given = [*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *text, *split]
             prepare_text(replace(parse_options(given), ignored=root))
         except TooLittleTextError as error:
             fault = str(error).rpartition("; ")[0]  # The advice names options of alma-prep-text.
@@ -352,6 +354,9 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     month = record.redo or months[index]
     if month.is_done:
         return False
+    run = RunFolder(root / (NEXT if month.replaces and (root / NEXT).exists() else RUN))
+    if month.params and run.read_stage(index - month.first) is None:  # The user removed a damaged stage.json.
+        month.params = month.train_tokens = 0
     if not month.params:
         if month.replaces and month.before is None and record.redo is None:
             month.before = _test_old_model(root, record, stream)
@@ -387,9 +392,8 @@ def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget:
 
 def _check_size(stream: Stream, words: Sequence[str], size: Optional[int]) -> None:
     """Raise AlmaError if alma-stream would refuse ``--size``, before update.json records the size."""
-    if size is None:
+    if size is None or stream.tokenizer is None:
         return
-    assert stream.tokenizer is not None
     try:
         model_of(size, stream.tokenizer.vocab_size, given_values(words))
     except ValueError as error:
@@ -450,17 +454,17 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
 
 def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
     """Write the report and the export, and print the test results of the newest month."""
-    run, new = RunFolder(root / RUN), root / f".{EXPORT}.new"
+    run, export = RunFolder(root / RUN), (root / EXPORT).resolve()  # may be a link, for example to another disk
+    new = export.with_name(f".{EXPORT}.new")
     checkpoint = stage_predictor(run, run.read_stage(len(months) - 1 - months[-1].first) or {})
     shutil.rmtree(new, ignore_errors=True)
     call("fairseq_alma.cli.report:main", [str(run.root), "--out", str(root / REPORT)], log=root / LOG)
     words = [str(checkpoint), "--out", str(new), "--stream", str(stream.root)]
     call("fairseq_alma.cli.export:main", words, log=root / LOG)
-    shutil.rmtree(root / EXPORT, ignore_errors=True)
-    new.rename(root / EXPORT)
-    split = stream.megabatch(len(months) - 1)
+    shutil.rmtree(export, ignore_errors=True)
+    new.rename(export)
+    split, made = stream.megabatch(len(months) - 1), stream.history[len(months) - 1]
     first = f"month {len(months)} of {root}: {split.num_documents:,} documents, {split.num_bytes:,} bytes"
-    made = stream.history[len(months) - 1]
     if dropped := made["duplicate_bytes"] + made.get("contaminated_bytes", 0):
         first += f" ({dropped:,} bytes dropped that repeat earlier or held-out text, see {root / LOG})"
     last = (f"report: {root / REPORT / 'index.html'}", f"model for transformers: {root / EXPORT}")

@@ -14,7 +14,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import synchronise
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.display import RunDisplay
-from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder
+from fairseq_alma.runs.run_folder import MEMBER_CLOCK, STAGE_RECORD, RunFolder, read_clock
 from fairseq_alma.terminal import print_line
 
 OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -90,6 +90,12 @@ class Run:
             return all(step.is_done(model) for step in steps if model in step.trains)
         return False
 
+    def is_member_trained(self, model: ModelId, backend: Backend) -> bool:
+        """Return whether separate training of a member is complete and not older than its stage (see `is_trained`)."""
+        clock = read_clock(self.folder.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
+        has_ended = (clock.spent > 0 and clock.started is None) or self.folder.read_stage(model.stage) is not None
+        return has_ended and self.is_trained(model, backend)
+
     def complete_record(self, stage: int) -> Optional[dict[str, Any]]:
         """Return the record of a complete stage, else None. Raises AlmaError if mega-batches differ from the plan."""
         record, planned = self.folder.read_stage(stage), list(self.plans[stage].stage.megabatches)
@@ -104,8 +110,8 @@ class Run:
 class NeededModels:
     """Models whose weights a later stage, the report or the user needs; ``kept``: arrivals given with ``--keep``."""
 
-    def __init__(self, plans: Sequence[StagePlan], kept: Sequence[int] = ()) -> None:
-        self.tidied = -1
+    def __init__(self, run: Run, kept: Sequence[int] = ()) -> None:
+        self.tidied, plans = -1, run.plans
         self.user_knows = bool(kept)  # whoever gives --keep knows that weights are removed
         self.last_use: dict[ModelId, int] = {}
         for plan in plans:  # a later use replaces an earlier use
@@ -117,7 +123,11 @@ class NeededModels:
         for arrival in kept:
             stages = [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]
             if stages:
-                self.last_use.update(dict.fromkeys(stages[-1].predictors, len(plans)))
+                models, here = stages[-1].predictors, run.folder.stage_folder(stages[-1].stage.index)
+                self.last_use.update(dict.fromkeys(models, len(plans)))
+                are_kept = all(run.folder.checkpoint(model).is_file() for model in models)
+                if not are_kept and (here / STAGE_RECORD).is_file():
+                    print_line(f"note: --keep {arrival}: weights of {here} are gone; give a new --run", sys.stderr)
 
     def after(self, done: int) -> list[ModelId]:
         """Return the sorted models whose weights are needed after the completion of stage ``done``."""
@@ -169,7 +179,7 @@ def run_stages(
     Returns:
         Number of stages that this call ran, for each run.
     """
-    needed = [None if keep_checkpoints else NeededModels(run.plans, keep) for run in runs]
+    needed = [None if keep_checkpoints else NeededModels(run, keep) for run in runs]
     complete: set[int] = set()
     num_run = [0] * len(runs)
     for stage in [plan.stage.index for plan in runs[0].plans if only in (None, plan.stage.index)]:
@@ -203,7 +213,7 @@ def train_members(run: Run, members: Sequence[int], backend: Backend, only: Opti
                     f"weights; run --stage {start.stage} --member {start.member} first"
                 )
             # No lock for a trained member: another process may evaluate the stage, for longer than this process waits.
-            if not (run.folder.is_member_trained(training.model) and run.is_trained(training.model, backend)):
+            if not run.is_member_trained(training.model, backend):
                 with run.folder.lock_member(training.model) as locks:
                     if run.folder.read_stage(stage) is not None:  # another process has completed the stage
                         break
@@ -300,7 +310,8 @@ def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) 
     for start, model in needed:
         is_missing = not run.is_trained(start, backend) and not run.is_trained(model, backend)
         if is_missing and run.folder.read_stage(stage) is None:  # else another alma-stream has completed the stage
+            folder = run.folder.stage_folder(start.stage)
             raise AlmaError(
                 f"{run.folder.model_folder(start)}: a checkpoint is missing or damaged, but stage {stage} needs it; "
-                f"remove {run.folder.stage_folder(start.stage)} to train stage {start.stage} again"
+                f"remove {folder / STAGE_RECORD} to complete the stage again or, if it fails, {folder} to train again"
             )

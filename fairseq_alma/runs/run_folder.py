@@ -363,11 +363,6 @@ class RunFolder:
             return StageClock(folder / CLOCK, folder)
         return StageClock(folder / MEMBER_CLOCK.format(member), self.model_folder(ModelId(stage, member)))
 
-    def is_member_trained(self, model: ModelId) -> bool:
-        """Return whether separate training of a member is complete, according to its clock file or the stage record."""
-        clock = read_clock(self.stage_folder(model.stage) / MEMBER_CLOCK.format(model.member))
-        return (clock.spent > 0 and clock.started is None) or self.read_stage(model.stage) is not None
-
     def seconds_of_members(self, stage: int) -> float:
         """Return the total training time of separately trained members, in seconds."""
         return float(sum(read_clock(clock).spent for clock in self.stage_folder(stage).glob(MEMBER_CLOCK.format("*"))))

@@ -100,7 +100,7 @@ class TextStep(Step):
                 (norm,) = self.job.last("--clip-norm") or ("0",)
                 clip = "a lower --clip-norm" if float(norm) > 0 else "--clip-norm 1"
                 raise AlmaError(
-                    f"{log}: the loss on {split} is {loss} (training diverged); start a new --run with a lower --lr, "
+                    f"{log}: the loss on {split} is {loss} (training diverged); begin a new folder with a lower --lr, "
                     f"more --warmup-updates, or {clip}"
                 )
             per_byte = stream.split(split).bits_per_byte(loss)

@@ -49,7 +49,7 @@ def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path):
     whole = shutil.copytree(run, tmp_path / "whole")
     resume(stream, whole)
     (run / CHECKPOINT).write_bytes((run / CHECKPOINT).read_bytes()[:-300])
-    assert f"remove {run / 'stage-000'} to train stage 0 again" in refused(stream, run)
+    assert f"stage.json to complete the stage again or, if it fails, {run / 'stage-000'} to" in refused(stream, run)
     shutil.rmtree(run / "stage-000")
     resume(stream, run)
     found, expected = (json.loads((folder / "stage-001/stage.json").read_text()) for folder in (run, whole))

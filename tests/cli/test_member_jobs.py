@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,10 @@ from fairseq_alma.cli import stream as module
 from fairseq_alma.cli.stream import MemberJobs, devices_of_jobs
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId
+from fairseq_alma.runs.loop import Run
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.forked import is_alive
+from tests.runs.fakes import FakeBackend
 from tests.runs.runs import make_plans
 
 SCRIPT = """\
@@ -35,8 +38,9 @@ def jobs(tmp_path, monkeypatch):
         script.write_text(SCRIPT.format(python=sys.executable, folder=tmp_path, body=textwrap.dedent(body)))
         script.chmod(0o755)
         monkeypatch.setattr(module, "ALMA_STREAM", (str(script),))
-        plans = make_plans(2, num_members=num_members)
-        return MemberJobs(WORDS, RunFolder(tmp_path / "R"), plans, [{"DEVICE": "0"}, {"DEVICE": "1"}])
+        run = Run(RunFolder(tmp_path / "R"), make_plans(2, num_members=num_members), None)
+        is_trained = partial(run.is_member_trained, backend=FakeBackend(lost=[ModelId(0, 1)]))
+        return MemberJobs(WORDS, is_trained, run.plans, [{"DEVICE": "0"}, {"DEVICE": "1"}])
 
     return build
 
@@ -54,10 +58,12 @@ def test_each_process_trains_its_members_on_its_own_device(jobs, tmp_path):
     assert calls == {0: ([*begin, "0", "2", "--", "--cpu"], "0"), 1: ([*begin, "1", "--", "--cpu"], "1")}
 
 
-def test_there_are_at_most_as_many_processes_as_members(jobs, tmp_path):
+def test_there_are_at_most_as_many_processes_as_members_and_an_outdated_member_is_awaited(jobs, tmp_path):
+    for member in range(2):
+        RunFolder(tmp_path / "R").start_clock(0, member).stop()
+    with jobs("sys.exit('training again')", num_members=2) as running, pytest.raises(AlmaError, match="training again"):
+        running.await_models(make_plans(1, num_members=2)[0])
     with jobs("time.sleep(600)", num_members=1) as running:
-        running.folder.start_clock(0, 0).stop()
-        assert running.folder.is_member_trained(ModelId(0, 0))
         running.await_models(make_plans(1)[0])
         assert len(running.jobs) == 1
     assert running.jobs[0][0].returncode is not None
@@ -67,7 +73,7 @@ def test_there_are_at_most_as_many_processes_as_members(jobs, tmp_path):
     ("body", "message"),
     [
         ("sys.exit('note\\nmember-1.log: fairseq-train failed')", "^member-1.log: fairseq-train failed$"),
-        ("os.kill(os.getpid(), 9)", r"exit status -9.*run the same command to resume"),
+        ("os.kill(os.getpid(), 9)", r"exit status -9.*repeat the command"),
     ],
 )
 def test_a_failed_process_is_reported_and_ends_the_others(body, message, jobs, tmp_path):

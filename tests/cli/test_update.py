@@ -54,7 +54,7 @@ def test_a_month_continues_the_model_within_the_budget_of_all_months():
     assert next_step(100_000, [1000, 500], 9000, budget=0.5) == ("continue", 0.5)
 
 
-def test_a_model_that_is_too_small_for_its_text_is_replaced_if_the_budget_allows_it():
+def test_a_model_that_is_too_small_for_its_text_is_replaced_if_the_budget_and_the_options_allow_it():
     assert next_step(100, [1000, 1000], 3000) == ("restart", 1.5)
     assert next_step(100, [1000, 10_000], 3000)[0] == "restart"
     assert next_step(100, [1000] * 4, 9000) == ("continue", 3.0)  # 0.75 passes are too few for a new model
@@ -67,6 +67,9 @@ def test_a_model_that_is_too_small_for_its_text_is_replaced_if_the_budget_allows
         parameters = sum(tokens) // 5 if action != "continue" else parameters
         spent += passes * (tokens[-1] if action == "continue" else sum(tokens))
         assert spent <= BUDGET * sum(tokens) + 1e-6
+    stream = SimpleNamespace(megabatch=lambda t: SimpleNamespace(num_tokens=1000))  # The user chose the width:
+    plan = update._plan([Month(("begin", 3.0), 0, params=10)], stream, ["--decoder-embed-dim", "8"], BUDGET, None)
+    assert plan.step == ("continue", 3.0)
 
 
 def test_a_small_first_month_gives_a_model_for_the_months_to_come():
@@ -112,11 +115,6 @@ def killed_in(monkeypatch, step, *arguments):
         main([str(each) for each in arguments])
 
 
-def test_an_interrupted_preparation_of_text_is_no_success(tmp_path, monkeypatch):
-    monkeypatch.setattr(update, "prepare_text", lambda options: signal.raise_signal(signal.SIGINT))
-    assert main([str(tmp_path / "M"), str(write_month(tmp_path, 0))]) == 130
-
-
 def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp_path, monkeypatch):
     write_month(tmp_path, 0)
     (tmp_path / "empty.txt").touch()
@@ -126,6 +124,8 @@ def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp
     assert json.loads((tmp_path / "M" / RECORD).read_text())["words"] == ["--cpu"]
     inputs = Stream.open(tmp_path / "M/stream").history[0]["inputs"]
     assert [each["name"] for each in inputs] == ["empty.txt", "month-0.txt"]
+    monkeypatch.setattr(update, "prepare_text", lambda options: signal.raise_signal(signal.SIGINT))
+    assert main([str(tmp_path / "N"), str(write_month(tmp_path, 0))]) == 130  # interrupted, which is no success
 
 
 @pytest.mark.slow
@@ -169,12 +169,6 @@ def test_a_larger_model_is_trained_in_a_new_run_that_replaces_the_run(model, tmp
     assert "training: current model, 1 pass through" in output and (model / "run/stage-001/stage.json").is_file()
     (model / "run/stage-001/stage.json").unlink()  # the advice about a damaged record
     assert "training: new model" in call(capsys, model, write_month(tmp_path, 3), "--size", "80k")
-
-
-def test_a_model_of_a_given_width_is_not_replaced_by_an_equal_one():
-    stream = SimpleNamespace(megabatch=lambda t: SimpleNamespace(num_tokens=1000))
-    plan = update._plan([Month(("begin", 3.0), 0, params=10)], stream, ["--decoder-embed-dim", "8"], BUDGET, None)
-    assert plan.step == ("continue", 3.0)
 
 
 @pytest.mark.slow
@@ -260,12 +254,9 @@ def test_a_bad_month_leaves_the_model_as_it_was(text, message, model, tmp_path, 
     assert (model / RECORD).read_bytes() == before
 
 
-def test_a_model_whose_path_fairseq_would_split_is_refused_before_any_work(tmp_path):
+def test_a_folder_of_another_kind_or_version_or_with_a_path_that_fairseq_splits_is_refused_and_not_changed(tmp_path):
     assert "MODEL M:1: fairseq splits paths at ':'; rename the folder" in refusal("M:1", write_month(tmp_path, 0))
     assert not Path("M:1").exists()
-
-
-def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_changed(tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to-mother.txt").write_text("dear mother")
     month = write_month(tmp_path, 1)
@@ -274,10 +265,6 @@ def test_a_folder_of_another_kind_and_one_of_version_0_2_0_are_refused_and_not_c
     (old := tmp_path / "old").mkdir()
     (old / RECORD).write_text('{"kind": "alma-update", "text": [], "words": [], "months": []}')
     assert "update.json: expected format version 2, found None of fairseq_alma 0.2.0 or older; " in refusal(old, month)
-
-
-def test_other_options_than_those_of_the_first_call_are_refused(model, tmp_path):
-    assert "first call (-- --decoder-embed-dim 8 " in refusal(model, write_month(tmp_path, 1), "--", "--lr", "0.2")
 
 
 @pytest.mark.parametrize(
@@ -304,6 +291,14 @@ def test_a_stream_that_is_newer_or_older_than_the_record_is_refused(model, tmp_p
 
 def test_a_month_does_not_continue_a_model_that_is_gone(model, tmp_path, monkeypatch):
     monkeypatch.setattr(update, "stream_main", None)  # it would train another model on the older months
+    (old := model / "run/stage-000/stage.json").rename(tmp_path / "stage.json")
+    (model / RECORD).write_text(
+        (content := (model / RECORD).read_text()).replace('"is_done": true', '"is_done": false')
+    )
+    with pytest.raises(TypeError, match="not callable"):  # the stage runs again
+        main([str(model), str(write_month(tmp_path, 0))])
+    (tmp_path / "stage.json").rename(old)
+    (model / RECORD).write_text(content)
     month = write_month(tmp_path, 1)
     for part in ("run/stage-000", "run/run.json", "run"):
         shutil.move(model / part, tmp_path / "gone")
@@ -318,8 +313,9 @@ def test_a_month_does_not_continue_a_model_that_is_gone(model, tmp_path, monkeyp
     assert "stream: missing; restore it from a backup, or give a new MODEL" in refusal(model, month)
 
 
-def test_an_impossible_size_is_refused_before_it_is_recorded(model, tmp_path, monkeypatch):
+def test_an_impossible_size_and_other_options_than_at_first_are_refused_and_not_recorded(model, tmp_path, monkeypatch):
     before, month = (model / RECORD).read_bytes(), write_month(tmp_path, 1)
+    assert "first call (-- --decoder-embed-dim 8 " in refusal(model, month, "--", "--lr", "0.2")
     for root in (model, tmp_path / "new"):
         assert "--size 5: expected" in refusal(root, month, "--size", "5")
     assert (model / RECORD).read_bytes() == before
@@ -333,11 +329,12 @@ def test_a_model_that_cannot_be_exported_is_refused_before_any_work(words, tmp_p
     assert not (tmp_path / "M").exists()
 
 
-def test_the_field_that_the_first_call_was_given_is_read_in_later_months(model, tmp_path):
+def test_the_field_that_the_first_call_was_given_is_read_in_later_months(model, tmp_path, monkeypatch):
     (model / RECORD).write_text((model / RECORD).read_text().replace('"text": []', '"text": ["--field", "body"]'))
     path, text = tmp_path / "month.jsonl", "Жили-были старик со старухой у самого синего моря"
     path.write_text(json.dumps({"body": text}), encoding="utf-8")
     assert "bytes per token" in refusal(model, path)
+    killed_in(monkeypatch, "_train", model, write_month(tmp_path, 1))  # plain text needs no field
 
 
 def test_text_whose_words_the_tokenizer_does_not_know_is_not_another_language(tmp_path, monkeypatch):

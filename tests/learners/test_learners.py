@@ -14,7 +14,7 @@ from fairseq_alma.learners.learner import (
     stage_ending_with,
     stages,
 )
-from fairseq_alma.runs.loop import NeededModels
+from fairseq_alma.runs.loop import NeededModels, Run
 from tests.runs.runs import plan_learner
 
 
@@ -81,7 +81,7 @@ def test_a_growing_ensemble_trains_new_members_only_and_predicts_with_all():
     assert all(training.start is None for plan in plans for training in plan.trainings)
     assert plans[1].predictors == (ModelId(0, 0), ModelId(0, 1), ModelId(1, 2), ModelId(1, 3))
     assert len({training.seed for plan in plans for training in plan.trainings}) == 6
-    assert set(NeededModels(plans).after(1)) == set(plans[1].predictors)
+    assert set(NeededModels(Run(None, plans, None)).after(1)) == set(plans[1].predictors)
     plans = plan_learner("gens", stages(3, 1), seed=5, init="previous", num_members=2)
     assert [training.start for training in plans[2].trainings] == [ModelId(1, 3), ModelId(1, 3)]
 

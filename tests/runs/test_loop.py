@@ -40,11 +40,13 @@ def test_seeds_share_the_wall_time_of_a_stage_without_evaluations(tmp_path, monk
     assert [each.folder.read_stage(0)["wall_seconds"] for each in runs] == [3.0, 3.0]
 
 
-def test_a_complete_run_runs_nothing(tmp_path):
-    run(tmp_path, FakeBackend())
+def test_a_complete_run_runs_nothing_and_cannot_keep_removed_weights(tmp_path, capsys):
+    run(tmp_path, FakeBackend(), keep=[0])
+    assert not capsys.readouterr().err
     backend = FakeBackend()
-    assert run(tmp_path, backend) == (0, [("skipped", 0), ("skipped", 1), ("skipped", 2)])
+    assert run(tmp_path, backend, keep=[0]) == (0, [("skipped", 0), ("skipped", 1), ("skipped", 2)])
     assert backend.calls == [] and backend.kept == {}
+    assert "note: --keep 0: weights of " in capsys.readouterr().err
 
 
 def test_the_next_call_completes_an_interrupted_removal_of_weights(tmp_path):
@@ -98,13 +100,10 @@ def test_models_of_kept_arrivals_stay_and_one_note_reports_the_removal_of_others
     assert capsys.readouterr().err.count("give --keep ARRIVAL") == int(not keep)
 
 
-def test_a_record_of_other_megabatches_is_refused(tmp_path):
-    run(tmp_path, FakeBackend(), plan(num_megabatches=4, wait=3))
+def test_a_run_resumes_when_its_stream_has_grown_unless_a_complete_stage_would_grow(tmp_path):
+    run(tmp_path / "3", FakeBackend(), plan(num_megabatches=4, wait=3))
     with pytest.raises(AlmaError, match=r"stage-001/stage.json: expected mega-batches \[3, 4, 5\], found \[3\]"):
-        run(tmp_path, FakeBackend(), plan(num_megabatches=6, wait=3))
-
-
-def test_a_run_resumes_when_its_stream_has_grown(tmp_path):
+        run(tmp_path / "3", FakeBackend(), plan(num_megabatches=6, wait=3))
     run(tmp_path, FakeBackend(), plan(num_megabatches=2))
     backend = FakeBackend()
     assert run(tmp_path, backend)[0] == 1 and backend.calls == [("train", 2), ("test", 2)]
@@ -174,16 +173,14 @@ def test_members_of_a_stage_can_be_trained_at_the_same_time_but_none_twice(tmp_p
         train_alone(tmp_path, 1, FakeBackend())
 
 
-def test_a_trained_member_is_skipped_while_another_process_evaluates_the_stage(tmp_path, no_patience):
+def test_a_trained_member_is_skipped_while_another_process_evaluates_the_stage_and_its_time_counts(
+    tmp_path, no_patience
+):
     train_alone(tmp_path, 1, FakeBackend(), only=0)
     backend = FakeBackend()
     with RunFolder(tmp_path).lock_stage(0):  # as --jobs does after a killed evaluation
         assert train_alone(tmp_path, 1, backend) == [("trained member 1", 0), ("trained member 1", 1)]
     assert backend.members == [ModelId(1, 1)]
-
-
-def test_wall_time_includes_members_that_were_trained_alone(tmp_path):
-    train_alone(tmp_path, 0, FakeBackend(), only=0)
     (tmp_path / "stage-000/clock-member-0.json").write_text(json.dumps({"spent": 1000.0, "started": None}))
     run(tmp_path, FakeBackend(), ensemble(), only=0)
     assert json.loads((tmp_path / "stage-000" / "stage.json").read_text())["wall_seconds"] >= 1000
@@ -208,7 +205,7 @@ def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):
         run(tmp_path, FakeBackend(), only=stage)
     backend = FakeBackend(lost=[ModelId(1, 0), ModelId(2, 0)])
     with pytest.raises(
-        AlmaError, match=r"stage-001/member-0: a checkpoint is missing or.*; remove .*/stage-001 to train stage 1 again"
+        AlmaError, match=r"stage-001/member-0: a checkpoint is missing or.*; remove .*/stage-001/stage.json to complete"
     ):
         run(tmp_path, backend)
     assert backend.calls == []
