@@ -326,7 +326,8 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
                 variables = {**os.environ, **environment}
                 process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
                 self.jobs.append((process, errors))
-        while not all(self.is_trained(training.model) for training in plan.trainings):
+        awaited = [training.model for training in plan.trainings]
+        while awaited := [model for model in awaited if not self.is_trained(model)]:  # reads each trained model once
             ended = [(process, errors) for process, errors in self.jobs if process.poll() is not None]
             for process, errors in ended:
                 if process.returncode:
