@@ -48,18 +48,15 @@ class Newcomer:
     def start(self, **environment: str) -> subprocess.Popen:
         """Source the script in a new shell; variables set its options and the behaviour of the stand-in."""
         variables = {"PATH": f"{self.tools}:/usr/bin:/bin", "HOME": str(Path.home()), "STAND_IN_LOG": str(self.log)}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        command = ["bash", "-c", USE]
-        return subprocess.Popen(command, cwd=self.checkout, env=variables | environment, text=True, **pipes)
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": self.checkout}
+        return subprocess.Popen(["bash", "-c", USE], env=variables | environment, **how)
 
     def source(self, **environment: str) -> tuple[int, str, str]:
-        """Return exit status, standard output and standard error."""
         shell = self.start(**environment)
         out, err = shell.communicate(timeout=600)
         return shell.returncode, out, err
 
     def done(self) -> list[str]:
-        """Return the log of the stand-in."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
 
@@ -151,7 +148,6 @@ def test_an_environment_made_by_hand_is_filled_and_a_folder_that_is_none_is_refu
         ("no-such-thing>=8; extra == 'test'", {}, INSTALLED),
         ("pytest>=8; extra == 'test'", {"ALMA_OWN_VENV": "1"}, INSTALLED),
     ],
-    ids=["complete", "lacks an extra that is not asked for", "lacks an extra", "not wanted"],
 )
 def test_an_active_environment_serves_if_it_has_this_checkout_and_the_extras(
     newcomer: Newcomer, requirement: str, knobs: dict[str, str], done: list[str]
@@ -166,13 +162,8 @@ def test_an_active_environment_serves_if_it_has_this_checkout_and_the_extras(
     assert (status, newcomer.done()) == (0, done), err
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("STAND_IN_UNSUITABLE", "no CPython 3.11 or 3.12 found as python3"),
-        ("STAND_IN_WITHOUT_VENV", "lacks the module venv"),
-    ],
-)
-def test_a_machine_without_a_suitable_python_gets_one_line(newcomer: Newcomer, fault: str, message: str) -> None:
-    status, _, err = newcomer.source(**{fault: "1", "ALMA_PYTHON": "python3"})
-    assert (status, newcomer.done()) == (1, []) and message in err and err.count("\n") == 1
+def test_a_machine_without_a_suitable_python_gets_one_line(newcomer: Newcomer) -> None:
+    unsuitable, without_venv = "no CPython 3.11 or 3.12 found as python3", "lacks the module venv"
+    for fault, message in {"STAND_IN_UNSUITABLE": unsuitable, "STAND_IN_WITHOUT_VENV": without_venv}.items():
+        status, _, err = newcomer.source(**{fault: "1", "ALMA_PYTHON": "python3"})
+        assert (status, newcomer.done()) == (1, []) and message in err and err.count("\n") == 1
