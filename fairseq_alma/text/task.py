@@ -354,6 +354,8 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             ensure_printed(logging.getLogger("fairseq_cli.eval_lm"))
         if distributed_utils.get_global_world_size() > 1:
             kwargs |= {"num_shards": 1, "shard_id": 0}
+        if context_window:  # each worker would take the context from its own previous batch
+            kwargs["num_workers"] = 0
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:

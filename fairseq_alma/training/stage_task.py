@@ -48,6 +48,7 @@ from fairseq_alma.learners.learner import StageOptions
 from fairseq_alma.options import NONE, flag, options_of
 from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
+from fairseq_alma.training.features import STAGE
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
@@ -115,6 +116,13 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     if not torch.cuda.is_available():
         parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
     if any(name not in os.environ for name in TORCHRUN) or int(os.environ["WORLD_SIZE"]) == 1:
+        command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        command.add_argument("--distributed-world-size", default="1")
+        size = command.parse_known_args()[0].distributed_world_size
+        if size != "1" and not torch.cuda.is_available() and "--distributed-no-spawn" not in sys.argv:
+            raise AlmaError(
+                f"--distributed-world-size {size}: needs GPUs; on CPUs, use torchrun --nproc-per-node {size}"
+            )
         return
     if torch.cuda.is_available():
         local_rank, num_gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
@@ -197,12 +205,12 @@ class StageTask(FairseqTask):
 
     @staticmethod
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
-        """Return (checkpoint to start from or None, whether the command resumes an interrupted run)."""
+        """Return (checkpoint to start from or None, whether training continues at its position in the data)."""
         is_default = cfg.restore_file == LAST_CHECKPOINT  # like fairseq, look for another file outside of --save-dir
         last = os.path.join(cfg.save_dir, cfg.restore_file) if is_default else cfg.restore_file
         if os.path.isfile(last):
             return last, True
-        return starting_checkpoint(cfg, cfg.continue_once), False
+        return starting_checkpoint(cfg, cfg.continue_once), bool(cfg.continue_once) and str(cfg.continue_as) != STAGE
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         model = super().build_model(cfg, from_checkpoint)

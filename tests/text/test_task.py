@@ -2,6 +2,7 @@ import logging
 import math
 import shutil
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,13 +45,9 @@ def test_training_data_is_the_union_of_the_megabatches_of_the_stage(trained, arg
 def test_only_a_new_model_is_initialized_from_the_text(trained, tmp_path):
     words = ["--arch", "alma_transformer_lm_tiny", "--lr", "0", "--max-update", "1"]
     new = train_model(trained.stream, tmp_path / "new", *words, "--megabatch", "0")
-    losses = [evaluate(trained.stream, new)["loss"]]
-    start = ["--finetune-from-model", str(new)]
-    losses += [
-        evaluate(trained.stream, train_model(trained.stream, tmp_path / "b", *words, *start, "--megabatch", "1"))[
-            "loss"
-        ]
-    ]
+    start = ["--finetune-from-model", str(new), "--megabatch", "1"]
+    later = train_model(trained.stream, tmp_path / "b", *words, *start)
+    losses = [evaluate(trained.stream, each)["loss"] for each in (new, later)]
     assert losses[0] == losses[1] < 0.8 * math.log2(len(task_of(trained).dictionary))
 
 
@@ -120,8 +117,10 @@ def test_a_file_that_differs_from_the_manifest_is_reported(trained, tmp_path, na
         tasks.setup_task(training_config(tmp_path / "stream", "--megabatch", "0").task).load_dataset("train")
 
 
-def test_perplexity_does_not_depend_on_the_batch(trained):
-    losses = [float(evaluate(trained.stream, trained.checkpoint, "--batch-size", str(n))["loss"]) for n in (1, 3, 16)]
+@pytest.mark.parametrize("words", [[], ["--context-window", "9", "--num-workers", "2"]])
+def test_perplexity_does_not_depend_on_the_batch_or_the_workers(trained, words):
+    tested = (trained.stream, trained.checkpoint, *words, "--batch-size")
+    losses = [float(evaluate(*tested, number)["loss"]) for number in ("1", "3", "16")]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5) and 0 < losses[0] < 8
 
 
@@ -179,8 +178,9 @@ def test_a_training_resumes_within_an_epoch_only_in_the_same_order(trained, tmp_
         with pytest.raises(AlmaError, match=f"expected {found} of the interrupted epoch"):
             train_model(trained.stream, tmp_path, *first, "--max-update", "4", *words)
     train_model(trained.stream, tmp_path, *first, "--max-update", "4", "--replay", "--reset-dataloader")
-    with pytest.raises(AlmaError, match="trained on mega-batch 1, not on --megabatch 0"):  # a path, as in fairseq
-        train_model(trained.stream, tmp_path / "b", "--megabatch", "0", "--restore-file", str(last))
+    for option in ("--restore-file", "--continue-once"):  # a path, as in fairseq
+        with pytest.raises(AlmaError, match="trained on mega-batch 1, not on --megabatch 0"):
+            train_model(trained.stream, tmp_path / "b", "--megabatch", "0", option, str(last))
     with pytest.raises(AlmaError, match=r"checkpoint_9\.pt: no such checkpoint file"):
         shutil.copy(last, tmp_path / "checkpoint_9.pt")
         train_model(trained.stream, tmp_path, *first, "--restore-file", "checkpoint_9.pt")
@@ -230,11 +230,7 @@ def test_compile_without_its_criterion_or_a_compiler_is_refused(trained, tmp_pat
     command = (trained.stream, tmp_path / "m", "--megabatch", "0", "--compile")
     with pytest.raises(AlmaError, match="--compile: requires --criterion alma_switch_cross_entropy"):
         train_model(*command, "--criterion", "cross_entropy")
-
-    def find_none():
-        raise InvalidCxxCompiler
-
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", find_none)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", Mock(side_effect=InvalidCxxCompiler))
     with pytest.raises(AlmaError, match=r"--compile: no C\+\+ compiler found"):
         train_model(*command)
 

@@ -33,7 +33,11 @@ def test_more_processes_than_gpus_are_rejected(trained, by_torchrun, monkeypatch
     assert training_config(trained.stream, device=()).distributed_training.device_id == 0
 
 
-def test_the_default_is_one_process_for_any_number_of_gpus(trained, monkeypatch):
+def test_the_default_is_one_process_for_any_number_of_gpus_and_cpus_need_torchrun(trained, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["fairseq-train", "--distributed-world-size", "2", "--cpu"])
+    with pytest.raises(AlmaError, match="--distributed-world-size 2: needs GPUs; on CPUs, use torchrun"):
+        training_config(trained.stream)
+    monkeypatch.setattr("sys.argv", [*TORCHRUN])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     assert training_config(trained.stream).distributed_training.distributed_world_size == 1
 
