@@ -41,19 +41,16 @@ class Newcomer:
         self.put("python3", STAND_IN)
 
     def put(self, name: str, script: str) -> None:
-        """Write a command that precedes the machine's own in PATH."""
         (self.tools / name).write_text(script if script.startswith("#!") else f"#!/usr/bin/env bash\n{script}\n")
         (self.tools / name).chmod(0o755)
 
     def start(self, **environment: str) -> subprocess.Popen:
-        """Source the script in a new shell; variables set its options and the behaviour of the stand-in."""
         variables = {"PATH": f"{self.tools}:/usr/bin:/bin", "HOME": str(Path.home()), "STAND_IN_LOG": str(self.log)}
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": self.checkout}
         return subprocess.Popen(["bash", "-c", USE], env=variables | environment, **how)
 
     def source(self, **environment: str) -> tuple[int, str, str]:
-        shell = self.start(**environment)
-        out, err = shell.communicate(timeout=600)
+        out, err = (shell := self.start(**environment)).communicate(timeout=600)
         return shell.returncode, out, err
 
     def done(self) -> list[str]:
