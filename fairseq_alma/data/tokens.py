@@ -234,7 +234,7 @@ def _num_rows(folder: Path) -> int:
 
 
 def absent_ids(symbol_ids: str) -> list[int]:
-    """Return the dictionary ids that never occur in encoded text, for a model with an imported vocabulary.
+    """Return the dictionary ids to which a model with an imported vocabulary gives almost no probability.
 
     Args:
         symbol_ids: JSON list with one entry for each of the four symbols of fairseq: id of the equivalent token in

@@ -1,8 +1,8 @@
 """Convert a Qwen3 or Qwen3-MoE folder to a checkpoint of ``alma_transformer_lm``, without running code of the folder.
 
-Token u of the folder has id u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. fairseq's special
-symbols replace special tokens of the folder. For example, ``</s>`` replaces the EOS token, so id u + 4 of this token is
-unused. Unused ids and symbols without a token have probability zero (see `data.tokens.absent_ids`).
+Token u of the folder has id u + 4 in the checkpoint, as in a stream with the tokenizer of the folder. ``</s>`` replaces
+the EOS token, so id u + 4 of this token is unused. This id and fairseq's other symbols have almost no probability (see
+`data.tokens.absent_ids`).
 """
 
 import json
@@ -37,9 +37,8 @@ from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.training.fairseq_options import configuration_of
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
-SYMBOLS = ("bos", "pad", "eos", "unk")
-"""Prefixes of configuration keys (``bos_token``, ``bos_token_id``, ...), in the order of fairseq's symbols."""
 _REMEDY = "give an unaltered folder of a qwen3 or qwen3_moe model"
+_SAVED = "give a folder written by save_pretrained of transformers"
 _EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(\w+_proj)\.weight")
 
 
@@ -79,10 +78,11 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
                 f"--stream {stream.root}: expected the tokenizer of {folder}, found another tokenizer; prepare a "
                 f"stream with alma-prep-text --tokenizer {shlex.quote(str(folder))}"
             )
-    symbol_ids, sources = symbols_of(folder, config, tokenizer)
-    options["symbol_ids"] = json.dumps(symbol_ids)
+    end = end_token(folder, config, tokenizer)
+    # No other token is replaced: the tokenizer may write it, for example a padding token that is the unknown token.
+    options["symbol_ids"] = json.dumps([None, None, end, None])
     try:
-        weights = dict(_renamed(_read_weights(folder), sources, config.tie_word_embeddings))
+        weights = dict(_renamed(_read_weights(folder), end, config.tie_word_embeddings))
     except (IndexError, KeyError, RuntimeError) as error:  # Tensors are missing or have inconsistent shapes.
         raise AlmaError(f"{folder}: the weights do not match {CONFIG} ({error}); {_REMEDY}") from error
     model = build_from_config(options, config.vocab_size + NUM_FAIRSEQ_SYMBOLS)
@@ -171,36 +171,17 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
     }
 
 
-def symbols_of(folder: Path, config: Any, tokenizer: StreamTokenizer) -> tuple[list[Optional[int]], list[int]]:
-    """Return the tokens of the folder that correspond to the special symbols of fairseq.
-
-    Returns:
-        Two lists with a token id for each symbol. First list: the token that the symbol replaces; None if the folder
-        has no such token or another symbol replaces it. Second list: the token whose embedding the symbol copies.
-
-    Raises:
-        AlmaError: the folder has no valid EOS token.
-    """
+def end_token(folder: Path, config: Any, tokenizer: StreamTokenizer) -> int:
+    """Return the id of the EOS token of the folder. Raises AlmaError if the folder has no valid EOS token."""
     named = read_json_object(folder / TOKENIZER_CONFIG, _REMEDY) if (folder / TOKENIZER_CONFIG).is_file() else {}
-    found: list[Optional[int]] = []
-    for symbol in SYMBOLS:
-        name = named.get(f"{symbol}_token")
-        name = name.get("content") if isinstance(name, dict) else name
-        token = getattr(config, f"{symbol}_token_id", None)
-        if isinstance(name, str):
-            token = tokenizer.pieces.index(name) if name in tokenizer.pieces else None
-        token = token[0] if isinstance(token, list) and token else token
-        found.append(token if type(token) is int and 0 <= token < config.vocab_size else None)
-    end = found[2]
-    if end is None:
+    name, token = named.get("eos_token"), config.eos_token_id
+    name = name.get("content") if isinstance(name, dict) else name
+    if isinstance(name, str):
+        token = tokenizer.pieces.index(name) if name in tokenizer.pieces else None
+    token = token[0] if isinstance(token, list) and token else token
+    if type(token) is not int or not 0 <= token < config.vocab_size:
         raise AlmaError(f"{folder}: expected an EOS token in {TOKENIZER_CONFIG} or {CONFIG}, found none; {_REMEDY}")
-    own: list[Optional[int]] = [None] * len(SYMBOLS)
-    # EOS comes first, because the EOS token is often also the padding token. The unknown token, which the tokenizer
-    # writes, stays an ordinary token.
-    for number in (2, 1, 0):
-        if found[number] not in own:
-            own[number] = found[number]
-    return own, [end if token is None else token for token in found]
+    return token
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -214,7 +195,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         for file in [folder / name for name in names]:
             tensors |= load_file(file)
     except Exception as error:  # SafetensorError or OSError; errors of several types if the index is damaged
-        raise AlmaError(f"{file}: missing or damaged ({error}); give another folder") from error
+        raise AlmaError(f"{file}: missing or damaged ({error}); {_SAVED}") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             raise AlmaError(
@@ -224,8 +205,9 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _renamed(tensors: Mapping[str, Tensor], sources: list[int], is_tied: bool) -> Iterator[tuple[str, Tensor]]:
+def _renamed(tensors: Mapping[str, Tensor], end: int, is_tied: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for the checkpoint: stack experts, and add rows for fairseq's symbols to the embeddings."""
+    sources = [end] * NUM_FAIRSEQ_SYMBOLS
     table = torch.cat([tensors[EMBEDDINGS][sources], tensors[EMBEDDINGS]])
     yield "decoder.embed_tokens.weight", table
     outputs = table if is_tied else torch.cat([tensors[OUTPUTS][sources], tensors[OUTPUTS]])

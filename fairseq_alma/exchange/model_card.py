@@ -84,16 +84,19 @@ def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
         return {"test": "no results; the checkpoint does not belong to a run of alma-stream"}
     folder = RunFolder(root.parent)
     number = next(each for each in folder.stages() if folder.stage_folder(each).name == root.name)
-    stages = [each for each in map(folder.read_stage, range(number + 1)) if each is not None]
+    # With random initial weights, the stages before trained other models.
+    is_new = run["options"].get("init") == "scratch"
+    stages = [each for each in map(folder.read_stage, range(number * is_new, number + 1)) if each is not None]
     updates, tokens = (sum(each[name] for each in stages) for name in ("num_updates", "train_tokens"))
     stage = stages[-1]
+    seen = len(stage["megabatches"]) if is_new and not run["options"]["replay"] else max(stage["megabatches"]) + 1
     given = run["train_options"].items()  # the numbers of updates are those of the first stage
     options = [f"{name} {value}".strip() for name, value in given if name not in UPDATE_COUNTS]
     rows = {
         "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
-        "training": f"{updates:,} updates on {tokens:,} tokens",
+        "training": f"{updates:,} updates on {tokens // (run['options'].get('num_members') or 1):,} tokens",
         "options": f"`{' '.join(options)}`",
-        "mega-batches seen": f"{max(stage['megabatches']) + 1} of {stream.num_megabatches} (stage {number})",
+        "mega-batches seen": f"{seen} of {stream.num_megabatches} (stage {number})",
     }
     with contextlib.suppress(AlmaError):  # The tested checkpoint may not exist anymore.
         if path.samefile(stage_predictor(folder, stage)):

@@ -149,9 +149,8 @@ def _with_symbols(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any
     vocabulary = model.get("vocab")  # piece -> id; for Unigram, a list of (piece, score) by id
     if not isinstance(vocabulary, (dict, list)):
         raise AlmaError(f"{tokenizer.file}: expected a vocabulary, found none (type {model.get('type')}); {EXPORTABLE}")
-    pieces = set(vocabulary) if isinstance(vocabulary, dict) else {piece for piece, _ in vocabulary}
     names = [f"{name[:-1]}{space}>" for name in FAIRSEQ_SYMBOLS]
-    while not pieces.isdisjoint(names):
+    while not {*tokenizer.pieces}.isdisjoint(names):  # includes added tokens, which need not be in the vocabulary
         names = [f"{name[:-1]} >" for name in names]
     if isinstance(vocabulary, dict):
         moved = {piece: token + NUM_FAIRSEQ_SYMBOLS for piece, token in vocabulary.items()}

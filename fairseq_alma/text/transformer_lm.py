@@ -149,7 +149,8 @@ class TransformerDecoder(Decoder):
         if cfg.decoder_layers > 1:
             init_induction_head(self)
         if absent:
-            self.logit_bias = torch.zeros(len(dictionary)).index_fill_(0, torch.tensor(absent), -1e9)
+            # Finite, because some tokenizers read the name of the EOS token in a text as this token.
+            self.logit_bias = torch.zeros(len(dictionary)).index_fill_(0, torch.tensor(absent), -30.0)
 
     def embed(self, tokens: Tensor, state: Optional[IncrementalState]) -> tuple[Tensor, Sequence[Tensor]]:
         stop = tokens.size(1)

@@ -78,12 +78,11 @@ def test_the_configuration_states_what_transformers_would_otherwise_assume(folde
     assert config.head_dim == 6 and config.num_key_value_heads == 2 and config.rms_norm_eps == 1e-3
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
     assert config.max_position_embeddings == LONGEST
-    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (2, 2, 1)
     assert (config.num_experts, config.num_experts_per_tok, config.norm_topk_prob) == (4, 1, False)
     assert (config.decoder_sparse_step, config.mlp_only_layers) == (1, [0, 2])
     assert [exported(folders[kind]).config.tie_word_embeddings for kind in ("tied", "dense")] == [True, False]
-    generation = exported(folders["dense"]).generation_config
-    assert (generation.bos_token_id, generation.eos_token_id, generation.pad_token_id) == (2, 2, 1)
+    for each in (config, exported(folders["dense"]).generation_config):
+        assert (each.bos_token_id, each.eos_token_id, each.pad_token_id) == (2, 2, 1)
 
 
 @pytest.mark.parametrize("kind", ["dense", "mixture"])
@@ -188,7 +187,7 @@ def test_the_files_and_the_card_say_what_the_model_is(folders, stream):
 
 def foreign_tokenizer(kind, path):
     """Write a tokenizer of another kind than alma-prep-text trains; return its path."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer({"unigram": models.Unigram, "wordpiece": models.WordPiece, "bpe": models.BPE}[kind]())
     tokenizer.normalizer = normalizers.NFKC() if kind == "bpe" else None
@@ -199,6 +198,7 @@ def foreign_tokenizer(kind, path):
         "bpe": trainers.BpeTrainer(vocab_size=90, special_tokens=["</s>", "<|stop|>"]),
     }[kind]
     tokenizer.train_from_iterator([TEXT] * 50, trainer)
+    tokenizer.add_tokens([AddedToken("<pad>", special=True), "moons"])  # not in the vocabulary of the model
     tokenizer.save(str(path))
     return path
 
@@ -209,7 +209,7 @@ def test_a_foreign_tokenizer_has_its_ids_and_its_added_tokens_are_found(kind, tm
     for name, content in tokenizer_files(opened, 24).items():
         (tmp_path / name).write_text(content)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    text = "the cat sat on a </s> mat"
+    text = "the cat sat on moons </s> mat"
     needed = [token + 4 for token in opened.encode_batch([text])[0]]
     assert tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] == needed
     assert tokenizer("cat<|stop|>", add_special_tokens=False)["input_ids"][-1] == opened.pieces.index("<|stop|>") + 4

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from fairseq_alma.cli.export import main as export
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.import_model import main
 from fairseq_alma.data.tokens import TokenFile
-from fairseq_alma.exchange.import_folder import symbols_of
 from tests import scripts
 from tests.exchange.conftest import TEXT, exported, write_stream
 from tests.text.stock_commands import evaluate, train_model
@@ -39,7 +37,7 @@ def write_folder(folder, kind="qwen3", **options):
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator([TEXT] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
-    special = {"eos_token": "<|end|>", "pad_token": "<|end|>", "additional_special_tokens": ["<|user|>"]}
+    special = {"eos_token": "<|end|>", "pad_token": "<|user|>", "additional_special_tokens": ["<|user|>"]}
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     fast.save_pretrained(folder)
     torch.manual_seed(0)
@@ -113,10 +111,7 @@ def test_an_imported_model_gets_experts_learns_from_a_stream_and_is_exported(tmp
     assert "puts\nno token before a text, but fairseq_alma trains with `<|end|>` there." in card
     path = tmp_path / "model/tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFC"}}))
-    line = refused(tmp_path, path.parent, "--out", tmp_path / "b.pt", "--stream", stream)
-    assert "found another tokenizer; prepare" in line
-    ids = SimpleNamespace(vocab_size=9, bos_token_id=None, pad_token_id=4, eos_token_id=4, unk_token_id=5)
-    assert symbols_of(tmp_path, ids, None) == ([None, None, 4, None], [4, 4, 4, 5])  # the tokenizer writes <unk>
+    assert "found another" in refused(tmp_path, path.parent, "--out", tmp_path / "b.pt", "--stream", stream)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +163,12 @@ def test_weights_in_several_files_are_the_same_model(tmp_path):
         assert main([str(tmp_path / name), "--out", str(tmp_path / f"{name}.pt")]) == 0
     checkpoints = [read_checkpoint(tmp_path / f"{name}.pt") for name in ("model", "parts")]
     task = checkpoints[0]["cfg"]["task"]
+    assert checkpoints[0]["cfg"]["model"]["symbol_ids"] == "[null, null, 300, null]"  # a text may contain <|user|>
     assert (task["tokens_per_sample"], task["max_target_positions"], task["seed"]) == (1024, 40960, 1)
     whole, joined = (each["model"] for each in checkpoints)
     assert whole.keys() == joined.keys() and all(torch.equal(whole[name], joined[name]) for name in whole)
     parts[0].unlink()
-    line = refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")
-    assert f"{parts[0].name}: missing or damaged (No such file" in line
+    assert f"{parts[0].name}: missing or damaged (" in refused(tmp_path, tmp_path / "parts", "--out", tmp_path / "a.pt")
 
 
 def test_other_folders_and_streams_are_refused(stream, tmp_path):
@@ -182,6 +177,6 @@ def test_other_folders_and_streams_are_refused(stream, tmp_path):
     assert "found another tokenizer; prepare" in refused(tmp_path, tmp_path / "model", *out, "--stream", stream)
     assert "no such folder" in refused(tmp_path, tmp_path / "none", *out)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"x" * 100)
-    assert "model.safetensors: missing or damaged" in refused(tmp_path, tmp_path / "model", *out)
+    assert "give a folder written by save_pretrained" in refused(tmp_path, tmp_path / "model", *out)
     (tmp_path / "model" / "tokenizer.json").unlink()
     assert "tokenizer.json: no such file" in refused(tmp_path, tmp_path / "model", *out)

@@ -47,6 +47,11 @@ def test_a_checkpoint_of_a_run_that_is_not_what_was_tested_has_no_figures(model,
     card = (tmp_path / "elsewhere/out/README.md").read_text()
     assert "another checkpoint of the stage was tested" in card and "test perplexity" not in card
     assert "| learner | sm, waiting time 1, seed" in card and "| 2 of 2 (stage 1)" in card
+    path = model / "run/run.json"  # two members that begin with random weights
+    path.write_text(path.read_text().replace("previous", "scratch").replace('"num_members": null', '"num_members": 2'))
+    assert export([str(other), "--out", "new"]) == 0
+    card = (tmp_path / "elsewhere/new/README.md").read_text()
+    assert "updates on 500 tokens" in card and "| 1 of 2 (stage 1)" in card
 
 
 def test_a_run_finds_its_stream_where_both_were_moved_to_and_takes_no_other(model, tmp_path, sentencepiece_stream):

@@ -152,10 +152,10 @@ def test_autocast_changes_logits_by_less_than_five_percent():
     assert (short - exact).norm() < 0.05 * exact.norm()
 
 
-def test_symbols_missing_in_an_imported_vocabulary_have_probability_zero():
+def test_symbols_missing_in_an_imported_vocabulary_have_almost_no_probability():
     model = transformer_of(symbol_ids="[null,7,null,null]").eval()
     logits = model(tokens_of(2, 8))[0]
-    assert (logits.softmax(-1)[..., [0, 2, 3, 11]] == 0).all() and torch.isfinite(logits).all()
+    assert (logits.softmax(-1)[..., [0, 2, 3, 11]] < 1e-12).all() and (logits > -100).all()
     assert "decoder.logit_bias" not in model.state_dict()
 
 
