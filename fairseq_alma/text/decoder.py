@@ -115,7 +115,7 @@ class Decoder(FairseqIncrementalDecoder):
     norm_name: ClassVar[str]
     """Name of the final norm, as an attribute of the decoder and in checkpoints."""
     logit_bias: Optional[Tensor]
-    """(V,) bias of the logits: -1e9 for symbols of fairseq that an imported vocabulary lacks, else 0; None: no bias."""
+    """(V,) bias of the logits: -30 for symbols of fairseq that an imported vocabulary lacks, else 0; None: no bias."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary)
