@@ -36,7 +36,6 @@ def cheap_engine() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
-    """The root folder of the checkout."""
     return CHECKOUT
 
 

@@ -45,7 +45,6 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.Z
 
 @pytest.fixture(scope="module")
 def metadata(wheel: zipfile.ZipFile) -> Message:
-    """The wheel's METADATA."""
     return Parser().parsestr(wheel.read(f"fairseq_alma-{fairseq_alma.__version__}.dist-info/METADATA").decode())
 
 

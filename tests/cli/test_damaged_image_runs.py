@@ -21,7 +21,6 @@ def stream(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def begun(stream, tmp_path_factory):
-    """Return a run whose first stage is complete."""
     folder = tmp_path_factory.mktemp("runs") / "R"
     resume(stream, folder, "--stage", "0")
     return folder
@@ -74,6 +73,7 @@ def test_a_foreign_unfinished_training_is_reported_with_a_remedy(stream, run):
     (run / UNFINISHED).parent.mkdir(parents=True)
     torch.save({"seeds": [1], "epoch": 1, "network": {}}, run / UNFINISHED)
     said = refused(stream, run)
-    assert f"{run / UNFINISHED}: the training state does not match" in said and "remove the file to restart" in said
+    assert f"{run / UNFINISHED}: the training state does not match the options of this run" in said
+    assert "remove the file to restart the stage" in said
     (run / UNFINISHED).unlink()
     resume(stream, run)

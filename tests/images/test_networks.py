@@ -16,7 +16,6 @@ def noise(*shape, seed=0):
 
 
 def filled(layer):
-    """Fill every parameter with its own random values."""
     for number, parameter in enumerate(layer.parameters()):
         parameter.data.copy_(noise(*parameter.shape, seed=100 + number))
     return layer

@@ -69,7 +69,6 @@ class Crash:
         os.fsync = fsync_counted  # fsync has no audit event
 
     def operations(self) -> list[Operation]:
-        """Return the operations so far."""
         lines = self.journal.read_text().splitlines() if self.journal.exists() else []
         return [Operation(*line.split("\t", 1)) for line in lines]
 

@@ -23,7 +23,6 @@ RUNS = {
 
 
 def arguments_of(name: str, stream: Path, run: Path) -> list[str]:
-    """Return the arguments of ``alma-stream`` for a run."""
     options, words = RUNS[name]
     return ["--stream", str(stream), "--run", str(run), *options, "--", *words]
 

@@ -28,7 +28,6 @@ def dry_run(tmp_path, recipe, *options, **knobs):
 
 
 def programs(lines):
-    """Return the number of lines that run each program."""
     names = [re.sub(r"^for RANK.*(?=fairseq-train)", "", line).split()[0] for line in lines]
     return {name: names.count(name) for name in ("fairseq-train", "alma-grow", "alma-ensemble")}
 

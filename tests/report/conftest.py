@@ -15,5 +15,4 @@ def runs(tmp_path):
 
 @pytest.fixture
 def groups(runs):
-    """Write runs and return their experiments."""
     return lambda *options: experiments(runs(*options))

@@ -10,7 +10,6 @@ from tests.report.fakes import image_stream, text_stream
 
 @pytest.fixture
 def draw(groups):
-    """Write runs and draw the figures over them, by name."""
     return lambda *options: {drawing.name: drawing for drawing in draw_all(groups(*options))}
 
 

@@ -11,7 +11,6 @@ from tests.report.fakes import image_stream, text_stream
 
 @pytest.fixture
 def tables(groups):
-    """Write runs and return the tables over them, by name."""
     return lambda *options: {table.name: table for table in all_tables(groups(*options))}
 
 

@@ -17,7 +17,6 @@ RUN: Mapping[str, Any] = {
 
 
 def plan_learner(name: str, planned: list[Stage], kind: str = "text", seed: int = 1, **options: Any) -> list[StagePlan]:
-    """Plan stages for the learner of that name."""
     learner = build_learner(LEARNERS[kind][name], kind, seed, len(planned[0].arrivals), options)
     learner.check_stages(planned)
     return [learner.plan(stage) for stage in planned]

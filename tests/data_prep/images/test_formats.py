@@ -82,7 +82,10 @@ def test_cifar10_keeps_the_order_of_publication(tmp_path, folder):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(bytes(3072), "a multiple of 3073 bytes .*, found 3072 bytes;"), (b"\x0b" + bytes(3072), "found 11 at image 0")],
+    [
+        (bytes(3072), "expected a multiple of 3073 bytes .*, found 3072 bytes;"),
+        (b"\x0b" + bytes(3072), "found 11 at image 0"),
+    ],
 )
 def test_damaged_files_of_cifar_are_named(tmp_path, content, message):
     write_cifar(tmp_path, "cifar10")
