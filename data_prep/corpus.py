@@ -29,11 +29,10 @@ from data_prep.compression import read_file
 from data_prep.images import command as prep_images
 from data_prep.images.formats import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
 from data_prep.text import command as prep_text
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
 from fairseq_alma.files import open_atomically
 from fairseq_alma.options import any_path, utf8_path
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import Parser, command, print_line
 
 HOME = Path("corpora")
 _TEXTS = ("kjv", "wikipedia-2015")

@@ -26,11 +26,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fairseq_alma.cli.entry import command
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.figures import STYLE, Drawing, line_styles, write
 from fairseq_alma.report.read_run import Experiment, RecordedRun, experiments, load_run
+from fairseq_alma.terminal import command
 
 EXPERTS_FILE = "test-experts.npz"
 """``expert``: (layers, n), the expert of each of the first n test images; written with --keep-checkpoints."""

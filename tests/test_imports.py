@@ -22,7 +22,7 @@ LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layer
 WITHOUT_FAIRSEQ = (*LAYERS[0], *LAYERS[1], "learners", "runs", "report")
 OURS_WITH_FAIRSEQ = ("moe", "text", "images", "models", "criterions", "tasks")
 NEEDS_FAIRSEQ = ("fairseq", "fairseq_cli", *(f"fairseq_alma.{each}" for each in OURS_WITH_FAIRSEQ))
-FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*LAYERS[0], "data", "cli.entry"))
+FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*LAYERS[0], "data"))
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
 VISION_WORDS = {"image", "images", "vision", "vgg", "mlp", "firefly"}
 
@@ -64,7 +64,7 @@ def is_about(module: str, words: set[str]) -> bool:
 
 def points_up(module: str, other: str) -> bool:
     here, there = layer_of(module), layer_of(other)
-    return bool(here and there) and LEVELS[there] > LEVELS[here] and not is_within(other, "fairseq_alma.cli.entry")
+    return bool(here and there) and LEVELS[there] > LEVELS[here]
 
 
 def needs_fairseq(module: str, other: str) -> bool:
@@ -110,7 +110,7 @@ def test_imports_point_one_way(rule: Callable[[str, str], bool], checkout: Path)
         (mixture_needs_a_model, "fairseq_alma.moe.gate", "from fairseq_alma.images import mlp"),
         (data_prep_needs_training, "data_prep.text.command", "from fairseq_alma.cli.stream import main"),
         (None, "fairseq_alma.models.switch_lm", "import fairseq\nfrom fairseq_alma.moe import gate"),
-        (None, "data_prep.text.command", "from fairseq_alma.cli.entry import command"),
+        (None, "data_prep.text.command", "from fairseq_alma.terminal import command"),
     ],
 )
 def test_a_wrong_import_is_found_and_a_right_one_passes(rule, module: str, code: str, tmp_path: Path) -> None:

@@ -15,12 +15,11 @@ from data_prep.images.formats import (
     load_folder,
     load_idx,
 )
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import ImageSet, write_image_stream
 from fairseq_alma.data.stream import Stream, publish_stream, refuse_other_command, split_name, stream_at
 from fairseq_alma.files import MAX_MEGABATCHES, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import Parser, command, print_line
 
 _EPILOG = """examples:
   alma-prep-images mnist --source mnist/ --out stream --megabatches 500

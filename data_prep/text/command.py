@@ -18,7 +18,6 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 from data_prep.text.assignment import DEFAULT_NGRAM, Size
 from data_prep.text.documents import FORMATS, FORMS_OF_TEXT, PERIODS, STANDARD_INPUT
 from data_prep.text.steps import Encoded, Plan, Work, make_plan, write_stream
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import (
     DECONTAMINATE,
     Stream,
@@ -33,7 +32,7 @@ from fairseq_alma.data.tokens import AUTO, StreamTokenizer
 from fairseq_alma.errors import AlmaError, refuse_colon
 from fairseq_alma.files import MAX_MEGABATCHES, work_folder
 from fairseq_alma.options import Options, flag, integer, operand, opt, options_of, real, utf8_path, utf8_word
-from fairseq_alma.terminal import LiveLine, format_duration, print_line
+from fairseq_alma.terminal import LiveLine, Parser, command, format_duration, print_line
 
 DEFAULT_FIELD = "text"
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, operand, opt, real
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
+from fairseq_alma.terminal import Parser, command
 
 DESCRIPTION = "Combine several language models, or several image models, in one checkpoint."
 EPILOG = """\

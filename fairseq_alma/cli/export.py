@@ -6,11 +6,10 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
 from fairseq_alma.options import operand, opt, utf8_path
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import Parser, command, print_line
 
 DESCRIPTION = "Export a language model to Hugging Face transformers, with its tokenizer and a model card."
 EPILOG = """\

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import GrowOptions
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import refuse_no_file
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.growth import EXPERT_METHODS
 from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import Parser, command, print_line
 
 DESCRIPTION = """\
 Add experts to every Switch layer of a language model, or layers to its decoder, or both.

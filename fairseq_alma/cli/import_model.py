@@ -6,12 +6,11 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import refuse_existing
 from fairseq_alma.options import Options, operand, opt, utf8_path
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import Parser, command, print_line
 
 DESCRIPTION = "Import a Qwen3 or Qwen3-MoE model of Hugging Face transformers as a checkpoint of alma_transformer_lm."
 EPILOG = """\

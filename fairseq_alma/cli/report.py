@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.errors import AlmaError, printable, refuse_no_folder
 from fairseq_alma.options import Options, operand, opt
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import Parser, command, print_line
 
 DESCRIPTION = """\
 Print tables with the results of each run: test perplexity (text) or test error (images) after each mega-batch and over

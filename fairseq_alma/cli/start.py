@@ -1,6 +1,6 @@
 """Entry points of the installed commands. Each entry point handles Ctrl-C during the import of the command.
 
-The import takes a quarter of a second. `entry.command` handles signals only after the import.
+The import takes a quarter of a second. `terminal.command` handles signals only after the import.
 """
 
 from __future__ import annotations

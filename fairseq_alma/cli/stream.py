@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_no_folder
@@ -33,7 +32,7 @@ from fairseq_alma.runs.study import (
     describe_run,
     require_same_run,
 )
-from fairseq_alma.terminal import end_processes, last_line, print_line, start_process
+from fairseq_alma.terminal import Parser, command, end_processes, last_line, print_line, start_process
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.text.train_options import Context, Preferences, Recipe, complete
 from fairseq_alma.training.feature import FEATURES, PlannedRun, import_from

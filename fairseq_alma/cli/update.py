@@ -19,7 +19,6 @@ from data_prep.text.assignment import TooLittleTextError
 from data_prep.text.command import parse_options
 from data_prep.text.command import run as prepare_text
 from data_prep.text.documents import FORMATS, FORMS_OF_TEXT, FilePart, Source, documents_of, find_sources
-from fairseq_alma.cli.entry import Parser, command
 from fairseq_alma.cli.stream import main as stream_main
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer
@@ -30,7 +29,7 @@ from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.options import Options, given_values, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RUN, RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import Parser, command, print_line
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.stage_checkpoints import is_sound
 from fairseq_alma.text.train_options import BALANCING, END_OPTIONS, TrainOptions, model_of, num_params, row_of

@@ -26,11 +26,11 @@ from typing import Iterator, Optional, Sequence
 
 from matplotlib import pyplot
 
-from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.update import BUDGET, SPLITS
 from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, read_json_object, write_json_atomically
+from fairseq_alma.terminal import command
 
 ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {

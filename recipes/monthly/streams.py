@@ -22,9 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Sequence
 
-from fairseq_alma.cli.entry import command
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.study import read_size
+from fairseq_alma.terminal import command
 
 SHARES = (0.9, 1.6, 0.4, 1.3, 0.7, 1.1)
 """Bytes of each month, as a multiple of --size."""

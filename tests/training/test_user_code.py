@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from fairseq_alma import errors
-from fairseq_alma.cli.entry import command
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.terminal import command
 from fairseq_alma.training.feature import import_from
 
 
