@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from fairseq_alma.files import open_atomically
 from fairseq_alma.report.read_run import LEARNER_COLOURS, Experiment
-from fairseq_alma.report.tables import show_count
+from fairseq_alma.report.write_report import show_count
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it logs a line for each table of a font
 MOST_PANELS = 4

@@ -1,22 +1,27 @@
-"""Write a report on runs: files with tables, files with figures, and an HTML page with summary, tables and figures."""
+"""Write a report on runs: tables as Markdown, CSV and LaTeX, figures, and an HTML page with all of them and a summary.
+
+The tables show test metrics, cost, growth steps, i.i.d. controls, held-out losses, --then-evaluate metrics, and runs.
+"""
 
 import base64
 import importlib.util
 import math
 import re
 import sys
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from statistics import fmean
+from typing import Any, Callable, Collection, Iterator, Mapping, Optional, Sequence, Union
 
 import jinja2
+from pandas import DataFrame
 
 from fairseq_alma.errors import AlmaError, printable, refuse_irregular
 from fairseq_alma.files import open_atomically
-from fairseq_alma.report.read_run import Experiment, RecordedRun, experiments
-from fairseq_alma.report.tables import all_tables, are_on_several_streams, metric_names, show_count
+from fairseq_alma.report.read_run import Experiment, RecordedRun, Spread, experiments, iid_pairs
 from fairseq_alma.runs.run_folder import TRAIN_LOG, RunFolder
-from fairseq_alma.terminal import print_line
+from fairseq_alma.terminal import format_duration, print_line
 
 PAGE, FIGURES, TITLE = "index.html", "figures", "<title>Anytime learning: "
 TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluation", "runs")
@@ -24,6 +29,321 @@ TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
 SAMPLE = "sample.txt"
 """Name of an optional file in a run folder: text that the newest model generated."""
+WAITING, NOT_YET = "*", "–"
+MAX_COLUMNS, FEW_COLUMNS = 20, 10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell: text, number, and standard deviation over seeds. A name or a missing value has no number."""
+
+    text: str
+    number: Optional[float] = None
+    deviation: Optional[float] = None
+
+
+Row = dict[str, Union[Cell, str]]
+NOTHING = Cell(NOT_YET)
+
+
+def number(value: float, digits: int) -> Cell:
+    """Return a cell with a number rounded to ``digits`` decimals, or with a dash for NaN."""
+    return NOTHING if math.isnan(value) else Cell(f"{value:,.{digits}f}", value)
+
+
+def count(value: float) -> Cell:
+    """Return a cell with a count to three significant digits, such as ``65.4M``, or with a dash for NaN."""
+    return NOTHING if math.isnan(value) else Cell(show_count(value), value)
+
+
+def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell:
+    """Return a cell with mean and standard deviation over seeds, or the text ``missing`` if ``value`` is None."""
+    if value is None:
+        return Cell(missing)
+    return Cell(value.show(digits), value.mean, None if math.isnan(value.deviation) else value.deviation)
+
+
+def show_count(value: float) -> str:
+    """Return a count as text with three significant digits, such as ``65.4M``, or ``3.62e+15`` for large counts."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if limit <= value < 1e15:
+            digits = value / limit
+            return f"{digits:.3g}{unit}" if digits < 999.5 else f"{digits:,.0f}{unit}"
+    return f"{value:.2e}" if value >= 1e15 else f"{value:g}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report.
+
+    Attributes:
+        name: name of the files of the table, without extension.
+        title: title of the table.
+        notes: meaning of the columns, in one paragraph.
+        rows: rows (column title -> cell); all rows have the same columns.
+        best: titles of the columns whose smallest number is bold.
+        hidden: titles of the columns that only the CSV file contains.
+        unranked: indices of rows that are excluded when the smallest number is determined.
+    """
+
+    name: str
+    title: str
+    notes: str
+    rows: Sequence[Row]
+    best: Collection[str] = ()
+    hidden: Collection[str] = ()
+    unranked: Collection[int] = ()
+
+    @property
+    def header(self) -> list[str]:
+        """Return the titles of the columns that are not hidden."""
+        return [title for title in self.rows[0] if title not in self.hidden]
+
+    def body(self) -> list[list[tuple[str, bool]]]:
+        """Return (text, whether the text is bold) for each cell in a visible column, row by row.
+
+        In each column of `best`, the smallest number is bold if two or more finite numbers are outside `unranked` rows.
+        """
+        lowest = {}
+        for title in self.best:
+            ranked = [_cell(row[title]).number for index, row in enumerate(self.rows) if index not in self.unranked]
+            known = [value for value in ranked if value is not None and math.isfinite(value)]
+            lowest[title] = min(known) if len(known) > 1 else None
+        body = []
+        for index, row in enumerate(self.rows):
+            ranks = {} if index in self.unranked else lowest
+            cells = {title: _cell(row[title]) for title in self.header}
+            body.append([(cell.text, ranks.get(title) == cell.number is not None) for title, cell in cells.items()])
+        return body
+
+    def markdown(self) -> str:
+        """Return title, table and notes in Markdown."""
+        cells = [[f"**{text}**" if best else text.replace("|", "\\|") for text, best in row] for row in self.body()]
+        lines = [self.header, *cells]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
+        names = [isinstance(self.rows[0][title], str) for title in self.header]
+        formats = [f"{{:{'<' if name else '>'}{width}}}" for width, name in zip(widths, names, strict=True)]
+        rule = ["-" * (width + 1) + ("-" if name else ":") for width, name in zip(widths, names, strict=True)]
+        head, *rest = [f"| {' | '.join(formats).format(*line)} |" for line in lines]
+        return "\n".join([f"**{self.title}**", "", head, f"|{'|'.join(rule)}|", *rest, "", self.notes, ""])
+
+    def csv(self) -> str:
+        """Return the table as CSV with unrounded numbers. A column of deviations follows each column of means."""
+        columns = {}
+        for title in self.rows[0]:
+            cells = [row[title] for row in self.rows]
+            columns[title] = [each if isinstance(each, str) else each.number for each in cells]
+            deviations = [_cell(each).deviation for each in cells]
+            if any(each is not None for each in deviations):
+                columns[f"{title} std"] = [*deviations]
+        return DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")
+
+    def latex(self) -> str:
+        """Return a LaTeX ``tabular`` that requires the package booktabs."""
+        columns = "".join("l" if isinstance(self.rows[0][title], str) else "r" for title in self.header)
+        body = [[f"\\textbf{{{_latex(text)}}}" if best else _latex(text) for text, best in row] for row in self.body()]
+        head, *rows = (" & ".join(row) + r" \\" for row in [[*map(_latex, self.header)], *body])
+        lines = [f"% {self.title}", f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _cell(cell: Union[Cell, str]) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell
+
+
+def _latex(text: str) -> str:
+    names = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    escaped = re.sub(r"[&%$#_{}\\~^]", lambda found: names.get(found[0], f"\\{found[0]}"), text)
+    return escaped.replace("±", r"$\pm$").replace("–", "--")
+
+
+def filled(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the union of the columns of all rows. A dash fills missing cells."""
+    titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
+    return [{title: row.get(title, NOTHING) for title in titles} for row in rows]
+
+
+def all_tables(groups: Sequence[Experiment]) -> list[Table]:
+    """Return all tables that have rows. The runs must use the same kind of data (text or images)."""
+    makers = (result_table, cost_table, growth_table, iid_table, holdout_table, evaluation_table, run_table)
+    return [table for table in (make(groups) for make in makers) if table.rows]
+
+
+def metric_names(run: RecordedRun) -> tuple[str, str, str]:
+    """Return three names: the test metric, its final value, and its mean (text) or sum (images) over all arrivals."""
+    return ("perplexity", "final PPL", "avg PPL") if run.is_text else ("error", "final error", "CER")
+
+
+def are_on_several_streams(groups: Sequence[Experiment]) -> bool:
+    """Return whether test sets differ, so that perplexities and errors are not comparable."""
+    return len({run.stream_key for each in groups for run in each.runs}) > 1
+
+
+def shown_arrivals(num_arrivals: int) -> list[int]:
+    """Return the arrivals to show: all arrivals (if at most 20), else the last arrival of each tenth of the stream."""
+    if num_arrivals <= MAX_COLUMNS:
+        return list(range(num_arrivals))
+    return [round(num_arrivals * tenth / FEW_COLUMNS) - 1 for tenth in range(1, FEW_COLUMNS + 1)]
+
+
+def result_table(groups: Sequence[Experiment]) -> Table:
+    """Return the table of test metrics of each experiment after each arrival and over the stream (Table 2)."""
+    first = groups[0].first
+    value, final, over_stream = metric_names(first)
+    num_arrivals = max(len(each.first.arrivals) for each in groups)
+    rows: list[Row] = []
+    for each in groups:
+        run = each.first
+        row: Row = {"learner": each.label, **_distinguishing(each, groups), "experts": run.experts}
+        sizes, complete = list(run.done.num_params), sum(run.is_complete for run in each.runs)
+        ends = dict.fromkeys(count(size).text for size in sizes[:1] + sizes[-1:])
+        row["params"] = Cell(" to ".join(ends) or "–", max(sizes, default=None))
+        of = "" if complete == len(each.runs) else f" of {len(each.runs)}"
+        row["seeds"] = Cell(f"{complete}{of}", complete)
+        for arrival in range(len(run.arrivals)):
+            is_planned = run.arrivals.planned[arrival] or run.arrivals.done[arrival]
+            row[f"t{arrival}"] = spread(each.at(arrival), 2, "–" if is_planned else WAITING)
+        row[over_stream] = spread(each.spread(lambda run: run.over_stream), 2 if run.is_text else 1)
+        row[final] = spread(each.spread(lambda run: run.final), 2)
+        if run.is_text:
+            row["bits per byte"] = spread(each.spread(lambda run: run.bits_per_byte), 3)
+        rows.append(row)
+    hidden = {f"t{arrival}" for arrival in set(range(num_arrivals)) - {*shown_arrivals(num_arrivals)}}
+    what = "mean over all arrivals" if first.is_text else "sum over all arrivals, in percentage points"
+    notes = (
+        f"Test {value}{'' if first.is_text else ' in percent'} after each mega-batch. t0: first mega-batch. *: the "
+        f"learner waits, so its previous model is the current model (before the first stage: the untrained model). –: "
+        f"no complete stage. {over_stream}: {what}. ±: standard deviation over seeds."
+    )
+    title = f"Test {value} after each mega-batch"
+    controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
+    rows = filled(rows)
+    best = set(rows[0]) - {"learner", "size", "options", "experts", "params", "seeds"}
+    best = best & {"bits per byte"} if are_on_several_streams(groups) else best
+    return Table(value, title, notes, rows, best, hidden, controls)
+
+
+def cost_table(groups: Sequence[Experiment]) -> Table:
+    """Return the cost table: Mem and Comp (section 3.1), test FLOPs, updates and time of each experiment."""
+    rows: list[Row] = []
+    counts: dict[str, Callable[[RecordedRun], Any]] = {
+        "Mem": lambda run: run.memory,
+        "Comp": lambda run: run.done.train_flops.sum(),
+        f"test FLOPs/{'token' if groups[0].first.is_text else 'image'}": lambda run: run.done.test_flops.iloc[-1],
+        "updates": lambda run: run.done.num_updates.sum(),
+    }
+    for each in groups:
+        row: Row = {"learner": each.label, **_distinguishing(each, groups), "experts": each.first.experts}
+        for title, figure in counts.items():
+            over_seeds = each.spread(figure)
+            row[title] = count(math.nan if over_seeds is None else over_seeds.mean)
+        hours = each.spread(lambda run: run.done.wall_seconds.sum() / 3600)
+        row["time"] = NOT_YET if hours is None else format_duration(3600 * hours.mean)
+        rows.append(row | {"hours": spread(hours, 2)})
+    notes = (
+        "Mem: parameters summed over all arrivals. Comp: training FLOPs. time: wall-clock time of all stages (h:mm:ss "
+        "or m:ss), summed over processes that train members. Each number is a mean over the seeds with complete runs."
+    )
+    return Table("cost", "Cost over the stream", notes, filled(rows), hidden={"hours"})
+
+
+def growth_table(groups: Sequence[Experiment]) -> Table:
+    """Return the table of validation metrics before and after each growth step, and after training the grown model."""
+    rows: list[Row] = []
+    scale, (value, *_) = 1.0 if groups[0].first.is_text else 100.0, metric_names(groups[0].first)
+    for each in groups:
+        done = each.first.done
+        for arrival in done.index[done.after_growth.notna()]:
+            arrivals = each.first.arrivals
+            sizes, unit = arrivals.experts, ""
+            if sizes.get(arrival - 1) == sizes[arrival]:
+                sizes, unit = arrivals.params, " parameters"
+            before = sizes.get(arrival - 1, math.nan)  # NaN if a record is missing
+            columns = {"before": "before_growth", "after growth": "after_growth", "after training": "valid"}
+            rows.append({
+                "learner": each.label, **_distinguishing(each, groups), "at": f"t{arrival}",
+                "experts": NOT_YET if math.isnan(before) else f"{before:,.0f} to {sizes[arrival]:,.0f}{unit}",
+                **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
+            })  # fmt: skip
+    unit = "" if scale == 1 else " in percent"
+    notes = f"Validation {value}{unit} before and after each growth step (last weights), and after training the grown "
+    notes += "model (weights that are tested)."
+    return Table("growth", "Growth steps", notes, rows)
+
+
+def iid_table(groups: Sequence[Experiment]) -> Table:
+    """Return the table that compares sequential and i.i.d. training on the same k mega-batches (Table 1)."""
+    rows: list[Row] = []
+    for control, sequential, k in iid_pairs(groups):
+        iid, other = control.at(k - 1), sequential.at(k - 1)
+        if iid is not None and other is not None:
+            common = iid.by_seed.keys() & other.by_seed.keys()
+            means = [fmean(each.by_seed[seed] for seed in common) if common else each.mean for each in (other, iid)]
+            gap = means[0] / means[1] - 1
+            row: Row = {"learner": sequential.first.learner, **_distinguishing(control, groups)}
+            row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
+            row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
+            rows.append(row)
+    notes = "k: mega-batches in both runs, with about as many updates. gap: sequential / i.i.d. - 1, over common seeds."
+    return Table("iid", "Sequential and i.i.d. training", notes, rows)
+
+
+def holdout_table(groups: Sequence[Experiment]) -> Table:
+    """Return the table of losses on the held-out part of each mega-batch, for the first run of each experiment."""
+    rows: list[Row] = []
+    for each in groups:
+        for arrival, holdouts in each.first.done.holdouts.dropna().items():
+            before = holdouts[-1].get("before") or {}
+            row: Row = {"learner": each.name, "after": f"t{arrival}"}
+            row["newest, before"] = number(before.get("bits_per_byte") or math.nan, 3)
+            for holdout in holdouts:
+                row[f"m{holdout['megabatch']}"] = number(holdout.get("bits_per_byte") or math.nan, 3)
+            rows.append(row)
+    notes = (
+        "Loss in bits per byte on the held-out part of each mega-batch. m0: first mega-batch. newest, before: loss on "
+        "the held-out part of the newest mega-batch before training on this mega-batch."
+    )
+    return Table("holdouts", "Held-out parts of the mega-batches", notes, filled(rows))
+
+
+def evaluation_table(groups: Sequence[Experiment]) -> Table:
+    """Return the table of metrics that ``--then-evaluate`` printed after each arrival, one row per run and metric."""
+    rows: list[Row] = []
+    for each in groups:
+        for run in each.runs:
+            metrics = run.done.evaluation.dropna()
+            for metric in dict.fromkeys(name for values in metrics for name in values):
+                row: Row = {"learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]), "metric": metric}
+                by_arrival = {arrival: values.get(metric, math.nan) for arrival, values in metrics.items()}
+                rows.append(row | {f"t{t}": Cell(f"{v:.5g}", v) for t, v in by_arrival.items() if not math.isnan(v)})
+    notes = "Metrics that the --then-evaluate command printed."
+    return Table("evaluation", "Evaluations after each mega-batch", notes, filled(rows))
+
+
+def run_table(groups: Sequence[Experiment]) -> Table:
+    """Return the table of runs. Only the CSV file has the test metric after each arrival."""
+    rows: list[Row] = []
+    _, final, over_stream = metric_names(groups[0].first)
+    for each in groups:
+        for run in each.runs:
+            row: Row = {"run": str(run.path), "learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0])}
+            planned = int(run.arrivals.planned.sum())
+            row["stages"] = Cell(f"{len(run.done)} of {planned}", len(run.done))
+            row |= {over_stream: number(run.over_stream, 2), final: number(run.final, 2)}
+            rows.append(row | {f"t{arrival}": number(value, 2) for arrival, value in run.done.curve.items()})
+    rows = filled(rows)
+    hidden = {title for title in rows[0] if title[1:].isdecimal()}
+    return Table("runs", "Runs", "Run folder, number of complete stages, and results of each run.", rows, hidden=hidden)
+
+
+def _distinguishing(each: Experiment, groups: Sequence[Experiment]) -> dict[str, str]:
+    """Return the cells that distinguish experiments with the same label: size of the backbone and options."""
+    columns = {"size": each.first.size} if len({other.first.size for other in groups}) > 1 else {}
+    keys = [(other.label, other.first.experts, other.first.size) for other in groups]
+    if len(set(keys)) < len(keys):
+        known = {*each.first.size.split(", "), each.first.experts, f"{each.first.experts} experts"}
+        columns["options"] = ", ".join(word for word in each.name.split(", ")[1:] if word not in known)
+    return columns
 
 
 def sentences(groups: Sequence[Experiment]) -> list[str]:

@@ -1,7 +1,6 @@
 import math
 
-from fairseq_alma.report.tables import result_table
-from fairseq_alma.report.write_report import Report, describe_run, sentences
+from fairseq_alma.report.write_report import Report, describe_run, result_table, sentences
 from tests.report.fakes import image_stream, text_stream
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fairseq_alma.report.read_run import experiments, load_run
-from fairseq_alma.report.tables import Cell, Table, all_tables, growth_table, show_count, shown_arrivals
+from fairseq_alma.report.write_report import Cell, Table, all_tables, growth_table, show_count, shown_arrivals
 from tests.report.fakes import image_stream, text_stream
 
 
