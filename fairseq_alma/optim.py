@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import opt, real
-from fairseq_alma.training.fairseq_options import bound_options, declared
+from fairseq_alma.training.stage_task import bound_options, declared
 
 FACTOR = real(0, 1e6, above=True)
 STEPS = 5

@@ -8,7 +8,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from omegaconf import OmegaConf
 
 from fairseq_alma.options import Options, integer, opt, options_of, real
-from fairseq_alma.training.fairseq_options import fairseq_config
+from fairseq_alma.training.stage_task import fairseq_config
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from fairseq_alma.exchange.tokenizer_files import CONFIG, TOKENIZER, TOKENIZER_C
 from fairseq_alma.files import read_json_object
 from fairseq_alma.growth.gate_tree import has_experts
 from fairseq_alma.text.decoder import build_from_config
-from fairseq_alma.training.fairseq_options import configuration_of
+from fairseq_alma.training.stage_task import configuration_of
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
 _REMEDY = "give an unaltered folder of a qwen3 or qwen3_moe model"

@@ -49,7 +49,7 @@ from fairseq_alma.images.networks import (
     ImageNetwork,
     NetworkList,
 )
-from fairseq_alma.training.fairseq_options import check_options, fairseq_config
+from fairseq_alma.training.stage_task import check_options, fairseq_config
 
 
 @dataclass(frozen=True)

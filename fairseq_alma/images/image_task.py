@@ -28,9 +28,16 @@ from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_models import image_architectures
 from fairseq_alma.images.stage_training import ImageInput, batch_sizes, seeded
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
-from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, load_for_task, require_batch_size
+from fairseq_alma.training.stage_task import (
+    CommandConfig,
+    StageTask,
+    check_options,
+    fairseq_config,
+    features_of,
+    load_for_task,
+    require_batch_size,
+)
 
 
 class ImageDataset(FairseqDataset):

@@ -46,7 +46,7 @@ from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkFlops, 
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.run_folder import AVERAGE_FILE, BRANCH, RunFolder, predicting_checkpoint
 from fairseq_alma.terminal import print_line
-from fairseq_alma.training.fairseq_options import configuration_of
+from fairseq_alma.training.stage_task import configuration_of
 
 UNFINISHED = "training.pt"
 TRAINING_KEY = "alma_image_training"

@@ -29,7 +29,7 @@ from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkp
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.moe.gate import Routing
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
-from fairseq_alma.training.fairseq_options import check_options
+from fairseq_alma.training.stage_task import check_options
 
 IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 

@@ -277,7 +277,7 @@ def preload() -> None:
     from fairseq.utils import import_user_module
     from fairseq_cli import train
 
-    from fairseq_alma.training.fairseq_options import configuration_of
+    from fairseq_alma.training.stage_task import configuration_of
 
     for name in added:
         del os.environ[name]

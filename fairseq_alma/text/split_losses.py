@@ -23,7 +23,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, member_file
 from fairseq_alma.errors import in_one_line
 from fairseq_alma.files import open_atomically
-from fairseq_alma.training.fairseq_options import configuration_of
+from fairseq_alma.training.stage_task import configuration_of
 
 LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
 """Function that takes (index of a member, splits) and yields (split, (N,) log-probabilities of its N tokens)."""

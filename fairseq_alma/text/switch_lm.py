@@ -29,7 +29,7 @@ from fairseq_alma.text.decoder import (
     LanguageModel,
     LanguageModelConfig,
 )
-from fairseq_alma.training.fairseq_options import fairseq_config
+from fairseq_alma.training.stage_task import fairseq_config
 
 DEFAULT_NUM_EXPERTS = 4
 AlmaSwitchLMConfig: Any = fairseq_config("AlmaSwitchLMConfig", LanguageModelConfig, LANGUAGE)

@@ -47,10 +47,17 @@ from fairseq_alma.options import flag
 from fairseq_alma.text.sequence_batches import SequenceBatches, StageDataset
 from fairseq_alma.text.train_options import BALANCING, OWNED
 from fairseq_alma.text.transformer_lm import MAX_TOKENS
-from fairseq_alma.training.fairseq_options import check_options, fairseq_config
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.features import NewFirst, refuse_inexact_precision
-from fairseq_alma.training.stage_task import CommandConfig, StageTask, features_of, load_for_task, require_batch_size
+from fairseq_alma.training.stage_task import (
+    CommandConfig,
+    StageTask,
+    check_options,
+    fairseq_config,
+    features_of,
+    load_for_task,
+    require_batch_size,
+)
 
 
 @dataclass

@@ -36,7 +36,7 @@ from fairseq_alma.text.decoder import (
     LanguageModel,
     LanguageModelConfig,
 )
-from fairseq_alma.training.fairseq_options import fairseq_config
+from fairseq_alma.training.stage_task import fairseq_config
 
 AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
 MAX_TOKENS, MAX_RANK = 2**22, 128

@@ -1,4 +1,7 @@
-"""Base class of the fairseq tasks for text and images, defaults for devices, and loading of checkpoints.
+"""Base class of the fairseq tasks for text and images: configuration, defaults for devices, loading of checkpoints.
+
+The options of this package are dataclasses. `fairseq_config` makes classes for fairseq's configuration of them,
+`configuration_of` reads a command line quickly, and `bound_options` and `check_options` check the ranges.
 
 `set_process_defaults` changes fairseq's defaults for distributed training. By default, fairseq starts one process per
 visible GPU, also in evaluation. On CPUs under ``torchrun``, fairseq divides by the number of GPUs, which is zero.
@@ -15,19 +18,21 @@ import argparse
 import ctypes
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Mapping, Optional
+from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from fairseq import checkpoint_utils
-from fairseq.dataclass import FairseqDataclass
-from fairseq.dataclass.utils import overwrite_args_by_name
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import OPTIMIZER_REGISTRY
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
 from fairseq.trainer import Trainer
 from hydra.core.config_store import ConfigStore
@@ -45,11 +50,13 @@ from fairseq_alma.checkpoints.checkpoint_file import (
 from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
 from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.learners.learner import StageOptions
-from fairseq_alma.options import NONE, flag, options_of
-from fairseq_alma.training.fairseq_options import bound_options, fairseq_config
+from fairseq_alma.options import NONE, PLAN, TRAINING, Option, flag, options_of
 from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
 from fairseq_alma.training.features import STAGE
 
+DECLARED: dict[str, Option] = {}
+"""All registered options that have a range, by field name."""
+Config = TypeVar("Config", bound=type)
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
 CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
@@ -71,6 +78,105 @@ _REMEDY = (
 )
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
 _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
+
+
+def declared(config: Config) -> Config:
+    """Register the options of a configuration class for `check_options` and `bound_options`, and return the class."""
+    DECLARED.update({name: each for name, each in options_of(config).items() if each.range is not None})
+    return config
+
+
+def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[str] = None) -> Any:
+    """Build the configuration class of a fairseq task or model from the options of several dataclasses.
+
+    The calling module must assign the class to an attribute of the same name, because hydra looks up the class there.
+
+    Args:
+        name: name of the class.
+        base: ``FairseqDataclass`` or a subclass; the options replace fields of the same name.
+        parts: dataclasses that declare options.
+        kind: ``text`` or ``images``, to omit the options for the other kind of data; None: use all options.
+    """
+    options = [each for part in parts for each in options_of(declared(part)).values()]
+    fields: dict[str, tuple[str, Any, Any]] = {}
+    for option in options:
+        if option.side == PLAN or (kind is not None and kind not in option.kinds):
+            continue
+        default = option.default_on(TRAINING)
+        annotation: Any = option.type if option.type in (bool, int, float) else str
+        if option.choices:
+            annotation = ChoiceEnum([*([NONE] if default == NONE else []), *option.choices])
+        if option.type is bool:
+            default = bool(default)
+        described = field(default=default, metadata={"help": option.help, "option": option})
+        fields[option.name] = (option.name, Optional[annotation] if default is None else annotation, described)
+    config = make_dataclass(name, fields.values(), bases=(base,))
+    config.__module__ = sys._getframe(1).f_globals["__name__"]
+    return config
+
+
+def configuration_of(args: argparse.Namespace) -> DictConfig:
+    """Return the same configuration as fairseq's ``convert_namespace_to_omegaconf``, without hydra.
+
+    Hydra parses about 300 options from strings, which takes half of the run time of a short command. If a model, such
+    as ``lstm_lm``, has no dataclass, this function calls ``convert_namespace_to_omegaconf`` instead. The options of an
+    optimizer without a dataclass, such as ``sgd``, are a dict and not a Namespace; see `features_of`.
+
+    Args:
+        args: arguments parsed by a parser of fairseq.
+    """
+    registries: dict[str, dict[str, Any]] = {name: each["dataclass_registry"] for name, each in REGISTRIES.items()}
+    models = {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()}
+    registries |= {"task": TASK_DATACLASS_REGISTRY, "model": models}
+    groups: dict[str, Any] = {}
+    for group, declaration in FairseqConfig.__dataclass_fields__.items():
+        choice, config = "", declaration.type
+        if group in registries:
+            choice = getattr(args, "arch" if group == "model" else group, None) or ""
+            config = registries[group].get(choice)
+            if choice and config is None and group != "optimizer":
+                return convert_namespace_to_omegaconf(args)
+        if group == "_name" or config is None:
+            groups[group] = {**vars(args), "_name": choice} if choice else None
+            continue
+        values = groups[group] = vars(config.from_namespace(args))
+        for name, entry in config.__dataclass_fields__.items():
+            if isinstance(values[name], Enum):
+                values[name] = values[name].value
+            elif entry.type is float and values[name] is not None:
+                values[name] = float(values[name])
+        if choice:
+            values["_name"] = choice
+    for values in filter(None, groups.values()):
+        for name, value in values.items():
+            while isinstance(value, str) and value.startswith("${"):  # a reference such as ${common.cpu}
+                group, _, other = value[2:-1].partition(".")
+                value = groups[group][other]
+            values[name] = value
+    cfg = OmegaConf.create(groups)
+    OmegaConf.set_struct(cfg, True)
+    return cast(DictConfig, cfg)
+
+
+def check_options(cfg: Any) -> None:
+    """Raise AlmaError if an option of this package is out of range in ``cfg``, a group of fairseq's configuration."""
+    values = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
+    for name, value in (values if isinstance(values, Mapping) else vars(values)).items():
+        option = DECLARED.get(str(name))
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if option is not None and is_number and value != option.default_on(TRAINING):
+            try:
+                option.value(value)
+            except ValueError as error:
+                raise AlmaError(str(error)) from error
+
+
+def bound_options(parser: argparse.ArgumentParser) -> None:
+    """Make fairseq's parser check the ranges of this package's options."""
+    for action in parser._actions:
+        option = DECLARED.get(action.dest)
+        if option is not None and action.type in (int, float):
+            action.type = option.range
 
 
 class _OnCpu(argparse.Action):

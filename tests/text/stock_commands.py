@@ -7,7 +7,7 @@ from fairseq_cli import eval_lm, train
 
 import fairseq_alma
 from data_prep.text.command import main as prepare
-from fairseq_alma.training.fairseq_options import configuration_of
+from fairseq_alma.training.stage_task import configuration_of
 
 fairseq_alma.register()
 

@@ -24,8 +24,8 @@ from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.growth.tensors import EXPERTS, GATE_TENSOR, grow_mixture, grow_moments, grow_tensor
 from fairseq_alma.moe.gate import DescendingGate
 from fairseq_alma.text.task import AlmaLMTask
-from fairseq_alma.training.fairseq_options import configuration_of
 from fairseq_alma.training.features import WeightAverage
+from fairseq_alma.training.stage_task import configuration_of
 from tests.forked import group_options, together
 
 STAGES, UPDATES, BATCHES = 3, 5, 2

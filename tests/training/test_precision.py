@@ -6,7 +6,7 @@ from fairseq import options, tasks
 from fairseq_cli import train, validate
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.training.fairseq_options import configuration_of
+from fairseq_alma.training.stage_task import configuration_of
 from tests.text.stock_commands import evaluate, train_model, training_config
 
 needs_bf16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="a processor without bf16")
