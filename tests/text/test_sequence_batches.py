@@ -6,7 +6,7 @@ import torch
 from fairseq.data.iterators import GroupedIterator
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.sequence_batches import SequenceBatches
+from fairseq_alma.text.task import SequenceBatches
 from tests.text.stock_commands import train_model
 from tests.text.test_task import task_of
 
