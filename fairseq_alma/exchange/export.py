@@ -34,8 +34,8 @@ from fairseq_alma.exchange.tokenizer_files import (
 from fairseq_alma.files import publish, work_folder
 from fairseq_alma.growth.gate_tree import has_experts
 from fairseq_alma.runs.lookup import stream_of
-from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.stage_checkpoints import describe_model
+from fairseq_alma.text.transformer_lm import build_from_config
 
 WEIGHTS = "model.safetensors"
 CHECKED_TOKENS = 200_000  # number of tokens of the test set that the exported tokenizer must reproduce

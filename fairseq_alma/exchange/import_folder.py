@@ -33,7 +33,7 @@ from fairseq_alma.exchange import ARCHITECTURE
 from fairseq_alma.exchange.tokenizer_files import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from fairseq_alma.files import read_json_object
 from fairseq_alma.growth.gate_tree import has_experts
-from fairseq_alma.text.decoder import build_from_config
+from fairseq_alma.text.transformer_lm import build_from_config
 from fairseq_alma.training.stage_task import configuration_of
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"

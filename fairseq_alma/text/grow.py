@@ -36,8 +36,8 @@ from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import LiveLine
 from fairseq_alma.text.criterion import token_losses
-from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.task import AlmaLMTask
+from fairseq_alma.text.transformer_lm import build_from_config
 from fairseq_alma.training.stage_task import configuration_of
 
 _MEASURING = ("stream", "split", "select", "batch_size", "tokens_per_sample")

@@ -7,9 +7,8 @@ from fairseq.data import Dictionary
 
 import fairseq_alma
 from fairseq_alma.checkpoints.model_options import DEFAULT_START, complete_sizes
-from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
-from fairseq_alma.text.transformer_lm import AlmaTransformerLMConfig
+from fairseq_alma.text.transformer_lm import AlmaTransformerLMConfig, build_from_config
 
 fairseq_alma.register()
 

@@ -8,8 +8,8 @@ from fairseq_alma.checkpoints.checkpoint_file import with_shared_names, write_av
 from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.decoder import build_from_config
 from fairseq_alma.text.grow import grow
+from fairseq_alma.text.transformer_lm import build_from_config
 from tests.models.ensembles import switch_config
 from tests.text.models import transformer_config
 

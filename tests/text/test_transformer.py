@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fairseq_alma.checkpoints.model_options import complete_sizes
-from fairseq_alma.text.decoder import CachedAttention
-from fairseq_alma.text.transformer_lm import rotate
+from fairseq_alma.text.transformer_lm import CachedAttention, rotate
 from tests.text import models
 
 NUM_TOKENS = 50
