@@ -412,7 +412,7 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
     options = TrainOptions([word for option in settings["train_options"].items() for word in option if word])
     words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name]
     words += [word for option in options.for_evaluation() for word in option]
-    losses = call("fairseq_alma.text.split_losses:main", words=words, log=root / LOG)
+    losses = call("fairseq_alma.text.losses:evaluate", words=words, log=root / LOG)
     return split.bits_per_byte(losses[split.name])
 
 

@@ -35,7 +35,7 @@ from fairseq_alma.moe.switch_layer import SwitchLayer
 from fairseq_alma.options import flag
 from fairseq_alma.runs.lookup import stream_of
 from fairseq_alma.terminal import LiveLine
-from fairseq_alma.text.criterion import token_losses
+from fairseq_alma.text.losses import token_losses
 from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.text.transformer_lm import build_from_config
 from fairseq_alma.training.stage_task import configuration_of

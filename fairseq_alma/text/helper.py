@@ -39,7 +39,6 @@ PRELOADED = (
     "fairseq.model_parallel.megatron_trainer",
     "fairseq.quantization_utils",
     "fairseq_alma.text.grow",
-    "fairseq_alma.text.split_losses",
     "torch._dynamo",  # torch's optimizers import this module at their first step
 )
 _WHILE_IMPORTING = {
@@ -54,7 +53,7 @@ REPORT_SECONDS = 5.0
 LINE_LENGTH = 110
 FUNCTIONS = {
     "fairseq-train": "fairseq_cli.train:cli_main",
-    "fairseq-eval-lm": "fairseq_alma.text.split_losses:main",
+    "fairseq-eval-lm": "fairseq_alma.text.losses:evaluate",
     "alma-grow": "fairseq_alma.cli.grow:main",
 }
 """Command -> function that the command calls, as ``module:name``."""

@@ -25,7 +25,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.lookup import stream_of
-from fairseq_alma.text.criterion import CHUNK_ELEMENTS
+from fairseq_alma.text.losses import CHUNK_ELEMENTS
 from fairseq_alma.training.stage_task import refuse_other_weights
 
 PAD = 1

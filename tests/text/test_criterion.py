@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
+from fairseq_alma.text.losses import AlmaSwitchCrossEntropy
 from tests.text.models import model_of, transformer_of
 
 PAD = 1

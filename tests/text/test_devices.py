@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_alma.moe import switch_layer
 from fairseq_alma.moe.gate import Dispatch
-from fairseq_alma.text.criterion import AlmaSwitchCrossEntropy
+from fairseq_alma.text.losses import AlmaSwitchCrossEntropy
 from tests.text.models import dictionary_of, model_of, transformer_of
 
 

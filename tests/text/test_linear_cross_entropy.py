@@ -2,14 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import fairseq_alma.text.criterion
-from fairseq_alma.text.criterion import linear_cross_entropy, token_losses
+import fairseq_alma.text.losses
+from fairseq_alma.text.losses import linear_cross_entropy, token_losses
 
 
 @pytest.fixture(autouse=True)
 def chunks(monkeypatch):
     """Chunks of three tokens; yields the number of tokens of each product."""
-    monkeypatch.setattr(fairseq_alma.text.criterion, "CHUNK_ELEMENTS", 3 * 11)  # vocabulary size eleven
+    monkeypatch.setattr(fairseq_alma.text.losses, "CHUNK_ELEMENTS", 3 * 11)  # vocabulary size eleven
     rows, linear = [], F.linear
     monkeypatch.setattr(F, "linear", lambda x, *more: rows.append(len(x)) or linear(x, *more))
     return rows

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fairseq_alma.text.split_losses import joint_losses
+from fairseq_alma.text.losses import joint_losses
 
 GENERATOR = np.random.default_rng(0)
 FOUND = {name: -GENERATOR.random((3, 7)).astype(np.float32) for name in ("valid", "test", "later")}
