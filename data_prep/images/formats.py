@@ -19,10 +19,10 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
-from data_prep.compression import read_file
 from fairseq_alma.data.image_stream import ImageSet, read_npy
 from fairseq_alma.data.stream import MANIFEST, file_sha256, recorded_name
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.files import read_file
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 EMNIST_CLASSES = {"balanced": 47, "letters": 26, "digits": 10, "byclass": 62, "bymerge": 47, "mnist": 10}

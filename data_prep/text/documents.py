@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence, Union
 
-from data_prep.compression import COMPRESSION_SUFFIXES, DecompressedFile
 from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.files import COMPRESSION_SUFFIXES, DecompressedFile
 from fairseq_alma.terminal import print_line
 
 STANDARD_INPUT = "-"
