@@ -2,10 +2,9 @@
 
 from dataclasses import MISSING, dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Optional
 
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
-from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth import EXPERT_METHODS, SELECTIONS
 from fairseq_alma.options import Options, integer, opt, real
 
@@ -36,7 +35,7 @@ TRANSFORMER_SIZES = {
     "alma_transformer_lm_base": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_large": {"layers": 16, "embed_dim": 1024},
 }
-"""Decoder sizes of the ``alma_transformer_lm`` models; `complete_sizes` computes all remaining sizes."""
+"""Decoder sizes of the ``alma_transformer_lm`` models; `train_options.complete_sizes` computes the remaining sizes."""
 
 
 @dataclass(frozen=True)
@@ -258,56 +257,3 @@ WEIGHTS_FLAG = "--finetune-from-model"
 """Option of fairseq-train that loads only the weights of a checkpoint."""
 DEFAULT_START = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
 """Default `StartOptions`, with which fairseq-train resumes from the last checkpoint."""
-
-
-def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
-    """Return the checkpoint that fairseq-train starts from, or None for random weights.
-
-    ``cfg`` has the fields of `StartOptions`; ``continue_once`` is the checkpoint of ``--continue-once``.
-    """
-    restored = None if cfg.restore_file == LAST_CHECKPOINT else cfg.restore_file
-    return next((each for each in (continue_once, cfg.finetune_from_model) if each is not None), restored)
-
-
-def usual_ffn(width: int) -> int:
-    """Return the default hidden dimension of the FFN for model dimension ``width``."""
-    return max(8, 8 * width // 3 // 8 * 8)
-
-
-def usual_heads(width: int, head_dim: Optional[int] = None) -> int:
-    """Return the default number of attention heads for model dimension ``width``; this may not divide ``width``."""
-    return max(1, width // head_dim) if head_dim else max(2, width // 64)
-
-
-def complete_sizes(options: dict[str, Any], arch: str) -> None:
-    """Replace each None in the options of ``alma_transformer_lm`` with the default value, in place.
-
-    Raises:
-        AlmaError: two options conflict.
-    """
-
-    def default(name: str, value: Any) -> Any:
-        options[name] = value if options[name] is None else options[name]
-        return options[name]
-
-    layers, width = (default(f"decoder_{name}", size) for name, size in TRANSFORMER_SIZES[arch].items())
-    default("decoder_ffn_embed_dim", usual_ffn(width))
-    heads = default("decoder_attention_heads", usual_heads(width, options["head_dim"]))
-    if options["head_dim"] is None and width % heads:
-        raise AlmaError(
-            f"--decoder-attention-heads {heads}: must divide --decoder-embed-dim {width}; give a divisor of {width}, "
-            "or set --head-dim"
-        )
-    if default("head_dim", width // heads) % 2:
-        raise AlmaError(
-            f"--head-dim {options['head_dim']}: rotary embeddings need an even number; give an even --head-dim, or "
-            "change --decoder-attention-heads"
-        )
-    kv_heads = default("num_kv_heads", heads)
-    if heads % kv_heads:
-        raise AlmaError(f"--num-kv-heads {kv_heads}: must divide the {heads} query heads; give a divisor of {heads}")
-    every = default("moe_freq", USUAL_FREQUENCY)
-    if default("num_experts", 1) > 1 and not 1 <= every <= layers:
-        raise AlmaError(f"--moe-freq {every}: gives no Switch layer in {layers} layers; give 1 to {layers}")
-    for name, value in (("rope_theta", 10000.0), ("norm_eps", 1e-6), ("gate_trees", ""), ("symbol_ids", "")):
-        default(name, value)

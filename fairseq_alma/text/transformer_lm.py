@@ -44,8 +44,6 @@ from fairseq_alma.checkpoints.model_options import (
     ALMA_TRANSFORMER,
     TRANSFORMER_SIZES,
     StartOptions,
-    complete_sizes,
-    starting_checkpoint,
 )
 from fairseq_alma.data.tokens import absent_ids
 from fairseq_alma.errors import AlmaError
@@ -54,7 +52,8 @@ from fairseq_alma.growth.tensors import init_uniform
 from fairseq_alma.moe.gate import Routing
 from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
 from fairseq_alma.options import options_of
-from fairseq_alma.training.stage_task import check_options, fairseq_config
+from fairseq_alma.text.train_options import complete_sizes
+from fairseq_alma.training.stage_task import check_options, fairseq_config, starting_checkpoint
 
 MAX_TOKENS, MAX_RANK = 2**22, 128
 """Numbers of tokens and dimensions that are enough for `init_from_bigrams`; more only take more memory and time."""

@@ -47,7 +47,7 @@ from fairseq_alma.checkpoints.checkpoint_file import (
     read_checkpoint,
     refuse_other_shapes,
 )
-from fairseq_alma.checkpoints.model_options import StartOptions, starting_checkpoint
+from fairseq_alma.checkpoints.model_options import StartOptions
 from fairseq_alma.errors import AlmaError, causes, describe_fault
 from fairseq_alma.learners.learner import StageOptions
 from fairseq_alma.options import NONE, PLAN, TRAINING, Option, flag, options_of
@@ -256,6 +256,15 @@ class CommandConfig(StartOptions, FairseqDataclass):
     continue_once: Optional[str] = II("checkpoint.continue_once")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
+
+
+def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
+    """Return the checkpoint that fairseq-train starts from, or None for random weights.
+
+    ``cfg`` has the fields of `StartOptions`; ``continue_once`` is the checkpoint of ``--continue-once``.
+    """
+    restored = None if cfg.restore_file == LAST_CHECKPOINT else cfg.restore_file
+    return next((each for each in (continue_once, cfg.finetune_from_model) if each is not None), restored)
 
 
 class StageTask(FairseqTask):

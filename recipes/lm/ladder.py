@@ -30,11 +30,10 @@ from typing import Iterable, Iterator, Optional, Sequence
 
 from pandas import DataFrame
 
-from fairseq_alma.checkpoints.model_options import usual_ffn, usual_heads
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.read_run import RecordedRun, Spread, load_run
 from fairseq_alma.terminal import command
-from fairseq_alma.text.train_options import transformer_params
+from fairseq_alma.text.train_options import transformer_params, usual_ffn, usual_heads
 
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES, EXPERTS = 9, 10, 4, 4
 BATCH, SAMPLE = 16, 128

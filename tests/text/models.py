@@ -6,8 +6,9 @@ import torch
 from fairseq.data import Dictionary
 
 import fairseq_alma
-from fairseq_alma.checkpoints.model_options import DEFAULT_START, complete_sizes
+from fairseq_alma.checkpoints.model_options import DEFAULT_START
 from fairseq_alma.text.switch_lm import AlmaSwitchLM, AlmaSwitchLMConfig
+from fairseq_alma.text.train_options import complete_sizes
 from fairseq_alma.text.transformer_lm import AlmaTransformerLMConfig, build_from_config
 
 fairseq_alma.register()

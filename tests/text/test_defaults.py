@@ -4,7 +4,6 @@ from collections import defaultdict
 
 import pytest
 
-from fairseq_alma.checkpoints.model_options import complete_sizes, usual_heads
 from fairseq_alma.options import group_words
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.text.train_options import (
@@ -13,9 +12,11 @@ from fairseq_alma.text.train_options import (
     Preferences,
     TrainOptions,
     complete,
+    complete_sizes,
     model_of,
     num_params,
     tokens_per_update,
+    usual_heads,
 )
 
 OWN = ["--arch", "alma_switch_lm_tiny", "--max-update", "5", "--batch-size", "4"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq_alma.checkpoints.model_options import complete_sizes
+from fairseq_alma.text.train_options import complete_sizes
 from fairseq_alma.text.transformer_lm import CachedAttention, rotate
 from tests.text import models
 
