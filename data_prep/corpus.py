@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
-from data_prep.images import command as prep_images
-from data_prep.images.formats import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
+from data_prep import images as prep_images
+from data_prep.images import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
 from data_prep.text import command as prep_text
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
 from fairseq_alma.files import open_atomically, read_file

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # The imports of this module must be fast.
 
 COMMANDS = {
     "prep_text": "data_prep.text.command",
-    "prep_images": "data_prep.images.command",
+    "prep_images": "data_prep.images",
     "grow": "fairseq_alma.cli.grow",
     "ensemble": "fairseq_alma.cli.ensemble",
     "stream": "fairseq_alma.cli.stream",

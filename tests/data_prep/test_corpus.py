@@ -13,7 +13,7 @@ import pytest
 
 from data_prep import corpus
 from data_prep.corpus import CORPORA, main
-from data_prep.images.formats import emnist_names
+from data_prep.images import emnist_names
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.images.command import main as prepare_images
+from data_prep.images import main as prepare_images
 from data_prep.text.command import main as prepare_text
 
 WORDS = [

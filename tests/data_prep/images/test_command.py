@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.images.command import main
+from data_prep.images import main
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import idx_bytes, random_images, save_arrays, write, write_cifar, write_mnist

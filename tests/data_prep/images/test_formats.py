@@ -5,7 +5,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 
-from data_prep.images.formats import InputFiles, emnist_names, load_arrays, load_cifar, load_digits, load_idx, read_idx
+from data_prep.images import InputFiles, emnist_names, load_arrays, load_cifar, load_digits, load_idx, read_idx
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.images.published import idx_bytes, random_images, write, write_cifar, write_mnist
 
