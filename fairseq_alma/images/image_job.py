@@ -230,8 +230,7 @@ class ImageJob:
 
         from fairseq_alma.images.firefly import amount_to_add
         from fairseq_alma.images.model_store import ImageSettings
-        from fairseq_alma.images.stage_trainer import StageTrainer
-        from fairseq_alma.images.stage_training import batch_sizes
+        from fairseq_alma.images.stage_trainer import StageTrainer, batch_sizes
 
         for own in (plan.trainings for plan in plans):
             if len({each.start is None for each in own}) > 1 or (len(own) > 1 and any(each.growth for each in own)):

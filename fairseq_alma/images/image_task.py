@@ -26,7 +26,7 @@ from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_models import image_architectures
-from fairseq_alma.images.stage_training import ImageInput, batch_sizes, seeded
+from fairseq_alma.images.stage_trainer import ImageInput, batch_sizes, seeded
 from fairseq_alma.learners.learner import StageOptions, stage_ending_with
 from fairseq_alma.training.feature import FEATURES
 from fairseq_alma.training.stage_task import (

@@ -1,7 +1,7 @@
 """Base class of training features (callbacks with options), and the import of user-defined features and learners.
 
 Before training, ``alma-stream`` passes a `PlannedRun` to `Feature.check`. During training, fairseq's task
-(`training.stage_task`) or ``alma-stream`` on images (`images.stage_training`) calls the hooks of the active features
+(`training.stage_task`) or ``alma-stream`` on images (`images.stage_trainer`) calls the hooks of the active features
 (`Feature.is_on`). The hooks of one update are, in order::
 
     with feature.around_forward(model):    each forward pass, in training and evaluation

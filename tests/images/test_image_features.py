@@ -9,7 +9,7 @@ import torch
 from fairseq_alma.cli.stream import main
 from fairseq_alma.images.image_job import LoopOptions
 from fairseq_alma.images.networks import MLP
-from fairseq_alma.images.stage_training import ImageInput, StageTraining, TrainingImages, seeded
+from fairseq_alma.images.stage_trainer import ImageInput, StageTraining, TrainingImages, seeded
 from fairseq_alma.training.feature import Feature, Features
 from fairseq_alma.training.features import LRBranch, WeightAverage
 from tests.images.image_streams import NUM_CLASSES, make_images, make_stream

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_task import ImageDataset
-from fairseq_alma.images.stage_training import PADDING, ImageInput, seeded
+from fairseq_alma.images.stage_trainer import PADDING, ImageInput, seeded
 from tests.images.image_streams import make_stream
 
 MEAN, STD = [0.5, 0.25, 0.125], [0.2, 0.3, 0.4]

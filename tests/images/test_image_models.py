@@ -17,7 +17,7 @@ from fairseq_alma.images.image_job import ImageTrainOptions
 from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.model_store import ImageSettings, TrainedModel, write_model
 from fairseq_alma.images.networks import ImageKind, NetworkList, count_flops
-from fairseq_alma.images.stage_training import seeded
+from fairseq_alma.images.stage_trainer import seeded
 from fairseq_alma.learners.learner import LEARNERS
 from tests.images.image_streams import make_stream
 

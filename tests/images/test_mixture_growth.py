@@ -3,7 +3,7 @@ import torch
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.mixtures import MixtureMLP, grow_losing_experts, measure_expert_losses, mixture_layers
-from fairseq_alma.images.stage_training import seeded
+from fairseq_alma.images.stage_trainer import seeded
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 SHAPE = (1, 8, 8)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fairseq_alma.images import networks
-from fairseq_alma.images.stage_training import seeded
+from fairseq_alma.images.stage_trainer import seeded
 
 BATCH, INPUTS, OUTPUTS, SIDE = 6, 3, 5, 7
 MEMBERS = [1, 4]

@@ -8,7 +8,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_job import LoopOptions
 from fairseq_alma.images.model_store import predict
 from fairseq_alma.images.networks import MLP, NUM_CONVOLUTIONS, VGG
-from fairseq_alma.images.stage_training import ImageInput, StageTraining, TrainingImages, batch_sizes, bootstrap, seeded
+from fairseq_alma.images.stage_trainer import ImageInput, StageTraining, TrainingImages, batch_sizes, bootstrap, seeded
 from tests.images.image_streams import NUM_CLASSES, make_images
 
 MLP_SHAPE, VGG_SHAPE = (1, 8, 8), (3, 16, 16)
