@@ -125,8 +125,7 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
         """Return the layer sizes of a network after growth; all members have the same layer sizes."""
-        trees = [layer.gate.tree for layer in mixture_layers(network)]
-        return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
+        return GrownLayers()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, K) for normalized images (B, C, H, W)."""
@@ -193,11 +192,20 @@ class AlmaVGG(ImageClassifier):
         return _build_vgg("alma_vgg", images, cfg, [cfg.channels] * NUM_CONVOLUTIONS, num_members)
 
 
-@register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
-class AlmaMoEMLP(ImageClassifier):
-    """Fully connected network with mixtures of experts as hidden layers."""
+class MixtureClassifier(ImageClassifier):
+    """Base class of the models with mixtures of experts; members with different gate trees cannot be stacked."""
 
     stacks_members = False
+
+    @classmethod
+    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
+        trees = [layer.gate.tree for layer in mixture_layers(network)]
+        return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
+
+
+@register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
+class AlmaMoEMLP(MixtureClassifier):
+    """Fully connected network with mixtures of experts as hidden layers."""
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureMLP:
@@ -209,10 +217,8 @@ class AlmaMoEMLP(ImageClassifier):
 
 
 @register_model("alma_moe_vgg", dataclass=AlmaMoEVGGConfig)
-class AlmaMoEVGG(ImageClassifier):
+class AlmaMoEVGG(MixtureClassifier):
     """VGG network with mixtures of experts as convolutions."""
-
-    stacks_members = False
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:

@@ -41,7 +41,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.images.image_job import MODEL_OPTIONS, ImageTrainOptions
 from fairseq_alma.images.image_models import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.images.mixtures import mixture_layers
+from fairseq_alma.images.mixtures import MixtureLayer, mixture_layers
 from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkFlops, count_flops, in_chunks, load_exactly
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.run_folder import AVERAGE_FILE, BRANCH, RunFolder, predicting_checkpoint
@@ -379,15 +379,16 @@ class Tally:
 
 
 @torch.no_grad()
-def predict(network: ImageNetwork, images: Tensor) -> tuple[Tensor, list[list[float]]]:
+def predict(
+    network: ImageNetwork, images: Tensor, layers: Sequence[MixtureLayer] = ()
+) -> tuple[Tensor, list[list[float]]]:
     """Return predictions for normalized images (B, C, H, W).
 
     Returns:
         (logits of the U models (U, B, K); share of the images that the gate assigns to each expert, for each mixture
-        layer).
+        layer in ``layers``).
     """
     network.eval()
-    layers = mixture_layers(network)
     totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
     parts = []
     for some in in_chunks(images):
@@ -408,11 +409,9 @@ def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
 def write_experts(folder: Path, network: ImageNetwork, images: Tensor) -> None:
     """Write which expert has the largest weight in each mixture layer, for each of the first `NUM_SHOWN` test images.
 
-    The file contains the array ``expert`` (layers, n). Without mixture layers, the function writes no file.
+    The file contains the array ``expert`` (layers, n).
     """
     layers = mixture_layers(network)
-    if not layers:
-        return
     network.eval()
     experts = []
     for some in in_chunks(images[:NUM_SHOWN]):
@@ -438,7 +437,8 @@ class Predictions:
             self._tally, self._counted = Tally(plan.combine), []
         usage: list[list[float]] = []
         for models in [*networks][len(self._counted) :]:
-            logits, usage = predict(networks[models], self.test[0])
+            layers = mixture_layers(networks[models]) if self.store[models[-1]].grown.trees else ()
+            logits, usage = predict(networks[models], self.test[0], layers)
             self._tally.add(logits)
             self._counted.append(models)
         return self._tally.result(self.test[1]), usage

@@ -425,7 +425,7 @@ class StageTrainer:
             if model.grown.trees:
                 figures["gate_trees"] = nested_gate_trees(model.grown.trees)
                 figures["expert_usage"] = usage
-        if self.request.keep_checkpoints or plan.stage.index == self.last_stage:
+        if models[-1].grown.trees and (self.request.keep_checkpoints or plan.stage.index == self.last_stage):
             network = [*store.networks_of(plan).values()][-1]
             write_experts(work.folder.stage_folder(plan.stage.index), network, self.test_examples[0])
         return figures
