@@ -17,7 +17,7 @@ from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, 
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import archive_fault, once_per_file, open_atomically, synchronise
-from fairseq_alma.training.features import BATCHES
+from fairseq_alma.training.feature import BATCHES
 
 if TYPE_CHECKING:
     from fairseq_alma.checkpoints.checkpoint_file import Weights
@@ -34,7 +34,7 @@ class Progress:
         num_epochs: number of complete epochs.
         train_tokens: number of training tokens since the beginning of the stage, summed over epochs.
         first_update: number of optimizer updates before the stage.
-        batches: one record for the first update and for each change of the batch size; see `features.BATCHES`.
+        batches: one record for the first update and for each change of the batch size; see `feature.BATCHES`.
         megabatch: newest mega-batch of the training data, numbered from 0; None: unknown.
         has_optimizer: whether the checkpoint has an optimizer state; without it, more updates are not possible.
     """

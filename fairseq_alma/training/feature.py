@@ -1,4 +1,4 @@
-"""Base class of training features (callbacks with options), and the import of user-defined features and learners.
+"""Training features: base class (callbacks with options), `TokenCount`, and import of user-defined code.
 
 Before training, ``alma-stream`` passes a `PlannedRun` to `Feature.check`. During training, fairseq's task
 (`training.stage_task`) or ``alma-stream`` on images (`images.stage_trainer`) calls the hooks of the active features
@@ -38,6 +38,7 @@ from typing import (
     TypeVar,
 )
 
+from fairseq_alma.checkpoints import FIRST_UPDATE, TRAIN_TOKENS
 from fairseq_alma.errors import USER_CODE, AlmaError, in_one_line
 from fairseq_alma.learners.learner import StagePlan
 from fairseq_alma.options import TRAINING, Options, flag, options_of
@@ -45,6 +46,9 @@ from fairseq_alma.options import TRAINING, Options, flag, options_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+BATCHES = "batches"
+"""Key in the state of training features. The value is a list of dictionaries, for the first batch size and for each
+change, with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
 ENDLESS = ("fixed", "inverse_sqrt")
 """Learning-rate schedules that do not depend on the training length; ``fixed`` is constant after the warm-up."""
 
@@ -178,6 +182,41 @@ def register_feature(kind: Kind) -> Kind:
             )
     FEATURES.append(kind)
     return kind
+
+
+@register_feature
+@dataclass
+class TokenCount(Feature):
+    """Feature that counts the training tokens of a stage, and records changes of the batch size; always active.
+
+    fairseq's token count restarts when a training run resumes at the start of an epoch.
+    """
+
+    is_on: ClassVar[bool] = True
+
+    num_tokens: Any = field(default=0, init=False)
+    first_update: int = field(default=0, init=False)
+    batches: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _current: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def prepare(self, setting: Setting) -> None:
+        self._current = dict(setting.batches or {})
+
+    def before_step(self, optimizer: Any, update: int) -> None:
+        if self._current and (not self.batches or self.batches[-1] | self._current != self.batches[-1]):
+            self.batches.append({"from_update": update, **self._current})
+
+    def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
+        # Keep the sum over processes as a tensor, because reading the value after each update would stall the GPU.
+        self.num_tokens = self.num_tokens + sum(log["ntokens"] for log in logs)
+
+    def state_dict(self) -> dict[str, Any]:
+        given = {FIRST_UPDATE: self.first_update, BATCHES: self.batches}
+        return {TRAIN_TOKENS: int(self.num_tokens), **{name: value for name, value in given.items() if value}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_tokens, self.first_update = state[TRAIN_TOKENS], state.get(FIRST_UPDATE, 0)
+        self.batches = [*state.get(BATCHES, ())]
 
 
 @dataclass

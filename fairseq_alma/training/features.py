@@ -1,4 +1,4 @@
-"""Training features of this package, in the order in which their hooks are called.
+"""Optional training features of this package, in the order in which their hooks are called.
 
 Importing this module imports neither torch nor fairseq. A *branch* is a copy of the model that is trained with a
 decaying learning rate.
@@ -14,7 +14,7 @@ from fairseq_alma.checkpoints import AVERAGE, FIRST_UPDATE, TASK_STATE, TRAIN_TO
 from fairseq_alma.checkpoints.model_options import WEIGHTS_FLAG
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import NONE, PLAN, TRAINING, integer, opt, real
-from fairseq_alma.training.feature import Feature, Part, PlannedRun, Setting, register_feature
+from fairseq_alma.training.feature import BATCHES, Feature, Part, PlannedRun, Setting, register_feature
 
 if TYPE_CHECKING:
     import numpy
@@ -23,46 +23,8 @@ if TYPE_CHECKING:
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
 GROWABLE = ("adam", "fused_adam", "muon")
 """Names of the optimizers whose state can grow with a model."""
-BATCHES = "batches"
-"""Key in the state of training features. The value is a list of dictionaries, for the first batch size and for each
-change, with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
 _FOR_TPUS = ("--bf16", "--memory-efficient-bf16", "--tpu")
 _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
-
-
-@register_feature
-@dataclass
-class TokenCount(Feature):
-    """Feature that counts the training tokens of a stage, and records changes of the batch size.
-
-    fairseq's token count restarts when a training run resumes at the start of an epoch.
-    """
-
-    is_on: ClassVar[bool] = True
-
-    num_tokens: Any = field(default=0, init=False)
-    first_update: int = field(default=0, init=False)
-    batches: list[dict[str, Any]] = field(default_factory=list, init=False)
-    _current: dict[str, Any] = field(default_factory=dict, init=False)
-
-    def prepare(self, setting: Setting) -> None:
-        self._current = dict(setting.batches or {})
-
-    def before_step(self, optimizer: Any, update: int) -> None:
-        if self._current and (not self.batches or self.batches[-1] | self._current != self.batches[-1]):
-            self.batches.append({"from_update": update, **self._current})
-
-    def count(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        # Keep the sum over processes as a tensor, because reading the value after each update would stall the GPU.
-        self.num_tokens = self.num_tokens + sum(log["ntokens"] for log in logs)
-
-    def state_dict(self) -> dict[str, Any]:
-        given = {FIRST_UPDATE: self.first_update, BATCHES: self.batches}
-        return {TRAIN_TOKENS: int(self.num_tokens), **{name: value for name, value in given.items() if value}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.num_tokens, self.first_update = state[TRAIN_TOKENS], state.get(FIRST_UPDATE, 0)
-        self.batches = [*state.get(BATCHES, ())]
 
 
 @register_feature
