@@ -20,9 +20,9 @@ from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, ModelId, Stage, StagePlan
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of, without
-from fairseq_alma.runs.display import ArrivalCurves, RunDisplay
+from fairseq_alma.runs.curves import CURVE_OPTIONS, ArrivalCurves
 from fairseq_alma.runs.evaluation import StageEvaluation
-from fairseq_alma.runs.loop import Backend, Run, run_stages, train_members
+from fairseq_alma.runs.loop import Backend, Run, RunDisplay, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD
 from fairseq_alma.runs.study import (
     PartOptions,
@@ -210,7 +210,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         runs = []
         for seed, planned in plans.items():
             folder, name = request.folder(seed), f"seed {seed}, " if len(plans) > 1 else ""
-            curves = ArrivalCurves(folder, planned, job.train_options())  # a process that trains members writes none
+            wants_curves = any(map(job.train_options().get, CURVE_OPTIONS))
+            curves = ArrivalCurves(folder, planned, job.train_options()) if wants_curves else None
+            # A process that trains members writes no curves.
             display = RunDisplay(planned, job.unit, curves if request.member is None else None, name)
             runs.append(Run(folder, planned, contexts.enter_context(display)))
             if request.then_evaluate is not None:

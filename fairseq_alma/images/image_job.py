@@ -27,8 +27,8 @@ from fairseq_alma.options import (
     real,
     without,
 )
-from fairseq_alma.runs.display import CURVE_OPTIONS, describe_stage
-from fairseq_alma.runs.loop import Run
+from fairseq_alma.runs.curves import CURVE_OPTIONS
+from fairseq_alma.runs.loop import Run, describe_stage
 from fairseq_alma.runs.run_folder import RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.training.feature import FEATURES, Features, Setting

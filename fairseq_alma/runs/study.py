@@ -27,7 +27,7 @@ from fairseq_alma.learners.learner import (
     with_preset,
 )
 from fairseq_alma.options import Options, flag, integer, of_this_call, opt, options_of, real, utf8_path
-from fairseq_alma.runs.display import CURVE_OPTIONS
+from fairseq_alma.runs.curves import CURVE_OPTIONS
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.feature import Features
 from fairseq_alma.training.features import BestCheckpoint, NewFirst

@@ -8,8 +8,8 @@ import fairseq_alma
 from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, Stage, StagePlan, Training
-from fairseq_alma.runs.display import describe_stage
 from fairseq_alma.runs.evaluation import StageEvaluation
+from fairseq_alma.runs.loop import describe_stage
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text import stage_checkpoints

@@ -20,7 +20,7 @@ from fairseq_alma.data.stream import split_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import as_record, once_per_file, read_json_object, synchronise, write_json_atomically
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
-from fairseq_alma.runs.display import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
+from fairseq_alma.runs.curves import CURVE_OPTIONS, TENSORBOARD, WANDB, wandb_environment
 from fairseq_alma.runs.loop import StageWork, Step
 from fairseq_alma.runs.run_folder import (
     BEST_FILE,

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.runs.display import ArrivalCurves, RunDisplay, arrival_points
+from fairseq_alma.runs.curves import ArrivalCurves, arrival_points
+from fairseq_alma.runs.loop import RunDisplay
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.runs import complete, make_plans
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-import fairseq_alma.runs.display
+import fairseq_alma.runs.loop
 from fairseq_alma.learners.learner import stages
-from fairseq_alma.runs.display import RunDisplay, describe_stage
+from fairseq_alma.runs.loop import RunDisplay, describe_stage
 from tests.runs.runs import make_plans, plan_learner, stage_record
 
 PLANS = make_plans(2, wait=3)
@@ -19,7 +19,7 @@ def test_stages_arrivals_and_megabatches_are_counted_from_one():
 
 
 def test_a_training_shows_loss_tokens_per_second_and_the_remaining_time(capsys, monkeypatch):
-    monkeypatch.setattr(fairseq_alma.runs.display, "LOG_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(fairseq_alma.runs.loop, "LOG_EVERY_SECONDS", 0.0)
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with RunDisplay(PLANS, "token") as display, display.training(PLANS[0], PLANS[0].trainings[0], 100) as progress:
@@ -45,7 +45,7 @@ def test_progress_is_rare_on_standard_error_and_results_are_on_standard_output(c
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_shows_a_progress_bar(is_terminal, monkeypatch, capsys):
-    monkeypatch.setattr(fairseq_alma.runs.display, "is_terminal", lambda stream: is_terminal)
+    monkeypatch.setattr(fairseq_alma.runs.loop, "is_terminal", lambda stream: is_terminal)
     monkeypatch.setenv("FORCE_COLOR", "1") if is_terminal else None
     with RunDisplay(PLANS, "token") as display, display.training(PLANS[0], None, 10) as progress:
         progress.update(5)

@@ -8,8 +8,7 @@ import torch
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.learners.learner import ModelId, stages
-from fairseq_alma.runs.display import RunDisplay
-from fairseq_alma.runs.loop import StageWork
+from fairseq_alma.runs.loop import RunDisplay, StageWork
 from fairseq_alma.text import stage_checkpoints, text_job, text_steps
 from fairseq_alma.text.helper import Command
 from fairseq_alma.text.stage_checkpoints import Progress
