@@ -72,15 +72,15 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "alma-prep-text=fairseq_alma.cli.start:prep_text",
-            "alma-prep-images=fairseq_alma.cli.start:prep_images",
-            "alma-grow=fairseq_alma.cli.start:grow",
-            "alma-ensemble=fairseq_alma.cli.start:ensemble",
-            "alma-stream=fairseq_alma.cli.start:stream",
-            "alma-report=fairseq_alma.cli.start:report",
-            "alma-export=fairseq_alma.cli.start:export",
-            "alma-import=fairseq_alma.cli.start:import_model",
-            "alma-update=fairseq_alma.cli.start:update",
+            "alma-prep-text=fairseq_alma:alma_prep_text",
+            "alma-prep-images=fairseq_alma:alma_prep_images",
+            "alma-grow=fairseq_alma:alma_grow",
+            "alma-ensemble=fairseq_alma:alma_ensemble",
+            "alma-stream=fairseq_alma:alma_stream",
+            "alma-report=fairseq_alma:alma_report",
+            "alma-export=fairseq_alma:alma_export",
+            "alma-import=fairseq_alma:alma_import",
+            "alma-update=fairseq_alma:alma_update",
         ]
     },
     classifiers=[

@@ -17,6 +17,9 @@ Packages (each package imports only packages above it):
 
 ``import fairseq_alma`` does not import fairseq, because this takes seconds and prints warnings. The package registers
 names with fairseq when fairseq is imported, or immediately if fairseq is already imported (as with ``--user-dir``).
+
+The installed commands are attributes of this module, such as ``alma_stream``, so that they handle Ctrl-C during the
+import of the command, which takes a quarter of a second; `terminal.command` handles signals only after the import.
 """
 
 from __future__ import annotations
@@ -40,6 +43,18 @@ if sys.platform == "win32":
 __version__ = "0.3.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
+COMMANDS = {
+    "alma_prep_text": "data_prep.text.command",
+    "alma_prep_images": "data_prep.images",
+    "alma_grow": "fairseq_alma.cli.grow",
+    "alma_ensemble": "fairseq_alma.cli.ensemble",
+    "alma_stream": "fairseq_alma.cli.stream",
+    "alma_report": "fairseq_alma.cli.report",
+    "alma_export": "fairseq_alma.cli.export",
+    "alma_import": "fairseq_alma.cli.import_model",
+    "alma_update": "fairseq_alma.cli.update",
+}
+"""Name of each entry point -> module with the ``main`` function of the command."""
 DEFERRED = ("sklearn", "sklearn.metrics", "scipy.stats")
 PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")
 
@@ -108,7 +123,17 @@ class _RegisterAfterFairseq:
 
 
 def __getattr__(name: str) -> object:
-    """Return the function ``name`` of `fairseq_alma.cli.notebook`. The first access imports the notebook module."""
+    """Return an entry point in `COMMANDS` or a function of `fairseq_alma.cli.notebook`; import its module if needed."""
+
+    def start(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+        try:
+            return importlib.import_module(COMMANDS[name]).main(argv)
+        except KeyboardInterrupt:
+            print("interrupted before the command started", file=sys.stderr)
+            return 130
+
+    if name in COMMANDS:
+        return start
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fairseq_alma.cli import notebook

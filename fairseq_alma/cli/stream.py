@@ -38,7 +38,7 @@ from fairseq_alma.text.train_options import Context, Preferences, Recipe, comple
 from fairseq_alma.training.feature import FEATURES, PlannedRun, import_from
 
 Job = Union[TextJob, ImageJob]
-ALMA_STREAM = (sys.executable, "-c", "import sys; from fairseq_alma.cli.start import stream; sys.exit(stream())")
+ALMA_STREAM = (sys.executable, "-c", "import sys; from fairseq_alma import alma_stream; sys.exit(alma_stream())")
 DESCRIPTION = "Train on mega-batches in their order of arrival, and test after each stage (Algorithm 1 of the paper)."
 EPILOG = """\
 Options after -- are passed to fairseq-train (text) or to the training of image models, and take precedence over the
