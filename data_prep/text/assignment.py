@@ -154,7 +154,7 @@ class HeldOutNgrams:
 
     Args:
         hashes: ``(n-grams,)`` distinct hashes of the other n-grams, ascending.
-        owners: ``(n-grams,)`` index of the first held-out document with each n-gram.
+        owners: ``(n-grams,)`` index of the shortest held-out document with each n-gram.
         sizes: ``(held-out documents,)`` number of distinct n-grams of each held-out document.
     """
 
@@ -169,6 +169,7 @@ class HeldOutNgrams:
     @classmethod
     def of(cls, documents: Sequence[np.ndarray]) -> "HeldOutNgrams":
         """Merge the n-grams of held-out documents; ``documents``: distinct hashes of each document."""
+        documents = sorted(documents, key=len)
         sizes = np.array([*map(len, documents)], np.int64)
         merged = np.concatenate([np.empty(0, np.uint64), *documents])
         hashes, first, counts = np.unique(merged, return_index=True, return_counts=True)
@@ -178,7 +179,7 @@ class HeldOutNgrams:
     def find_copies(self, ngrams: Ngrams) -> tuple[np.ndarray, np.ndarray]:
         """Find documents that repeat held-out text.
 
-        The share of n-grams that are held out is `_COPIED` or more, of the document or of a held-out document.
+        The share of distinct n-grams in common is `_COPIED` or more, of the document or of a held-out document.
 
         Returns:
             (indices of the documents, index of the first word of the first shared n-gram in each of them).
@@ -194,6 +195,8 @@ class HeldOutNgrams:
         of_pairs, counts = np.unique(documents * len(self.sizes) + self.owners[places], return_counts=True)
         containing, owners = np.divmod(of_pairs, max(1, len(self.sizes)))
         sizes = np.bincount(ngrams.documents)
+        bounds = np.searchsorted(ngrams.documents, [owning, owning + 1]).T
+        sizes[owning] = [len(np.unique(ngrams.hashes[begin:end])) for begin, end in bounds]
         is_copy = np.bincount(documents, minlength=len(sizes)) >= np.maximum(1, _COPIED * sizes)
         is_copy[containing[counts >= _COPIED * self.sizes[owners]]] = True
         return owning[is_copy[owning]], ngrams.starts[shared[first]][is_copy[owning]]

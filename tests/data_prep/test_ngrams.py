@@ -80,15 +80,15 @@ def test_hashes_do_not_depend_on_the_other_documents(monkeypatch):
 
 def test_a_document_repeats_held_out_text_by_its_share_and_licences_do_not_count():
     generator = random.Random(2)
-    licence, quote, *texts = (" ".join(generator.choices("abcdefghij", k=k)) for k in (40, 40, 400, 400, 400, 40))
+    licence, quote, *texts = (" ".join(generator.choices("abcdefghij", k=k)) for k in (40, 40, 400, 400, 400, 900))
     held_out = [f"{licence} {text}" for text in texts[:3]] + [f"{texts[3]} {quote}", quote, "few words"]
-    own = [" ".join(generator.choices("klmnopqrst", k=k)) for k in (40, 400, 5000, 5000)]
-    hasher = NgramHasher(13)
+    hasher, own = NgramHasher(13), [" ".join(generator.choices("klmnopqrst", k=k)) for k in (40, 400, 5000, 5000)]
     known = HeldOutNgrams.of(distinct_of_each(hasher(held_out), len(held_out)))
-    trained = [f"{licence} {own[0]}", f"{own[1]} {' '.join(texts[0].split()[:30])}", f"{own[2]} {texts[3]} {own[1]}"]
+    trained = [f"{licence} {own[0]}", f"{own[1]} {' '.join(texts[0].split()[:30])}", f"{own[2]} {quote} {own[1]}"]
     trained += ["", f"{own[3]} {' '.join(texts[1].split()[:25])}", f"{own[0]} {quote}", "few words", "other words"]
+    trained.append(f"{own[0]} {texts[3][:50]} " * 30)
     copies, starts = known.find_copies(hasher(trained))
-    # 30 of 400 words are 18 of 428 n-grams: less than 5 %. The long document contains a complete held-out document.
-    assert copies.tolist() == [2, 5, 6] and starts.tolist() == [5000, 40, 0]
+    # 30 of 400 words are 18 of 428 n-grams: less than 5 %. Two held-out documents contain the complete quote.
+    assert copies.tolist() == [2, 5, 6, 8] and starts.tolist() == [5000, 40, 0, 40]
     nothing = HeldOutNgrams.of([])
     assert [*map(len, nothing.find_copies(hasher(trained)))] == [0, 0] == [*map(len, known.find_copies(hasher([])))]
