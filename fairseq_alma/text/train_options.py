@@ -121,7 +121,7 @@ class Context:
     Attributes:
         owned: option of fairseq-train that the learner sets -> explanation for the error if the user gives the option.
         sizes: options that the learner sets in the first stage, such as ``--num-experts`` -> value.
-        continues: whether each later stage starts from the weights of the previous stage.
+        continues: whether a later stage starts from the weights of an earlier stage.
         features: value of each option of a training feature, by field name; None: the option is not given.
         selects_weights: whether the user selects the weights to test, for example with ``--best-checkpoint``.
         has_start: whether the run starts from a checkpoint.

@@ -6,7 +6,7 @@ import pytest
 from fairseq_alma.cli.stream import main
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.learners.learner import ModelId
+from fairseq_alma.learners.learner import ModelId, SingleModel
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.runs.fakes import write_manifest
 from tests.scripts import usage_error
@@ -26,11 +26,9 @@ def run(stream, tmp_path, *options, train=TRAIN):
 def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream, tmp_path, capsys):
     assert run(stream, tmp_path, "--wait", "3", "--dry-run", "--seed", "1", "2") == 0
     out = capsys.readouterr().out
-    assert out.count("\nfairseq-train ") == 4
-    assert out.count("\nfairseq-eval-lm ") == 8
+    assert out.count("\nfairseq-train ") == 4 and out.count("\nfairseq-eval-lm ") == 8
     assert all(f"# seed {seed}, stage 1/2, arrival 3 (mega-batches 1-3): --stage 0" in out for seed in (1, 2))
-    assert "--adam-betas '(0.9, 0.98)'" in out
-    assert not (tmp_path / "R").exists()
+    assert "--adam-betas '(0.9, 0.98)'" in out and not (tmp_path / "R").exists()
 
 
 def test_a_dry_run_refuses_a_missing_start_checkpoint(stream, tmp_path):
@@ -154,8 +152,7 @@ def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(str
         run(stream, tmp_path, "--seed", "1", "2")
     for words in (["--lr", "abc"], []):
         begin(stream, tmp_path, train=words)
-    record = json.loads((tmp_path / "R" / "run.json").read_text())
-    assert float(record["train_options"]["--lr"]) > 0
+    assert float(json.loads((tmp_path / "R" / "run.json").read_text())["train_options"]["--lr"]) > 0
 
 
 def test_a_run_records_the_mega_batches_and_stages_of_a_longer_stream(stream, tmp_path, no_commands, monkeypatch):
@@ -197,8 +194,10 @@ def test_a_dry_run_of_one_member_prints_its_trainings(stream, tmp_path, capsys):
     assert out.count("fairseq-train ") == out.count("member-1 ") == 4 and "fairseq-eval-lm" not in out
 
 
-def test_a_growing_ensemble_starts_from_random_weights_by_default(stream, tmp_path, capsys):
+def test_a_learner_may_start_each_stage_from_random_weights_by_default(stream, tmp_path, capsys, monkeypatch):
     run(stream, tmp_path, "--learner", "gens", "--dry-run")
     by_default = capsys.readouterr().out
     run(stream, tmp_path, "--learner", "gens", "--init", "scratch", "--dry-run")
     assert capsys.readouterr().out == by_default and "--finetune-from-model" not in by_default
+    monkeypatch.setattr(SingleModel, "starts_from", lambda *_: None)  # as a learner of --learners-from may do
+    assert run(stream, tmp_path, "--dry-run", train=[]) == 0
