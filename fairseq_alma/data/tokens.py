@@ -182,7 +182,7 @@ class StreamTokenizer:
         try:
             return self._encode(texts)
         except Exception as error:  # Both packages raise Exception, for example if the vocabulary has no unknown token.
-            raise AlmaError(f"{self.file}: cannot encode a text ({error}); give another tokenizer") from error
+            raise AlmaError(f"{self.file}: cannot encode a text ({error}); correct the text or tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
         """Return the symbols of a text. fairseq's ``Dictionary.encode_line`` accepts the symbols joined by spaces."""

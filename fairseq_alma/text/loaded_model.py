@@ -7,6 +7,7 @@ Letters: B sequences, T positions, V vocabulary size.
 """
 
 import math
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from fairseq_alma.training.stage_task import refuse_other_weights
 
 PAD = 1
 IGNORED = -100
+_SAMPLING = threading.Lock()  # fairseq samples with the global random generator of torch, which all threads share
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,13 @@ class LoadedModel:
         }
         if broken := [rule for rule, holds in rules.items() if not holds]:
             raise AlmaError(broken[0])
-        strategy = None if seed is None else _Sampling(self.dictionary, top_k, top_p)
-        if seed is not None:
-            torch.manual_seed(seed)
-        return prompt + self.continue_ids([EOS, *self.encode(prompt)], max_new_tokens, temperature, strategy)
+        ids = [EOS, *self.encode(prompt)]
+        if seed is None:
+            return prompt + self.continue_ids(ids, max_new_tokens)
+        with _SAMPLING, torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            sampling = _Sampling(self.dictionary, top_k, top_p)
+            return prompt + self.continue_ids(ids, max_new_tokens, temperature, sampling)
 
     def continue_ids(self, ids: list[int], max_new_tokens: int, temperature: float = 1.0, strategy: Any = None) -> str:
         """Generate text after the T >= 1 ids of a prompt (if empty, ``[EOS]``), and return only the generated text.
