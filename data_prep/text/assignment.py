@@ -194,12 +194,11 @@ class HeldOutNgrams:
         documents, places = np.divmod(pairs, max(1, len(self.hashes)))
         of_pairs, counts = np.unique(documents * len(self.sizes) + self.owners[places], return_counts=True)
         containing, owners = np.divmod(of_pairs, max(1, len(self.sizes)))
-        sizes = np.bincount(ngrams.documents)
         bounds = np.searchsorted(ngrams.documents, [owning, owning + 1]).T
-        sizes[owning] = [len(np.unique(ngrams.hashes[begin:end])) for begin, end in bounds]
-        is_copy = np.bincount(documents, minlength=len(sizes)) >= np.maximum(1, _COPIED * sizes)
-        is_copy[containing[counts >= _COPIED * self.sizes[owners]]] = True
-        return owning[is_copy[owning]], ngrams.starts[shared[first]][is_copy[owning]]
+        sizes = np.array([len(np.unique(ngrams.hashes[begin:end])) for begin, end in bounds])
+        is_copy = np.unique(documents, return_counts=True)[1] >= _COPIED * sizes
+        is_copy |= np.isin(owning, containing[counts >= _COPIED * self.sizes[owners]])
+        return owning[is_copy], ngrams.starts[shared[first]][is_copy]
 
 
 def distinct_of_each(ngrams: Ngrams, num_documents: int) -> list[np.ndarray]:
