@@ -152,7 +152,8 @@ def load_archive(path: Path, mmap: bool) -> Any:
         except OSError:
             raise
         except Exception as error:  # do not show torch's message: it advises unsafe loading
-            raise UnfitCheckpoint("damaged, or contains objects other than weights and plain data") from error
+            name = str(error).partition("GLOBAL ")[2].partition(" ")[0] or "unreadable"
+            raise UnfitCheckpoint(f"damaged, or contains objects ({name}) other than weights and plain data") from error
 
 
 def untrained_checkpoint(cfg: Any, model: Mapping[str, Any], task_state: Mapping[str, Any]) -> Checkpoint:

@@ -160,7 +160,7 @@ class Feature(Options):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to save in checkpoints (key -> value); keys must be unique among all features."""
+        """Return the state for checkpoints: unique key -> tensors and plain Python values (no NumPy, no paths)."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
