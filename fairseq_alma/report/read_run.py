@@ -154,6 +154,7 @@ class RecordedRun:
         found |= {OPTION_OF.get(name, flag(name)): value for name, value in options.items() if name not in ignored}
         found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
         found |= {"--augment": True} if self.stream.get("augment") else {}
+        found |= {"--passes": self.recipe["passes"]} if "--max-update" in self.recipe["chosen"] else {}
         size, frequency = str(found.get("--batch-size", "")), str(found.get("--update-freq", 1))
         if size.isdecimal() and frequency.isdecimal():  # compare the sequences of an update, not those of a batch
             found["--batch-size"] = int(size) * int(frequency)
@@ -373,7 +374,7 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
         # Options that alma-stream chose depend on the amount of text.
         ignored = {"--iid", "--wait", "--drop-rest", *run.recipe["chosen"], *map(flag, run.recipe["features"])}
         settings = sorted(item for item in run.settings.items() if item[0] not in ignored)
-        return run.record["learner"], run.recipe.get("passes"), *settings
+        return run.record["learner"], *settings
 
     eager = {key(e): e for e in groups if not e.first.options.get("iid") and e.first.options["wait"] == 1}
     controls = [each for each in groups if each.first.options.get("iid") and key(each) in eager]

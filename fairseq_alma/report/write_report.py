@@ -357,16 +357,16 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         return []
     value, _, over_stream = metric_names(complete[0].first)
     unit, digits = ("", 2) if complete[0].first.is_text else (" %", 1)
-    figures: list[tuple[str, str, Callable[[RecordedRun], float]]] = [
-        ("at the end", f"test {value}", lambda run: run.final),
-        (f"over all {longest} arrivals", over_stream, lambda run: run.over_stream),
+    figures: list[tuple[str, str, str, Callable[[RecordedRun], float]]] = [
+        ("at the end", f"test {value}", unit, lambda run: run.final),
+        (f"over all {longest} arrivals", over_stream, "", lambda run: run.over_stream),
     ]
     if are_on_several_streams(complete):
         if not complete[0].first.is_text:
             return []
-        digits, figures = 3, [("at the end", "bits per byte", lambda run: run.bits_per_byte)]
+        digits, figures = 3, [("at the end", "bits per byte", "", lambda run: run.bits_per_byte)]
     lines = []
-    for when, name, figure in figures:
+    for when, name, unit, figure in figures:
         spreads = ((spread, each) for each in complete if (spread := each.spread(figure)))
         ranked = sorted((pair for pair in spreads if math.isfinite(pair[0].mean)), key=lambda pair: pair[0].mean)
         if len(ranked) < 2:  # the models of the other learners diverged
@@ -379,12 +379,9 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         elif abs(gap.mean) <= gap.half_interval():
             doubt = " The difference is not significant over these seeds (95 % confidence interval)."
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
-        shown = f"{best.show(digits)}{unit if name != over_stream else ''}"
         over = f"over {seeds} {'seed' if seeds == 1 else 'seeds'}"
-        other = (
-            f"{percent:.1f} % lower than {runner_up.name} ({second.show(digits)}{unit if name != over_stream else ''})"
-        )
-        lines.append(f"Best {when}: {winner.name}, {name} {shown} {over}, {other}.{doubt}")
+        other = f"{percent:.1f} % lower than {runner_up.name} ({second.show(digits)}{unit})"
+        lines.append(f"Best {when}: {winner.name}, {name} {best.show(digits)}{unit} {over}, {other}.{doubt}")
     return lines
 
 
@@ -504,12 +501,13 @@ def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[Rec
     """
     first = runs[0]
     kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]
-    advice = "report this run separately"
-    if not mix and len({run.is_text for run in runs}) == 1:
-        advice += ", or give --mix to compare runs on different streams"
+    mixed = ", or give --mix to compare runs on different streams"
     names = {run: f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}" for run in runs}
     errors = [
-        AlmaError(f"{run.path}: expected the stream of {first.path} ({names[first]}), found {names[run]}; {advice}")
+        AlmaError(
+            f"{run.path}: expected the stream of {first.path} ({names[first]}), found {names[run]}; report this run "
+            f"separately{mixed if run.is_text == first.is_text else ''}"
+        )
         for run in runs
         if run not in kept
     ]

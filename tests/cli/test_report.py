@@ -62,14 +62,16 @@ def test_damaged_runs_are_named_and_the_others_are_reported(tmp_path, capsys):
 
 def test_runs_on_different_streams_are_refused_unless_mixed(tmp_path, capsys):
     one, other = write_run(tmp_path / "A"), write_run(tmp_path / "B", stream=text_stream(4, "b" * 64))
-    assert main([str(one), str(other)]) == 1
-    assert re.search(r"B: expected the stream of .*A .*--mix", capsys.readouterr().err)
+    images = write_run(tmp_path / "I", stream=image_stream(4))
+    assert main([str(one), str(images), str(other)]) == 1
+    of_images, of_text = capsys.readouterr().err.splitlines()
+    assert re.search(r"B: expected the stream of .*A .*--mix", of_text) and "--mix" not in of_images
     twin, worse = write_run(tmp_path / "C"), write_run(tmp_path / "D", [90.0] * 4, "ens", text_stream(4, "b" * 64))
     assert main([str(one), "--mix", str(other), str(twin), str(worse)]) == 0
     out, err = capsys.readouterr()  # test sets differ, so only bits per byte are compared
     assert "C: left out, as another run has the same options and seed" in err
     assert "bits per byte" in out and "Best over" not in out and "test perplexity 2" not in out
-    assert main([str(one), str(write_run(tmp_path / "I", stream=image_stream(4))), "--mix"]) == 1
+    assert main([str(one), str(images), "--mix"]) == 1
 
 
 def test_without_matplotlib_only_the_figures_are_missing(tmp_path, monkeypatch, capsys, no_figures):

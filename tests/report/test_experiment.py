@@ -75,9 +75,10 @@ def test_lengths_that_follow_from_the_text_are_compared_in_passes(groups):
         recipe = {"chosen": options, "passes": passes, "preferences": {}, "features": more, "lines": []}
         return {"train_options": options, "recipe": recipe}
 
-    long, short = chosen("87", 1.0), chosen("28", 1.0, carry_optimizer=True)
-    found = groups({"iid": 3, **long}, {"carry_optimizer": True, **short}, {"wait": 2, **chosen("56", 4.0)})
-    assert [each.label for each in found] == ["SM_w1", "SM_w2 (4x steps)", "SM iid k3"]
+    iid, one = {"iid": 3, **chosen("87", 1.0)}, {"carry_optimizer": True, **chosen("28", 1.0, carry_optimizer=True)}
+    two = one | {"recipe": one["recipe"] | {"passes": 2.0}}  # of a later stage; run.json has the last number
+    found = groups(iid, one, two, {"wait": 2, **chosen("56", 4.0)})
+    assert [each.label for each in found] == ["SM_w1", "SM_w1 (2x steps)", "SM_w2 (4x steps)", "SM iid k3"]
     assert [(control.label, each.label) for control, each, _ in iid_pairs(found)] == [("SM iid k3", "SM_w1")]
 
 
