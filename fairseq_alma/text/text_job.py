@@ -6,6 +6,7 @@ from typing import Iterable, Optional, Sequence
 
 import fairseq_alma
 from fairseq_alma.data.stream import Stream, split_name
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, Stage, StagePlan, Training
 from fairseq_alma.runs.evaluation import StageEvaluation
@@ -34,11 +35,18 @@ from fairseq_alma.training.features import BestCheckpoint, CarriedOptimizer, LRB
 GROWN_FILE = "grown.pt"
 
 
-def check_start(path: Path, stream: Path) -> None:
-    """Raise AlmaError if the dictionary of the initial checkpoint differs from the dictionary of the stream."""
+def check_start(path: Path, stream: Path, sizes: Sequence[tuple[str, str]]) -> None:
+    """Raise AlmaError if the initial checkpoint does not fit the stream or the ``sizes`` that the learner sets."""
     from fairseq_alma.checkpoints.checkpoint_file import check_dictionary, read_checkpoint
 
-    check_dictionary(read_checkpoint(path), str(path), Stream.open(stream, "text"))
+    checkpoint = read_checkpoint(path)
+    check_dictionary(checkpoint, str(path), Stream.open(stream, "text"))
+    for name, size in sizes:
+        found = str(checkpoint["cfg"]["model"].get(name[2:].replace("-", "_"), size))
+        if found != size:
+            raise AlmaError(
+                f"{path}: expected {name} {size}, the first size of --grow-schedule, found {found}; change one of them"
+            )
 
 
 class TextJob:
@@ -103,7 +111,8 @@ class TextJob:
     def check_start(self) -> None:
         assert self.stream is not None
         if (start := self.request.finetune_from_model) is not None:
-            call("fairseq_alma.text.text_job:check_start", start, self.stream.root)
+            (first, *_) = self.learner.plan(Stage(0, (0,), (0,))).trainings
+            call("fairseq_alma.text.text_job:check_start", start, self.stream.root, first.sizes)
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder, name: str) -> None:
         """Print the commands of the requested stages, without running them; ``name``: see `RunDisplay`."""

@@ -351,6 +351,8 @@ def complete(
         if not SIZE_OPTIONS & given.keys():
             model_line += f", {num_params(width, layers, vocab_size, experts):,} parameters"
         model_line += f": width {width}, {layers} layers, {'dense' if experts == 1 else f'{experts} experts'}"
+    elif size is not None:
+        model_line += f": --decoder-embed-dim {given['--decoder-embed-dim']} after -- overrides --size"
     record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features}
     return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context, tokens)
 
@@ -491,7 +493,7 @@ class TrainOptions:
     """
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
-        self.owned = dict(OWNED)
+        self.owned = {**OWNED, "--": "give -- once"}
         for kind in FEATURES:
             own = [each.flag for each in options_of(kind).values() if each.side is None and "text" in each.kinds]
             self.owned |= dict.fromkeys(own, "give this option before the --") | dict(kind.owned)

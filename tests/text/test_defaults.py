@@ -185,6 +185,7 @@ def test_the_learner_may_set_the_number_of_experts_or_layers():
     assert not sizes.keys() & options(found).keys()
     assert found.lines[0].endswith(", 3 layers, 2 experts") and "parameters" in found.lines[0]
     assert "parameters" not in made(["--moe-freq", "1"]).lines[0] and made(["--num-experts", "x"])  # refused later
+    assert made(["--decoder-embed-dim", "64"], size=10**6).lines[0].endswith("64 after -- overrides --size")
 
 
 def test_sizes_are_read_and_invalid_ones_are_refused():

@@ -15,6 +15,7 @@ from fairseq_alma.checkpoints import TASK_STATE
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.text.task import ensure_printed
+from fairseq_alma.text.text_job import check_start
 from tests.scripts import run_script
 from tests.text.stock_commands import evaluate, prepare_stream, train_model, training_config
 
@@ -155,6 +156,8 @@ def test_a_training_takes_the_number_of_experts_from_its_checkpoint(trained, tmp
     with pytest.raises(AlmaError, match="give --num-experts 4"):
         start = ["--num-experts", "3", "--finetune-from-model", str(trained.checkpoint), *update]
         train_model(trained.stream, tmp_path / "c", "--megabatch", "0", *start)
+    with pytest.raises(AlmaError, match="expected --num-experts 2, the first size of --grow-schedule, found 4"):
+        check_start(trained.checkpoint, trained.stream, [("--num-experts", "2")])
     last = train_model(trained.stream, tmp_path / "d", "--megabatch", "0", "--arch", "alma_switch_lm", *update)
     model = torch.load(last)["cfg"]["model"]
     assert (model["num_experts"], model["gate_trees"]) == (4, "")

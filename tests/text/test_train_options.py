@@ -39,6 +39,7 @@ def test_a_refusal_names_options_that_stand_before_the_dashes():
         (["--arch", "x", "--max-epoch"], "--max-epoch .*positive integer"),
         ([*BASE, "--num-experts", "0"], "--num-experts 0: expected a number of at least 1"),
         ([*BASE, "--autocast", "fp16"], "--autocast fp16: choose from bf16"),
+        ([*BASE, "--", "--lr", "1"], "-- is not allowed after --: give -- once"),
         ([*BASE, "--balance-loss-weight", "0.5"], "--balance-loss-weight after --: requires --criterion"),
         ([*BASE, "--batch-s", "8"], "--batch-s after --: abbreviation of --batch-size; give the full name"),
         (["stream", "--arch", "x"], "'stream' after --: expected an option of fairseq-train"),
@@ -49,21 +50,12 @@ def test_invalid_options_are_refused_before_anything_runs(words, message):
         TrainOptions(words)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (
-            ["--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--autocast", "bf16"],
-            [("--cpu",), ("--tokens-per-sample", "64"), ("--batch-size", "8")],
-        ),
-        (
-            ["--batch-size", "8", "--max-sentences-valid", "2", "--max-tokens", "100"],
-            [("--batch-size", "2"), ("--max-tokens", "100")],
-        ),
-    ],
-)
-def test_the_evaluation_gets_only_its_options_and_prefers_the_batch_size_of_validation(words, expected):
+def test_the_evaluation_gets_only_its_options_and_prefers_the_batch_size_of_validation():
+    words = ["--cpu", "--lr", "0.1", "--batch-size", "8", "--tokens-per-sample", "64", "--autocast", "bf16"]
+    expected = [("--cpu",), ("--tokens-per-sample", "64"), ("--batch-size", "8")]
     assert TrainOptions([*BASE, *words]).for_evaluation() == expected
+    words = ["--batch-size", "8", "--max-sentences-valid", "2", "--max-tokens", "100"]
+    assert TrainOptions([*BASE, *words]).for_evaluation() == [("--batch-size", "2"), ("--max-tokens", "100")]
 
 
 @pytest.mark.parametrize(("given", "num_procs", "each"), [("4", 2, "2"), ("8,4", 4, "2,1"), ("3", 3, "1")])
@@ -72,17 +64,11 @@ def test_processes_share_the_batches_of_an_update(given, num_procs, each):
     assert options.shared(num_procs).as_dict() == {**options.as_dict(), "--update-freq": each}
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([], "--num-procs 2: must divide the number of batches per update"),
-        (["--update-freq", "2,1"], "--num-procs 2: must divide the number of batches per update"),
-        (["--update-freq", "x"], "--num-procs 2: .* --update-freq x .after --"),
-    ],
-)
-def test_batches_that_are_no_multiple_of_the_processes_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        TrainOptions([*BASE, *given]).shared(2)
+@pytest.mark.parametrize("given", [[], ["2,1"], ["x"]])
+def test_batches_that_are_no_multiple_of_the_processes_are_refused(given):
+    message = "--num-procs 2: must divide the number of batches per update, found --update-freq "
+    with pytest.raises(ValueError, match=f"{message}{(*given, '1')[0]} .after --"):
+        TrainOptions([*BASE, *(["--update-freq", *given] if given else [])]).shared(2)
 
 
 def test_lengthened_options_have_more_updates_and_the_same_warm_up():
