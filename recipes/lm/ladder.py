@@ -19,12 +19,10 @@ import json
 import lzma
 import math
 import os
-import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Iterable, Iterator, Optional, Sequence
 
@@ -33,7 +31,7 @@ from pandas import DataFrame
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.report.read_run import RecordedRun, Spread, load_run
 from fairseq_alma.terminal import command
-from fairseq_alma.text.train_options import transformer_params, usual_ffn, usual_heads
+from fairseq_alma.text.train_options import row_of, transformer_params, usual_ffn, usual_heads
 
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES, EXPERTS = 9, 10, 4, 4
 BATCH, SAMPLE = 16, 128
@@ -134,7 +132,6 @@ class Rung:
             return
         if not files:
             raise AlmaError(f"--text: missing, and {self.root} has no stream; give text files (plain or .xz)")
-        self.root.mkdir(parents=True, exist_ok=True)
         size, text = 0, self.root / "text.txt"
         with open(text, "w", encoding="utf-8") as out:
             for line in (each.strip() for file in files for each in open_text(file)):
@@ -149,32 +146,28 @@ class Rung:
         words = [text, "--out", self.root / "stream", "--megabatches", MEGABATCHES, "--vocab-size", 32 * self.width]
         subprocess.run(["alma-prep-text", *map(str, words)], check=True)
 
-    def command(self, row: str, seed: int, rate: Optional[str], *options: str) -> list[str]:
-        """Return the alma-stream command of a run; rate None: alma-stream chooses the learning rate."""
+    def command(self, row: str, seed: int, rate: str) -> list[str]:
+        """Return the alma-stream command of a run."""
         how = ROWS[row]
         words = ["alma-stream", "--stream", self.root / "stream", "--megabatches", MEGABATCHES, "--seed", seed]
-        words += [*how.options.split(), "--run", self.run(row, seed, rate), *options]
+        words += [*how.options.split(), "--run", self.run(row, seed, rate)]
         words += ["--", "--arch", "alma_transformer_lm", "--decoder-embed-dim", self.width, "--cpu"]
         words += [] if how.layers is None else ["--decoder-layers", how.layers]
         words += [] if how.experts is None else ["--num-experts", how.experts]
         words += ["--tokens-per-sample", SAMPLE, "--batch-size", BATCH, "--max-update", self.updates]
-        if rate is not None:
-            words += ["--lr", rate, "--lr-scheduler", how.schedule, "--warmup-updates", max(1, self.updates // 30)]
-            words += ["--total-num-update", self.updates] if how.schedule == "polynomial_decay" else []
+        words += ["--lr", rate, "--lr-scheduler", how.schedule, "--warmup-updates", max(1, self.updates // 30)]
+        words += ["--total-num-update", self.updates] if how.schedule == "polynomial_decay" else []
         return list(map(str, words))
 
-    def run(self, row: str, seed: int, rate: Optional[str]) -> Path:
+    def run(self, row: str, seed: int, rate: str) -> Path:
         """Return the folder of a run."""
         return self.root / f"{row}-lr{rate}-seed{seed}"
 
-    @cached_property
+    @property
     def rates(self) -> tuple[str, str]:
-        """Return the learning rate that alma-stream chooses, and twice that rate, from a dry run."""
-        words = self.command("sm-4", 1, None, "--dry-run", "--stage", "0")
-        printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-        chosen = re.search(r"--lr ([\d.]+\d)", printed)
-        assert chosen is not None
-        return f"{float(chosen[1]):.3g}", f"{2 * float(chosen[1]):.3g}"
+        """Return the learning rate that alma-stream chooses for one pass through the stream, and twice that rate."""
+        rate = row_of(MEGABATCHES * self.tokens).rate
+        return f"{rate:.3g}", f"{2 * rate:.3g}"
 
     def complete(self, row: str, seed: int, rate: str) -> Optional[RecordedRun]:
         """Return a run, or None if a stage is incomplete."""
@@ -385,7 +378,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             for row, seed, rate in rung.jobs(rows, args.seeds):
                 print(" ".join(rung.command(row, seed, rate)))
             continue
-        rung.prepare(args.text)
+        rung.root.mkdir(parents=True, exist_ok=True)
+        with open(rung.root / "stream.lock", "w") as lock:  # another call may write the stream
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            rung.prepare(args.text)
         train(rung, rows, args.seeds)
     if not args.dry_run:
         text = report(rungs, args.seeds)

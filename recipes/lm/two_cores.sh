@@ -13,6 +13,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source recipes/lib/environment.sh
 
+unset EXPERTS MEMBERS METHOD WAIT IID STEPS SEED # each row sets these settings of table2.sh
 : "${RUNS:=runs/lm-two-cores}"          # output folder
 : "${TEXT:=corpora/wikipedia-2015.txt}"
 : "${BYTES:=6000000}"

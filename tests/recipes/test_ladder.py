@@ -1,48 +1,54 @@
 """``recipes/lm/ladder.py`` prints the remaining runs, refuses short text, and makes tables of complete runs."""
 
-import importlib.util
+import fcntl
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text.train_options import Context, Preferences, complete
 from tests.report.fakes import text_stream, write_run
-
-PATH = Path(__file__).parents[2] / "recipes" / "lm" / "ladder.py"
 
 
 @pytest.fixture
 def ladder(monkeypatch):
-    spec = importlib.util.spec_from_file_location("ladder", PATH)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(__import__("sys").modules, "ladder", module)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "recipes" / "lm")
+    return importlib.import_module("ladder")
 
 
 def test_a_dry_run_prints_hours_and_both_rates_of_a_row_for_each_schedule(ladder, tmp_path, capfd):
-    ladder.main(["--rows", "main", "--runs", str(tmp_path), "--dry-run"])
-    head, *commands = capfd.readouterr().out.splitlines()
-    assert re.match(r"width 32: [\d,]+ tokens and [\d,]+ updates for each mega-batch; \d+\.\d hours of one core", head)
-    rates = [float(re.search(r"--lr (\S+)", command)[1]) for command in commands]
-    assert len(rates) == 4 and rates[1] == pytest.approx(2 * rates[0], rel=0.05)
+    ladder.main(["--rows", "main", "--width", "32", "48", "--runs", str(tmp_path), "--dry-run"])
+    out = capfd.readouterr().out
+    head = r"^width \d+: (\S+) tokens and [\d,]+ updates for each mega-batch; \d+\.\d hours of one core"
+    rates = re.findall(r"--lr (\S+)", out)
+    for tokens, found in zip(re.findall(head, out, re.MULTILINE), (rates[:4], rates[4:]), strict=True):
+        # The rate that alma-stream will choose for the stream, which does not exist yet, and twice this rate.
+        given = ["--arch", "alma_transformer_lm", "--max-update", "9"]
+        rate = complete(given, Preferences(), Context(), [int(tokens.replace(",", ""))] * 4).chosen["--lr"]
+        assert found == [rate, f"{2 * float(rate):g}"] * 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_text_that_is_too_short_is_one_line_with_the_bytes_it_has_and_needs(ladder, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("a paragraph\n" * 10)
-    monkeypatch.setattr(ladder.Rung, "rates", ("0.01", "0.02"))
+
+    def open_locked(file, open_text=ladder.open_text):  # another call of the same command waits
+        with open(tmp_path / "32-10-passes/stream.lock") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return open_text(file)
+
+    monkeypatch.setattr(ladder, "open_text", open_locked)
     with pytest.raises(AlmaError, match=r"--text: expected 10,[\d,]+ bytes for width 32, found 120; give more files"):
-        ladder.main(["--text", str(tmp_path / "text.txt"), "--runs", str(tmp_path / "runs")])
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "text.txt"]
+        ladder.main(["--text", str(tmp_path / "text.txt"), "--runs", str(tmp_path)])
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"text.txt", "stream.lock"}
 
 
-def test_tables_have_ratios_those_of_the_paper_regret_and_the_share_of_the_way(ladder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ladder.Rung, "rates", ("0.01", "0.02"))
+def test_tables_have_ratios_those_of_the_paper_regret_and_the_share_of_the_way(ladder, tmp_path, capsys):
     for row, ppl in {"sm-4": 50.0, "sm-12": 40.0, "gmoe": 44.72, "linear-iid4": 45.0}.items():
         for seed in (1, 2):
-            for rate, factor in (("0.01", 1.0), ("0.02", 1.1))[: 3 - seed]:
+            for rate, factor in (("0.03", 1.0), ("0.06", 1.1))[: 3 - seed]:
                 values = [ppl * factor] if "iid" in row else [90, 80, 70, ppl * factor]
                 options = {"iid": 4} if "iid" in row else {}
                 folder = tmp_path / "32-10-passes" / f"{row}-lr{rate}-seed{seed}"
