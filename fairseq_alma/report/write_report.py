@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Callable, Collection, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Collection, Iterator, Optional, Sequence, Union
 
 import jinja2
 from pandas import DataFrame
@@ -158,8 +158,9 @@ def _latex(text: str) -> str:
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the union of the columns of all rows. A dash fills missing cells."""
-    titles: Mapping[str, None] = dict.fromkeys(title for row in rows for title in row)
+    """Return the rows with the union of the columns of all rows, arrivals last. A dash fills missing cells."""
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    titles.sort(key=lambda title: int(title[1:]) if title[1:].isdecimal() else -1)
     return [{title: row.get(title, NOTHING) for title in titles} for row in rows]
 
 
@@ -200,9 +201,9 @@ def result_table(groups: Sequence[Experiment]) -> Table:
         row["params"] = Cell(" to ".join(ends) or "–", max(sizes, default=None))
         of = "" if complete == len(each.runs) else f" of {len(each.runs)}"
         row["seeds"] = Cell(f"{complete}{of}", complete)
-        for arrival in range(len(run.arrivals)):
-            is_planned = run.arrivals.planned[arrival] or run.arrivals.done[arrival]
-            row[f"t{arrival}"] = spread(each.at(arrival), 2, "–" if is_planned else WAITING)
+        for arrival in range(num_arrivals):
+            waits = arrival < len(run.arrivals) and not (run.arrivals.planned[arrival] or run.arrivals.done[arrival])
+            row[f"t{arrival}"] = spread(each.at(arrival), 2, WAITING if waits else NOT_YET)
         row[over_stream] = spread(each.spread(lambda run: run.over_stream), 2 if run.is_text else 1)
         row[final] = spread(each.spread(lambda run: run.final), 2)
         if run.is_text:
@@ -217,7 +218,6 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     )
     title = f"Test {value} after each mega-batch"
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
-    rows = filled(rows)
     best = set(rows[0]) - {"learner", "size", "options", "experts", "params", "seeds"}
     best = best & {"bits per byte"} if are_on_several_streams(groups) else best
     return Table(value, title, notes, rows, best, hidden, controls)

@@ -49,8 +49,7 @@ def test_tables_have_ratios_those_of_the_paper_regret_and_the_share_of_the_way(l
     for row, ppl in {"sm-4": 50.0, "sm-12": 40.0, "gmoe": 44.72, "linear-iid4": 45.0}.items():
         for seed in (1, 2):
             for rate, factor in (("0.03", 1.0), ("0.06", 1.1))[: 3 - seed]:
-                values = [ppl * factor] if "iid" in row else [90, 80, 70, ppl * factor]
-                options = {"iid": 4} if "iid" in row else {}
+                values, options = ([ppl * factor], {"iid": 4}) if "iid" in row else ([90, 80, 70, ppl * factor], {})
                 folder = tmp_path / "32-10-passes" / f"{row}-lr{rate}-seed{seed}"
                 write_run(folder, values, stream=text_stream(4), seed=seed, **options)
     ladder.main(["--tables", "--runs", str(tmp_path)])

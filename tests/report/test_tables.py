@@ -84,6 +84,8 @@ def test_of_many_arrivals_people_see_some_and_programs_all(tables):
     table = tables({"stream": image_stream(40)})["error"]
     assert [title for title in table.header if title[1:].isdecimal()] == [f"t{t}" for t in shown_arrivals(40)]
     assert len([title for title in table.csv().splitlines()[0].split(",") if title[1:].isdecimal()]) == 40
+    found = tables({"wait": 2}, {"learner": "ens", "stream": text_stream(5)})  # in the order of the stream
+    assert found["perplexity"].header[4:9] == list(found["runs"].rows[0])[-5:] == [f"t{t}" for t in range(5)]
 
 
 def test_a_table_is_markdown_csv_and_latex():
