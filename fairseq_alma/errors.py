@@ -10,7 +10,7 @@ from typing import Iterator, Optional, Union
 
 USER_CODE: list[str] = []
 """Files and folders with user code, such as learners. Messages about errors in this code contain file and line."""
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
+_NO_MEMORY = ("allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
 
 def printable(text: str) -> str:

@@ -83,6 +83,8 @@ def _claimed(path: Path, flags: int, refusal: str, operation: int = fcntl.LOCK_E
                     raise AlmaError(f"{refusal}{by} holds the lock; wait until that process exits") from None
                 time.sleep(0.1)
                 continue
+            except OSError as error:
+                raise AlmaError(f"{path}: cannot be locked ({error.strerror}); use another file system") from error
             file = os.fstat(descriptor)
             if (file_identity(path) or ())[:2] == (file.st_dev, file.st_ino):
                 yield descriptor

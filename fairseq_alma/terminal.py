@@ -55,6 +55,9 @@ def command(main: Main) -> Main:
 
     @functools.wraps(main)
     def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+        while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # replaces closed standard streams of this process
+            pass
+        os.close(null)
         _quiet_libraries()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # The terminal may not show each character.

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,10 +14,9 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import locked, once_per_file, open_atomically, publish, sweep, work_folder
 
 HANG = """
-import sys, time
-from pathlib import Path
+import pathlib, sys, time
 from fairseq_alma.files import open_atomically
-with open_atomically(Path(sys.argv[1])) as file:
+with open_atomically(pathlib.Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
     print("writing", flush=True)
@@ -109,13 +109,12 @@ def fill(out: Path) -> None:
 
 def fill_or_die(out: Path, dies_at: int) -> int:
     """Write a folder in a process that is killed before its n-th operation in it; return its status."""
-    seen = 0
+    seen: list[str] = []
 
     def hook(event: str, arguments: tuple) -> None:
-        nonlocal seen
         if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and ".building" in str(arguments[0]):
-            seen += 1
-            if seen == dies_at:
+            seen.append(event)
+            if len(seen) == dies_at:
                 os._exit(9)
 
     child = os.fork()
@@ -126,7 +125,6 @@ def fill_or_die(out: Path, dies_at: int) -> int:
         fill(out)
     finally:
         os._exit(0)
-    return 0
 
 
 def test_a_folder_is_complete_or_not_there_whenever_its_writer_is_killed(tmp_path: Path) -> None:
@@ -143,7 +141,7 @@ def test_a_folder_is_complete_or_not_there_whenever_its_writer_is_killed(tmp_pat
     assert dies_at > 5 and names(tmp_path) == ["out"]
 
 
-def test_a_second_process_is_refused_by_a_lock_file_and_by_a_work_folder(tmp_path: Path, no_patience) -> None:
+def test_a_lock_file_and_a_work_folder_refuse_a_second_process(tmp_path: Path, no_patience, monkeypatch) -> None:
     line = rf"R: another alma-stream \(process {os.getpid()} on .*\) holds the lock; wait until that process exits"
     with locked(tmp_path / ".lock", "R"), pytest.raises(AlmaError, match=line), locked(tmp_path / ".lock", "R"):
         pass
@@ -155,13 +153,15 @@ def test_a_second_process_is_refused_by_a_lock_file_and_by_a_work_folder(tmp_pat
     with pytest.raises(KeyError), work_folder(tmp_path / "new/out", "alma-export"):
         raise KeyError
     assert names(tmp_path) == [".lock"]
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with pytest.raises(AlmaError, match=r"file.tmp: cannot be locked \(No locks available\); use another file system"):
+        write(tmp_path / "file")
 
 
 def test_a_file_is_read_again_only_after_a_change(tmp_path: Path) -> None:
     reads: list[Path] = []
     read = once_per_file(lambda path: reads.append(path) or path.read_text())
-    path = tmp_path / "file"
-    write(path, b"a")
-    assert read(path) == read(path) == "a" and len(reads) == 1
-    write(path, b"b")
-    assert read(path) == "b"
+    for content in ("a", "b"):
+        write(tmp_path / "file", content.encode())
+        assert read(tmp_path / "file") == read(tmp_path / "file") == content
+    assert len(reads) == 2

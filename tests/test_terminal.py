@@ -41,6 +41,7 @@ def start(body: str, **options) -> subprocess.Popen:
         (PermissionError(errno.EACCES, "Permission denied", "/runs/a"), "/runs/a: permission denied; change"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), "a.txt: No such file; check the path"),
         (MemoryError("Unable to allocate 7 GiB"), "out of memory (Unable to allocate 7 GiB); use a smaller batch"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory ([Errno 12] Cannot allocate memory); use a"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory (DefaultCPUAllocator: can't"),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of it.\nTried"), "out of memory (CUDA out of it.);"),
     ],
@@ -62,14 +63,13 @@ def test_a_fault_of_the_system_is_described_with_the_next_step(error: Exception,
         ("print('short')", "the disk is full"),
         ("print('x' * 100_000)", "the disk is full"),
         ("print('short'); raise AlmaError('the file is damaged')", "the file is damaged\n"),
+        ("r, w = os.pipe(); os.close(r); os.write(w, b'task')", "Broken pipe"),  # to a worker
     ],
 )
-def test_a_full_disk_under_standard_output_is_one_line_and_status_1(body: str, line: str) -> None:
-    with open("/dev/full", "w") as full:
-        process = start(body, stdout=full)
+def test_a_full_disk_under_standard_output_and_a_broken_pipe_are_one_line_and_status_1(body: str, line: str) -> None:
+    with open("/dev/full", "w") as full, start(body, stdout=full) as process:
         complaints = process.communicate(timeout=600)[1]
-    assert process.returncode == 1
-    assert complaints.count("\n") == 1 and line in complaints
+    assert process.returncode == 1 and complaints.count("\n") == 1 and line in complaints
 
 
 @pytest.mark.parametrize("body", ["print('short')", "[print('x' * 1000) for _ in range(1000)]"])
@@ -80,10 +80,9 @@ def test_a_closed_pipe_ends_the_command_silently(body: str) -> None:
     assert process.stderr.read() == "" and process.wait(timeout=600) == 0
 
 
-def test_a_broken_pipe_to_a_worker_is_an_error() -> None:
-    process = start("r, w = os.pipe(); os.close(r); os.write(w, b'task')", stdout=subprocess.PIPE)
-    complaints = process.communicate(timeout=600)[1]
-    assert process.returncode == 1 and complaints.count("\n") == 1 and "Broken pipe" in complaints
+def test_no_file_gets_the_number_of_a_closed_standard_stream() -> None:
+    process = start("return os.open('/dev/null', os.O_RDONLY)", preexec_fn=lambda: os.closerange(0, 3))
+    assert process.communicate(timeout=600) == (None, "") and process.returncode >= 3
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if (start := request.finetune_from_model) is not None:
         refuse_no_file(start, "--finetune-from-model", "give a checkpoint written by alma-import or fairseq-train")
     for line in job.recipe.lines if isinstance(job, TextJob) else ():
-        print(f"# {line}" if arguments.dry_run else line)
+        print_line(f"# {line}" if arguments.dry_run else line, sys.stdout)
     if arguments.dry_run:
         groups = [[seed] for seed in request.seeds] if kind == "text" else [request.seeds]  # seeds of each process
         for seeds in groups:

@@ -50,6 +50,7 @@ _LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
 REPORT_SECONDS = 5.0
 """Seconds to wait for the errors of other ranks after the first failure."""
+KILLED = "the helper process was killed, possibly out of memory; run the command again"
 LINE_LENGTH = 110
 FUNCTIONS = {
     "fairseq-train": "fairseq_cli.train:cli_main",
@@ -93,9 +94,12 @@ class Helper:
             self.close()
             if not isinstance(error, (EOFError, OSError)):
                 raise
+            if self.process.returncode < 0:
+                raise AlmaError(KILLED) from error
             self.errors.seek(0)
             reason = last_line(self.errors.read().decode(errors="replace"))
-            raise AlmaError(f"{sys.executable}: fairseq cannot be imported ({reason}); reinstall fairseq") from error
+            fault = f"fairseq cannot be imported ({reason}); free memory or reinstall fairseq"
+            raise AlmaError(f"{sys.executable}: {fault}") from error
 
     def fork(self, call: Call, files: Sequence[int]) -> None:
         try:
@@ -103,7 +107,7 @@ class Helper:
             for file in files:
                 send_handle(self.connection, file, self.process.pid)
         except OSError as error:
-            raise AlmaError("the helper process was killed, possibly out of memory; run the command again") from error
+            raise AlmaError(KILLED) from error
 
     def close(self) -> None:
         self.connection.close()

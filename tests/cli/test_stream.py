@@ -1,4 +1,5 @@
 import json
+import os
 from functools import partial
 
 import pytest
@@ -26,14 +27,9 @@ def run(stream, tmp_path, *options, train=TRAIN):
 def test_a_dry_run_prints_the_commands_of_each_stage_and_touches_nothing(stream, tmp_path, capsys):
     assert run(stream, tmp_path, "--wait", "3", "--dry-run", "--seed", "1", "2") == 0
     out = capsys.readouterr().out
-    assert out.count("\nfairseq-train ") == 4 and out.count("\nfairseq-eval-lm ") == 8
+    assert (out.count("\nfairseq-train "), out.count("\nfairseq-eval-lm ")) == (4, 8)
     assert all(f"# seed {seed}, stage 1/2, arrival 3 (mega-batches 1-3): --stage 0" in out for seed in (1, 2))
     assert "--adam-betas '(0.9, 0.98)'" in out and not (tmp_path / "R").exists()
-
-
-def test_a_dry_run_refuses_a_missing_start_checkpoint(stream, tmp_path):
-    with pytest.raises(AlmaError, match=r"--finetune-from-model nowhere.pt: expected a file, found nothing"):
-        run(stream, tmp_path, "--dry-run", "--finetune-from-model", "nowhere.pt")
 
 
 @pytest.mark.parametrize("option", [["--branch-share", "0.2", "--passes", "99"], ["--best-checkpoint"]])
@@ -61,10 +57,7 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--keep", "0", "4"], "--keep 4: expected arrivals of the stream (0 to 3)"),
         (["--keep", "0", "--first-wait", "2"], "--keep 0: expected arrivals with a model, the first is 1"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
-        (
-            ["--save-every", "1m", "--best-checkpoint"],
-            "--save-every 1m: expected a number of updates with --best-checkpoint",
-        ),
+        (["--save-every", "1m", "--best-checkpoint"], "1m: expected a number of updates with --best-checkpoint"),
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected integers from 1 to"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
@@ -108,9 +101,10 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
         ("nowhere", [], r"nowhere: not a stream "),
         ("S:1", ["--megabatches", "5", "--dry-run"], r"S:1: fairseq splits paths at ':'"),
         ("S", ["--megabatches", "5"], r"expected at least 5 mega-batches \(--megabatches\), found 4"),
+        ("S", ["--dry-run", "--finetune-from-model", "a.pt"], "-model a.pt: expected a file, found nothing; give a"),
     ],
 )
-def test_a_missing_or_short_stream_and_a_path_that_fairseq_splits_are_named(stream, tmp_path, name, options, message):
+def test_missing_and_short_inputs_and_a_path_that_fairseq_splits_are_named(stream, tmp_path, name, options, message):
     with pytest.raises(AlmaError, match=message):
         run(tmp_path / name, tmp_path, *options)
     assert not (tmp_path / "R").exists()
@@ -130,16 +124,20 @@ def no_commands(monkeypatch):
     monkeypatch.setattr("fairseq_alma.text.helper.Command.run", refuse)
 
 
-def test_processes_of_members_begin_at_the_same_time_and_keep_the_first_command(
-    stream, tmp_path, no_commands, monkeypatch
-):
-    monkeypatch.setattr("fairseq_alma.files.LOCK_PATIENCE_SECONDS", 0)
+def test_processes_of_members_begin_at_once_and_keep_the_first_command(stream, tmp_path, no_commands, no_patience):
     how = {"train": [*TRAIN, "--tensorboard-logdir", str(tmp_path / "tb")]}
     begin(stream, tmp_path, "--learner", "ens", "--member", "0", **how)
     with RunFolder(tmp_path / "R").lock_member(ModelId(0, 0)):  # while member 0 trains
         begin(stream, tmp_path, "--learner", "ens", "--member", "1", **how)
     assert not (tmp_path / "tb").exists()  # the process that completes the stages writes their results
     assert "--member 0" in json.loads((tmp_path / "R" / "run.json").read_text())["command"]
+
+
+def test_a_run_continues_if_the_reader_of_its_output_exits(stream, tmp_path, no_commands, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("sys.stdout", os.fdopen(writer, "w", 1))
+    begin(stream, tmp_path, train=[])
 
 
 def test_a_run_that_failed_at_its_first_command_may_begin_with_other_options(stream, tmp_path, no_commands):

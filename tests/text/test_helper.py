@@ -82,7 +82,6 @@ def test_processes_of_a_group_know_their_ranks_and_one_failure_ends_all(tmp_path
 
 @pytest.mark.slow
 def test_helper_and_children_end_with_their_parent(tmp_path):
-    """``kill -9`` on alma-stream ends helper and child."""
     pids = tmp_path / "pids"
     body = f"import os, time; open({str(pids)!r}, 'w').write('%d %d' % (os.getpid(), os.getppid())); time.sleep(600)"
     code = f"from fairseq_alma.text.helper import call; call('builtins:exec', {body!r})"
@@ -93,9 +92,15 @@ def test_helper_and_children_end_with_their_parent(tmp_path):
 
 
 def test_a_failed_import_is_one_line_with_its_reason(tmp_path, monkeypatch):
-    helper.close()
-    (tmp_path / "fairseq.py").write_text("raise ImportError('no compiled extension')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    message = r"fairseq cannot be imported \(ImportError: no compiled extension\); reinstall"
-    with pytest.raises(AlmaError, match=message):
-        call("math:hypot", 3, 4)
+    for code, message in (
+        ("raise ImportError('no extension')", r"cannot be imported \(ImportError: no extension\); free memory or rein"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "helper process was killed, possibly out of memory; run the command again",
+        ),
+    ):
+        helper.close()
+        (tmp_path / "fairseq_cli.py").write_text(code)
+        with pytest.raises(AlmaError, match=message):
+            call("math:hypot", 3, 4)
