@@ -288,7 +288,7 @@ def evaluate() -> dict[str, float]:
         task.load_dataset(split)
         yield from task.eval_lm_dataloader(
             dataset=task.datasets.pop(split),
-            max_tokens=cfg.dataset.max_tokens or 36000,
+            max_tokens=max(cfg.dataset.max_tokens or 36000, task.args.tokens_per_sample),
             batch_size=cfg.dataset.batch_size,
             max_positions=model.max_positions(),
             num_workers=cfg.dataset.num_workers,

@@ -14,6 +14,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from fairseq_alma.checkpoints import TASK_STATE
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.text import losses
 from fairseq_alma.text.task import ensure_printed
 from fairseq_alma.text.text_job import check_start
 from tests.scripts import run_script
@@ -123,6 +124,14 @@ def test_perplexity_does_not_depend_on_the_batch_or_the_workers(trained, words):
     tested = (trained.stream, trained.checkpoint, *words, "--batch-size")
     losses = [float(evaluate(*tested, number)["loss"]) for number in ("1", "3", "16")]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5) and 0 < losses[0] < 8
+
+
+def test_sequences_may_be_longer_than_the_usual_batch_of_a_test(trained, tmp_path, monkeypatch):
+    length = ["--tokens-per-sample", "40000"]
+    model = train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "1", *length)
+    words = [str(trained.stream), "--task", "alma_lm", "--path", str(model), "--gen-subset", "test", "--cpu", *length]
+    monkeypatch.setattr("sys.argv", ["fairseq-eval-lm", *words])
+    assert 0 < losses.evaluate()["test"] < 9
 
 
 def test_a_checkpoint_of_another_vocabulary_is_refused(trained, tmp_path):
