@@ -8,7 +8,7 @@ Packages (each package imports only packages above it):
 - ``learners``: the schedule of stages and the plan of each stage
 - ``moe``: mixture of experts for text and images
 - ``runs``: Algorithm 1 of the paper (loop over stages), run folder and records, progress display
-- ``training``: optional training features, and training in several processes
+- ``training``: optional training features, and the base class of the tasks
 - ``text``, ``images``: tasks, data sets, models, criterions, training and evaluation for each kind of data
 - ``exchange``: export to and import from Hugging Face transformers
 - ``models``, ``optim``, ``criterions``, ``tasks``: modules that register names with fairseq

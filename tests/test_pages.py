@@ -112,7 +112,7 @@ def type_line(language, line, folder):
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
     """A folder with what the pages name as the reader's own, in which the commands for own text have been typed."""
-    from tests.data_prep.images.published import write_mnist
+    from tests.data_prep.published_images import write_mnist
     from tests.exchange.test_import import write_folder
 
     folder = tmp_path_factory.mktemp("desk")

@@ -97,6 +97,44 @@ SIZE_OPTIONS = {each.flag for each in options_of(AlmaTransformerOptions).values(
 END_OPTIONS = ("--max-update", "--max-epoch")
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": END_OPTIONS}
 """Option with a default -> options that, if given, disable this default."""
+_OWNED = {
+    "alma-stream sets this option": "user-dir task",
+    "give this option before the --": "wait replay seed",
+    "give --run before the --": "save-dir",
+    "give --num-procs before the --": "distributed-world-size",
+    "give this option, or --init, before the --": "finetune-from-model",
+    "alma-stream resumes from the last checkpoint of the stage": "restore-file continue-once",
+    "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
+    "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
+    "self-target",
+    "training uses all tokens of a document, and splits documents at --tokens-per-sample": "shorten-method "
+    "sample-break-mode",
+    "a stage starts with a new optimizer unless --carry-optimizer is given before the --": "reset-optimizer "
+    "reset-lr-scheduler reset-meters reset-dataloader",
+    "alma-stream writes the logs to RUN/stage-NNN": "log-format log-file no-progress-bar",
+    "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
+    "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
+    "give --best-checkpoint before the --": "keep-best-checkpoints",
+    "a stage starts or resumes from the last checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
+    "write-checkpoints-asynchronously checkpoint-suffix",
+    "each epoch uses all sequences": "skip-remainder-batch",
+    "the order of the sequences must not change when a stage resumes": "update-ordered-indices-seed",
+    "validation is disabled by default; give --validate before the -- to enable validation": "disable-validation",
+    "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
+    "give --autocast bf16, or use fp32": "fp16 bf16 amp tpu memory-efficient-fp16 memory-efficient-bf16",
+}
+OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
+"""Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message."""
+# fairseq-eval-lm gets no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
+EVAL_OPTIONS = {
+    **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--num-workers")},
+    "--batch-size": ("--batch-size-valid", "--batch-size"),
+    "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
+}
+"""Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence."""
+BATCHES_PER_UPDATE = "--update-freq"
+UPDATE_COUNTS = ("--max-update", "--total-num-update")
+"""Options whose value is a number of updates; ``--iid K`` multiplies these values by K."""
 
 
 @dataclass(frozen=True)
@@ -439,46 +477,6 @@ def _recipe(
     if "ema_half_life" in features:
         lines.append(f"tested weights: moving average, half-life {features['ema_half_life']} of the updates so far")
     return Recipe(all_words, chosen, features, lengths, {**record, "lines": lines}, lines, per_update)
-
-
-_OWNED = {
-    "alma-stream sets this option": "user-dir task",
-    "give this option before the --": "wait replay seed",
-    "give --run before the --": "save-dir",
-    "give --num-procs before the --": "distributed-world-size",
-    "give this option, or --init, before the --": "finetune-from-model",
-    "alma-stream resumes from the last checkpoint of the stage": "restore-file continue-once",
-    "alma-stream sets the mega-batches of a stage": "megabatch train-subset",
-    "sequences begin with </s>, and the target is the next token": "add-bos-token future-target past-target "
-    "self-target",
-    "training uses all tokens of a document, and splits documents at --tokens-per-sample": "shorten-method "
-    "sample-break-mode",
-    "a stage starts with a new optimizer unless --carry-optimizer is given before the --": "reset-optimizer "
-    "reset-lr-scheduler reset-meters reset-dataloader",
-    "alma-stream writes the logs to RUN/stage-NNN": "log-format log-file no-progress-bar",
-    "give --save-every before the --": "save-interval save-interval-updates save-interval-minutes no-epoch-checkpoints",
-    "give --keep-checkpoints before the --": "keep-interval-updates keep-interval-updates-pattern keep-last-epochs",
-    "give --best-checkpoint before the --": "keep-best-checkpoints",
-    "a stage starts or resumes from the last checkpoint": "no-save no-last-checkpoints no-save-optimizer-state "
-    "write-checkpoints-asynchronously checkpoint-suffix",
-    "each epoch uses all sequences": "skip-remainder-batch",
-    "the order of the sequences must not change when a stage resumes": "update-ordered-indices-seed",
-    "validation is disabled by default; give --validate before the -- to enable validation": "disable-validation",
-    "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
-    "give --autocast bf16, or use fp32": "fp16 bf16 amp tpu memory-efficient-fp16 memory-efficient-bf16",
-}
-OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
-"""Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message."""
-# fairseq-eval-lm gets no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
-EVAL_OPTIONS = {
-    **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--num-workers")},
-    "--batch-size": ("--batch-size-valid", "--batch-size"),
-    "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
-}
-"""Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence."""
-BATCHES_PER_UPDATE = "--update-freq"
-UPDATE_COUNTS = ("--max-update", "--total-num-update")
-"""Options whose value is a number of updates; ``--iid K`` multiplies these values by K."""
 
 
 class TrainOptions:

@@ -40,11 +40,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.model_options import (
-    ALMA_TRANSFORMER,
-    TRANSFORMER_SIZES,
-    StartOptions,
-)
+from fairseq_alma.checkpoints.model_options import ALMA_TRANSFORMER, TRANSFORMER_SIZES, StartOptions
 from fairseq_alma.data.tokens import absent_ids
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
@@ -297,9 +293,6 @@ def build_from_config(config: Mapping[str, Any], vocab_size: int, device: str = 
         return MODEL_REGISTRY[name].build_model(options, SimpleNamespace(source_dictionary=dictionary))
 
 
-AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
-
-
 def linear(in_features: int, out_features: int, is_zero: bool = False) -> nn.Linear:
     """Return a linear layer without bias; the weights are zero or initialized by `init_uniform`."""
     made = nn.Linear(in_features, out_features, bias=False)
@@ -414,6 +407,9 @@ class TransformerDecoder(Decoder):
         positions = torch.arange(start, stop, device=x.device, dtype=torch.float32)
         angles = torch.outer(positions, rotation_angles(self.head_dim, self.rope_theta, x.device))[:, None]
         return x, (angles.cos(), angles.sin())
+
+
+AlmaTransformerLMConfig: Any = fairseq_config("AlmaTransformerLMConfig", LanguageModelConfig, ALMA_TRANSFORMER)
 
 
 @register_model("alma_transformer_lm", dataclass=AlmaTransformerLMConfig)

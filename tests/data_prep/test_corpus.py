@@ -17,7 +17,7 @@ from data_prep.images import emnist_names
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream
 from fairseq_alma.errors import AlmaError
-from tests.data_prep.images.published import MNIST_NAMES, write, write_cifar, write_mnist
+from tests.data_prep.published_images import MNIST_NAMES, write, write_cifar, write_mnist
 from tests.scripts import usage_error
 
 IMAGES = ["--out", "s", "--megabatches", "2"]
