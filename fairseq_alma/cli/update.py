@@ -482,7 +482,7 @@ def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     found = sum(len(text.encode()) for text in texts) / max(1, num_tokens)
     test = stream.split("test")
     usual = test.num_bytes / max(1, test.num_tokens)
-    if texts and found < LEAST_OF_USUAL * usual:
+    if num_tokens >= 100 and found < LEAST_OF_USUAL * usual:  # A few words do not identify a language.
         raise AlmaError(
             f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in the test set, found {found:.2f} "
             "(maybe another language, code, tables or another encoding); give other text, or --another-language to "

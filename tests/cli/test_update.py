@@ -332,13 +332,14 @@ def test_a_model_that_cannot_be_exported_is_refused_before_any_work(words, tmp_p
 def test_the_field_that_the_first_call_was_given_is_read_in_later_months(model, tmp_path, monkeypatch):
     (model / RECORD).write_text((model / RECORD).read_text().replace('"text": []', '"text": ["--field", "body"]'))
     path, text = tmp_path / "month.jsonl", "Жили-были старик со старухой у самого синего моря"
-    path.write_text(json.dumps({"body": text}), encoding="utf-8")
+    path.write_text(json.dumps({"body": 9 * text}), encoding="utf-8")
     assert "bytes per token" in refusal(model, path)
     killed_in(monkeypatch, "_train", model, write_month(tmp_path, 1))  # plain text needs no field
 
 
 def test_text_whose_words_the_tokenizer_does_not_know_is_not_another_language(tmp_path, monkeypatch):
     draw = random.Random(1)
+    (tmp_path / "short").write_text("A few words in other letters")
     for name in ("first", "second"):  # Each document has its own words.
         words = [["".join(draw.choices("abcdefghij", k=6)) for _ in range(20)] for _ in range(8)]
         (tmp_path / name).write_text("\n\n".join(" ".join(draw.choices(own, k=400)) for own in words))
@@ -348,3 +349,4 @@ def test_text_whose_words_the_tokenizer_does_not_know_is_not_another_language(tm
     monkeypatch.setattr(update, "documents_of", lambda block: read.append(block) or documents_of(block))
     update._refuse_another_language(Stream.open(out), sources)
     assert len(read) == 2 * update.SAMPLED_DOCUMENTS  # two blocks of some of the files
+    update._refuse_another_language(Stream.open(out), find_sources([str(tmp_path / "short")], "text", "text", None))
