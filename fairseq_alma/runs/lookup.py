@@ -38,7 +38,7 @@ def find_model(path: Path, arrival: Optional[int] = None) -> Path:
     if root is None:
         if runs := runs_of_seeds(path):
             raise AlmaError(f"{path}: expected a run, found a folder of runs; give one run, such as {runs[0]}")
-        if arrival is not None:
+        if arrival is not None and path.exists():
             raise AlmaError(f"--arrival {arrival}: expected a run, found {path}; give a run, or remove --arrival")
         return path
     run = RunFolder(root)

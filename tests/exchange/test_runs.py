@@ -72,6 +72,7 @@ def test_a_path_without_a_model_is_one_line(model, tmp_path):
     for path, options, message in (
         (model, ["--arrival", "7"], "no model at arrival 7; give an arrival from 0 to 1"),
         (checkpoint, ["--arrival", "0"], "expected a run, found .*checkpoint_last.pt"),
+        (model / "runs", ["--arrival", "0"], "MODEL .*runs: expected a file, found nothing; give a run"),
         (model / "stream", [], "expected a file, found a folder; give a run, or a checkpoint"),
     ):
         with pytest.raises(AlmaError, match=message):
