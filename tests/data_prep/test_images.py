@@ -12,7 +12,7 @@ from data_prep.images import InputFiles, emnist_names, load_arrays, load_cifar, 
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.published_images import idx_bytes, random_images, save_arrays, write, write_cifar, write_mnist
-from tests.data_prep.test_command import files_of
+from tests.data_prep.text.test_command import files_of
 from tests.runs.fakes import write_manifest
 from tests.scripts import usage_error
 

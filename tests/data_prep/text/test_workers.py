@@ -50,7 +50,7 @@ def test_an_error_or_a_kill_of_a_worker_ends_the_others(function, message):
 
 
 def test_workers_end_with_a_main_process_that_is_killed(tmp_path, checkout):
-    program = "from tests.data_prep.test_workers import *; [*in_order(wait_forever, 2, 2)]"
+    program = "from tests.data_prep.text.test_workers import *; [*in_order(wait_forever, 2, 2)]"
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment)
     assert wait_until(lambda: len([*tmp_path.glob("pid-*")]) == 2)

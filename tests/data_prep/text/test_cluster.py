@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.text.command import main
 from fairseq_alma.errors import AlmaError
-from tests.data_prep.test_command import files_of, make_documents
+from tests.data_prep.text.test_command import files_of, make_documents
 
 pytest.importorskip("datatrove", reason="datatrove is not installed (extra cluster)")
 from datatrove.data import Document
