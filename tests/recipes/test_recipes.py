@@ -59,12 +59,9 @@ def test_the_single_model_is_trained_with_the_papers_settings(tmp_path):
         assert all(option in line for line in lines), option
 
 
-@pytest.mark.parametrize(("learner", "counts"), [("ens", (8, 0, 4)), ("gens", (4, 0, 3)), ("gmoe", (4, 3, 0))])
-def test_each_learner_of_table_2_trains_grows_and_combines(learner, counts, tmp_path):
-    assert tuple(programs(dry_run(tmp_path, TABLE2, learner, "large")).values()) == counts
-
-
-def test_waiting_takes_more_steps_a_control_all_at_once_and_a_queue_one_stage(tmp_path):
+def test_each_learner_trains_grows_and_combines_waiting_takes_more_steps_and_a_control_all_at_once(tmp_path):
+    for learner, counts in (("ens", (8, 0, 4)), ("gens", (4, 0, 3)), ("gmoe", (4, 3, 0))):
+        assert tuple(programs(dry_run(tmp_path, TABLE2, learner, "large")).values()) == counts
     (line,) = [one for one in dry_run(tmp_path, TABLE2, "sm", "base", WAIT="3", STEPS="3") if "fairseq-train " in one]
     assert "--megabatch 2 --wait 3" in line and "--max-update 360000" in line and "w3-x3/stage-000" in line
     lines = [each for each in dry_run(tmp_path, TABLE2, "ens", "base", IID="3") if "fairseq-train " in each]
@@ -72,18 +69,25 @@ def test_waiting_takes_more_steps_a_control_all_at_once_and_a_queue_one_stage(tm
     assert programs(dry_run(tmp_path, TABLE2, "gmoe", "base", "--stage", "2"))["fairseq-train"] == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "knobs", "said"),
-    [
-        (["sm", "base"], {"GPUS": "5"}, "GPUS=5 LOCAL_BATCH=8: their product must divide 192"),
-        (["sm", "base"], {"LOCAL_BATCH": "half"}, "LOCAL_BATCH=half"),
-        (["sm", "huge"], {}, "usage: "),
-    ],
-)
-def test_a_wrong_knob_is_one_line(words, knobs, said, tmp_path):
-    done = run("bash", TABLE2, *words, RUNS=str(tmp_path / "runs"), **knobs)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+def test_a_wrong_knob_is_one_line(tmp_path):
+    for size, knobs, said in (
+        ("base", {"GPUS": "5"}, "GPUS=5 LOCAL_BATCH=8: their product must divide 192"),
+        ("base", {"LOCAL_BATCH": "half"}, "LOCAL_BATCH=half"),
+        ("huge", {}, "usage: "),
+    ):
+        done = run("bash", TABLE2, "sm", size, RUNS=str(tmp_path / "runs"), **knobs)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_queue_has_a_job_for_each_new_member_and_quotes_words_for_sh(tmp_path):
+    (tmp_path / "sbatch").write_text('#!/bin/sh\nwhile [ "$1" != --wrap ]; do shift; done; sh -c "$2" >&2; echo 7\n')
+    (tmp_path / "alma-stream").write_text('#!/bin/sh\necho "$@"\n')
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    knobs = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LC_ALL": "C", "LOGS": str(tmp_path), "STAGES": "2"}
+    done = run("bash", RECIPES / "slurm.sh", "--run", "dürfen's", "--learner", "gens", MEMBERS="2", **knobs)
+    assert re.findall("--run dürfen's .*--member (.)", done.stderr) == [*"0123"] and done.stderr.count("\n") == 6
 
 
 @pytest.mark.slow  # 17 dry runs
