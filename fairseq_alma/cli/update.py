@@ -287,8 +287,11 @@ def _check_first_options(root: Path, record: UpdateRecord, options: UpdateOption
     text = [word for name in ("format", "field") if (value := getattr(options, name)) for word in (f"--{name}", value)]
     if not record.months:
         record.text, record.words = text, words
-    elif words and text in ([], record.text) and not any(month.params for month in record.months):
-        if words != record.words:  # The user can correct an option as long as no month is trained.
+    elif text in ([], record.text) and not any(month.params for month in record.months):
+        if record.words and not words:
+            note = f"using the options of the first call ({' '.join(record.words)}); give others to change"
+            print_line(f"note: {root}: {note}", sys.stderr)
+        elif words != record.words:  # The user can correct an option as long as no month is trained.
             record.months = [_plan([], Stream.open(root / STREAM), words, options.budget, options.size)]
             record.words = words
             shutil.rmtree(root / RUN, ignore_errors=True)  # may have a checkpoint with the other options
@@ -363,7 +366,8 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
         months[index], record.redo = month, None
         record.save(root)
     if month.replaces and (root / NEXT).exists():  # update.json has the results of the new run.
-        shutil.rmtree(root / RUN, ignore_errors=True)
+        shutil.rmtree((root / RUN).resolve(), ignore_errors=True)
+        (root / RUN).unlink(missing_ok=True)  # a link, for example to another disk
         (root / NEXT).rename(root / RUN)
         synchronise(root)
     _conclude(root, months, stream)

@@ -115,12 +115,22 @@ def killed_in(monkeypatch, step, *arguments):
         main([str(each) for each in arguments])
 
 
-def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp_path, monkeypatch):
+def test_a_run_that_is_a_link_can_be_replaced(model, tmp_path, monkeypatch):
+    (model / "run").rename(tmp_path / "disk")
+    (model / "run").symlink_to(tmp_path / "disk")
+    monkeypatch.setattr(update, "_train", lambda root, *_: shutil.copytree(root / "run", root / "run.next"))
+    killed_in(monkeypatch, "_conclude", model, "--redo")
+    assert not (model / "run").is_symlink() and not (tmp_path / "disk").exists()
+
+
+def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp_path, monkeypatch, capsys):
     write_month(tmp_path, 0)
     (tmp_path / "empty.txt").touch()
     for words in (["--lr", "abc"], ["--cpu"]):
         killed_in(monkeypatch, "_train", tmp_path / "M", tmp_path, "--", *words)
         (tmp_path / "M/run/stage-000").mkdir(parents=True)  # of a killed training; fails if the folder exists
+    killed_in(monkeypatch, "_train", tmp_path / "M", tmp_path)
+    assert "using the options of the first call (--cpu); give others to change" in capsys.readouterr().err
     assert json.loads((tmp_path / "M" / RECORD).read_text())["words"] == ["--cpu"]
     inputs = Stream.open(tmp_path / "M/stream").history[0]["inputs"]
     assert [each["name"] for each in inputs] == ["empty.txt", "month-0.txt"]
@@ -215,21 +225,16 @@ def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
     assert "12.5 passes" in "".join(describe([Month(("begin", 12.5), 0)], [9], 9))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "expected a file or folder, found nothing"),
+def test_a_month_without_text_makes_no_model(tmp_path):
+    assert "expected a file or folder, found nothing" in refusal(tmp_path / "new/M", tmp_path / "bad.txt")
+    for content, message in (
         (b"", "no document|empty|too little new text"),
         (b"a\n", "too little new text"),
         (bytes(range(256)) * 40, "UTF-8|binary|NUL|text"),
-    ],
-)
-def test_a_month_without_text_makes_no_model(content, message, tmp_path):
-    path = tmp_path / "bad.txt"
-    if content is not None:
-        path.write_bytes(content)
-    assert re.search(message, refusal(tmp_path / "new/M", path))
-    assert not (tmp_path / "new").exists()
+    ):
+        (path := tmp_path / "bad.txt").write_bytes(content)
+        assert re.search(message, refusal(tmp_path / "new/M", path))
+        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -267,17 +272,14 @@ def test_a_folder_of_another_kind_or_version_or_with_a_path_that_fairseq_splits_
     assert "update.json: expected format version 2, found None of fairseq_alma 0.2.0 or older; " in refusal(old, month)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["text", "--", "--max-update", "10"], "--max-update after --: --budget sets the length of the training"),
-        (["text", "--", "--seed", "2"], "--seed is not allowed"),
-        (["--redo", "--", "--lr", "0.5"], "--redo uses the text and the options of the first call; remove --format"),
-    ],
-)
-def test_options_that_alma_update_cannot_use_are_usage_errors(words, message, tmp_path, capsys):
-    assert refusal(tmp_path / "M", *words) == "2"
-    assert message in capsys.readouterr().err and not (tmp_path / "M").exists()
+def test_options_that_alma_update_cannot_use_are_usage_errors(tmp_path, capsys):
+    for words, message in (
+        ("text -- --max-update 10", "--max-update after --: --budget sets the length of the training"),
+        ("text -- --seed 2", "--seed is not allowed"),
+        ("--redo -- --lr 0.5", "--redo uses the text and the options of the first call; remove --format"),
+    ):
+        assert refusal(tmp_path / "M", *words.split()) == "2"
+        assert message in capsys.readouterr().err and not (tmp_path / "M").exists()
 
 
 def test_a_stream_that_is_newer_or_older_than_the_record_is_refused(model, tmp_path):
