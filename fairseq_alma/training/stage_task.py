@@ -256,6 +256,7 @@ class CommandConfig(StartOptions, FairseqDataclass):
     continue_once: Optional[str] = II("checkpoint.continue_once")
     cpu: bool = II("common.cpu")
     save_dir: str = II("checkpoint.save_dir")
+    checkpoint_suffix: str = II("checkpoint.checkpoint_suffix")
 
 
 def starting_checkpoint(cfg: Any, continue_once: Optional[str] = None) -> Optional[str]:
@@ -322,7 +323,8 @@ class StageTask(FairseqTask):
     def find_start(cfg: Any) -> tuple[Optional[str], bool]:
         """Return (checkpoint to start from or None, whether training continues at its position in the data)."""
         is_default = cfg.restore_file == LAST_CHECKPOINT  # like fairseq, look for another file outside of --save-dir
-        last = os.path.join(cfg.save_dir, cfg.restore_file) if is_default else cfg.restore_file
+        name = LAST_CHECKPOINT.replace(".", f"{cfg.checkpoint_suffix}.")
+        last = os.path.join(cfg.save_dir, name) if is_default else cfg.restore_file
         if os.path.isfile(last):
             return last, True
         return starting_checkpoint(cfg, cfg.continue_once), bool(cfg.continue_once) and str(cfg.continue_as) != STAGE

@@ -173,9 +173,10 @@ def test_a_training_takes_the_number_of_experts_from_its_checkpoint(trained, tmp
 
 
 def test_a_training_does_not_resume_from_another_megabatch(trained, tmp_path):
-    train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "1")
-    with pytest.raises(AlmaError, match="trained on mega-batch 0, not on --megabatch 1; give another --save-dir"):
-        train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "2")
+    for words in (["--checkpoint-suffix=-a"], []):
+        train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "1", *words)
+        with pytest.raises(AlmaError, match="trained on mega-batch 0, not on --megabatch 1; give another --save-dir"):
+            train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "2", *words)
     again = torch.load(train_model(trained.stream, tmp_path, "--megabatch", "0", "--max-update", "2"))
     assert again["optimizer_history"][-1]["num_updates"] == 2
     last = train_model(trained.stream, tmp_path, "--megabatch", "1", "--max-update", "3", "--reset-dataloader")
