@@ -18,7 +18,7 @@ from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
-from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, ModelId, StagePlan
+from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, ModelId, Stage, StagePlan
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of, without
 from fairseq_alma.runs.curves import CURVE_OPTIONS, ArrivalCurves
 from fairseq_alma.runs.evaluation import StageEvaluation
@@ -239,7 +239,10 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
         raise ValueError(f"--preset {request.preset.name} requires images, found text; give paper, or remove --preset")
     learner = request.build_learner("text", request.seeds[0])
     plans = request.plan(learner, (request.megabatches or 1) if stream is None else stream.num_megabatches)
-    later = [training for plan in plans[1:] for training in plan.trainings]
+    if not (second := plans[1:]) and request.iid is None:
+        with contextlib.suppress(IndexError):  # the schedule of a learner that grows has no second stage
+            second = [learner.plan(Stage(1, (1,), (1,)))]  # more mega-batches may follow later
+    later = [training for plan in second for training in plan.trainings]
     context = Context(
         owned=learner.owned,
         sizes=dict(plans[0].trainings[0].sizes),

@@ -223,10 +223,11 @@ class TextJob:
         for model in gone:  # after the fsync of the checkpoints to keep
             for own in (folder.model_folder(model) / BRANCH, folder.model_folder(model)):
                 stage_checkpoints.remove(own)
+        planned = self.stages(0)
         for index in stages:
             here = folder.stage_folder(index)
-            # Each later stage writes its own ensemble and predictions. An ensemble stays only with its members.
+            # Each later stage writes its own ensemble and predictions. An ensemble stays only with all its members.
             names = [GROWN_FILE, BEFORE_RECORD, *([] if index == stages[-1] else [PREDICTIONS_FILE])]
-            names += [ENSEMBLE_FILE] if all(model.stage != index for model in needed) else []
+            names += [] if {*self.learner.plan(planned[index]).predictors} <= {*needed} else [ENSEMBLE_FILE]
             for name in names:
                 (here / name).unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from fairseq_alma.runs.run_folder import (
     BEST_FILE,
     BRANCH,
     PREDICTIONS_FILE,
+    STAGE_RECORD,
     TRAIN_LOG,
     BeforeRecord,
     predicting_checkpoint,
@@ -125,7 +126,7 @@ class TrainingStep(TextStep):
         if start is not None and not (path := self.job.starting_checkpoint(start)).is_file():
             raise AlmaError(
                 f"{path}: no such file, but stage {self.training.model.stage} starts from this checkpoint; remove "
-                f"{self.job.folder.stage_folder(start.stage)} to train stage {start.stage} again"
+                f"{self.job.folder.stage_folder(start.stage) / STAGE_RECORD} and run --stage {start.stage} again"
             )
 
 

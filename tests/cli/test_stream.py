@@ -95,19 +95,16 @@ def test_options_that_alma_stream_decides_are_usage_errors(stream, tmp_path, cap
         assert message in usage_error(capsys, partial(run, train=[*TRAIN, *words]), stream, tmp_path, *own)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_missing_and_short_inputs_and_a_path_that_fairseq_splits_are_named(stream, tmp_path):
+    for name, options, message in (
         ("nowhere", [], r"nowhere: not a stream "),
         ("S:1", ["--megabatches", "5", "--dry-run"], r"S:1: fairseq splits paths at ':'"),
         ("S", ["--megabatches", "5"], r"expected at least 5 mega-batches \(--megabatches\), found 4"),
         ("S", ["--dry-run", "--finetune-from-model", "a.pt"], "-model a.pt: expected a file, found nothing; give a"),
-    ],
-)
-def test_missing_and_short_inputs_and_a_path_that_fairseq_splits_are_named(stream, tmp_path, name, options, message):
-    with pytest.raises(AlmaError, match=message):
-        run(tmp_path / name, tmp_path, *options)
-    assert not (tmp_path / "R").exists()
+    ):
+        with pytest.raises(AlmaError, match=message):
+            run(tmp_path / name, tmp_path, *options)
+        assert not (tmp_path / "R").exists()
 
 
 def begin(stream, tmp_path, *options, **how):
@@ -192,10 +189,12 @@ def test_a_dry_run_of_one_member_prints_its_trainings(stream, tmp_path, capsys):
     assert out.count("fairseq-train ") == out.count("member-1 ") == 4 and "fairseq-eval-lm" not in out
 
 
-def test_a_learner_may_start_each_stage_from_random_weights_by_default(stream, tmp_path, capsys, monkeypatch):
+def test_a_learner_may_start_each_stage_from_random_weights(stream, tmp_path, capsys, monkeypatch, no_commands):
     run(stream, tmp_path, "--learner", "gens", "--dry-run")
     by_default = capsys.readouterr().out
     run(stream, tmp_path, "--learner", "gens", "--init", "scratch", "--dry-run")
     assert capsys.readouterr().out == by_default and "--finetune-from-model" not in by_default
     monkeypatch.setattr(SingleModel, "starts_from", lambda *_: None)  # as a learner of --learners-from may do
     assert run(stream, tmp_path, "--dry-run", train=[]) == 0
+    begin(stream, tmp_path, "--wait", "4", train=[])  # one stage; more mega-batches may follow
+    assert "carry_optimizer" not in json.loads((tmp_path / "R" / "run.json").read_text())["options"]

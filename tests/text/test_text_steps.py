@@ -118,7 +118,7 @@ def test_a_training_that_ends_early_is_an_error(job, monkeypatch):
 
 
 def test_a_missing_start_is_reported_with_the_stage_to_run(job):
-    with pytest.raises(AlmaError, match=r"stage-000/member-0/.*no such file, but stage 1 starts from this checkpoint"):
+    with pytest.raises(AlmaError, match=r"stage-000/member-0/.*no such file, .*stage-000/stage.json and run --stage 0"):
         train(job, plan_learner("sm", stages(2, 1))[1])
 
 
@@ -148,15 +148,17 @@ def test_members_have_their_final_form_before_the_ensemble_takes_their_checksums
     assert launched.programs == ["drop_optimizer_state"] * 2 + ["main", "fairseq-eval-lm"]
 
 
-def test_predicting_models_stay_and_unneeded_files_are_removed(job):
-    second = plan_learner("gens", stages(2, 1))[1]
+def test_predicting_models_stay_and_unneeded_files_are_removed(tmp_path):
+    job, second = make_job(tmp_path, own=["--learner", "gens"]), plan_learner("gens", stages(2, 1))[1]
     paths = [write_checkpoint(job, model) for model in second.predictors]
     ensembles = [job.folder.stage_folder(stage) / "ensemble.pt" for stage in (0, 1)]
     for path in (*ensembles, job.grown(ModelId(1, 1))):
         path.touch()
     mine = write_checkpoint(job, ModelId(1, 7))  # of no model of the run
+    job.keep_only(job.folder, range(2), second.predictors, [])
+    assert [path.is_file() for path in (mine, *paths, ensembles[1])] == [True] * 4
     job.keep_only(job.folder, range(2), second.predictors[1:], second.predictors[:1])
-    assert [path.is_file() for path in (mine, *paths, *ensembles)] == [True, False, True, False, True]
+    assert [path.is_file() for path in (mine, *paths, *ensembles)] == [True, False, True, False, False]
     assert not job.grown(ModelId(1, 1)).exists()
 
 
