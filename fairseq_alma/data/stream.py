@@ -218,7 +218,8 @@ class Stream:
             return f"expected 1 to {MAX_MEGABATCHES} mega-batches, found {self.num_megabatches}"
         names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if (found := [each.name for each in self.splits]) != names:
-            if missing := [name for name in names if name not in {*found}]:
+            known = {*found}
+            if missing := [name for name in names if name not in known]:
                 return f"no split {', '.join(missing[:3])}"
             order = f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order"
             return f"{order}, found {len(found)} splits, out of order or with extra splits"

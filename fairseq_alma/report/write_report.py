@@ -131,7 +131,7 @@ class Table:
         """Return the table as CSV with unrounded numbers. A column of deviations follows each column of means."""
         columns = {}
         for title in self.rows[0]:
-            cells = [row[title] for row in self.rows]
+            cells = [NOTHING if row[title] == NOT_YET else row[title] for row in self.rows]
             columns[title] = [each if isinstance(each, str) else each.number for each in cells]
             deviations = [_cell(each).deviation for each in cells]
             if any(each is not None for each in deviations):

@@ -75,8 +75,8 @@ class CarriedOptimizer(Feature):
         optimizer = run.value("--optimizer")
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
             raise ValueError(
-                f"--carry-optimizer: a model that grows requires --optimizer {' or '.join(GROWABLE)} after --, found "
-                f"{optimizer or 'none'}; give one of these optimizers"
+                f"--optimizer {optimizer or 'missing'} after --: a model that grows and carries its optimizer (default "
+                f"for a constant --lr) requires --optimizer {' or '.join(GROWABLE)}; give one of these optimizers"
             )
 
     def prepare(self, setting: Setting) -> None:

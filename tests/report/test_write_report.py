@@ -101,11 +101,11 @@ def test_of_many_arrivals_people_see_some_and_programs_all(tables):
 
 
 def test_a_table_is_markdown_csv_and_latex():
-    rows = [{"learner": "a|b_1", "PPL": Cell("2.50 ± 0.10", 2.5, 0.1)}, {"learner": "c", "PPL": Cell("3.00", 3.0)}]
+    rows = [{"learner": "a|b_1", "PPL": Cell("2.50 ± 0.10", 2.5, 0.1)}, {"learner": "–", "PPL": Cell("3.00", 3.0)}]
     table = Table("x", "Title", "Notes.", rows, best=["PPL"])
     assert "| a\\|b_1  | **2.50 ± 0.10** |" in table.markdown()
     assert list(csv.DictReader(io.StringIO(table.csv()))) == [
-        {"learner": "a|b_1", "PPL": "2.5", "PPL std": "0.1"}, {"learner": "c", "PPL": "3.0", "PPL std": ""},
+        {"learner": "a|b_1", "PPL": "2.5", "PPL std": "0.1"}, {"learner": "", "PPL": "3.0", "PPL std": ""},
     ]  # fmt: skip
     assert r"a|b\_1 & \textbf{2.50 $\pm$ 0.10} \\" in table.latex()
 
