@@ -24,7 +24,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 from pandas import DataFrame
 
@@ -199,11 +199,15 @@ class Rung:
         return sum(ROWS[row].cost * seconds for row in left) / 3600
 
 
-def open_text(file: Path) -> Iterable[str]:
-    """Open a text file, plain or .xz."""
+def open_text(file: Path) -> Iterator[str]:
+    """Yield the lines of a text file, plain or .xz."""
     if not file.is_file():
         raise AlmaError(f"--text {file}: no such file; give another path")
-    return lzma.open(file, "rt", encoding="utf-8") if file.suffix == ".xz" else open(file, encoding="utf-8")
+    try:
+        with lzma.open(file, "rt", encoding="utf-8") if file.suffix == ".xz" else open(file, encoding="utf-8") as lines:
+            yield from lines
+    except (UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
+        raise AlmaError(f"--text {file}: expected UTF-8 text, plain or .xz ({error}); give another file") from error
 
 
 def train(rung: Rung, rows: Sequence[str], seeds: Sequence[int]) -> None:

@@ -69,7 +69,7 @@ def has_row(results: Path, policy: str, seed: int, arrival: int) -> bool:
 
 
 def largest_size(results: Path, arrival: int) -> int:
-    """Return the maximum number of parameters of the policies after an arrival, without `train_anew`."""
+    """Return the maximum number of parameters of the policies after an arrival, without `retrain`."""
     rows = [row for row in read_rows(results) if row["policy"] in POLICIES and row["policy"] != "retrain"]
     sizes = [int(row["params"]) for row in rows if row["arrival"] == str(arrival)]
     if not sizes:
@@ -135,8 +135,9 @@ def table(rows: Sequence[dict[str, str]], num_arrivals: int) -> Iterator[str]:
     arrivals = [str(arrival) for arrival in range(num_arrivals)]
     oracles = [row for row in rows if row["policy"].startswith("oracle")]
     best = {row["arrival"]: float(row["mean"]) for row in sorted(oracles, key=lambda row: -float(row["valid"]))}
-    yield "| policy | total CPU s | " + " | ".join(f"after {t + 1}" for t in range(num_arrivals)) + " | first test |"
-    yield "|---|---:|" + "---:|" * (num_arrivals + 1)
+    after = " | ".join(f"after {t + 1}" for t in range(num_arrivals))
+    yield f"| policy | total CPU s | total TFLOPs | {after} | first test |"
+    yield "|---|" + "---:|" * (num_arrivals + 3)
     for policy in dict.fromkeys(row["policy"] for row in rows if row not in oracles):
         own = [row for row in rows if row["policy"] == policy]
         cells = []
@@ -145,13 +146,15 @@ def table(rows: Sequence[dict[str, str]], num_arrivals: int) -> Iterator[str]:
             percent = 100 * (fmean(means) / best[arrival] - 1) if means and arrival in best else None
             cells.append(f"{fmean(means):.3f}" if means else "")
             cells[-1] += "" if percent is None else f" ({percent:+.1f} %)"
-        seconds = sum(float(row["cpu_seconds"]) for row in own) / len({row["seed"] for row in own})
+        num_seeds = len({row["seed"] for row in own})
+        seconds, flops = (sum(float(row[name]) for row in own) / num_seeds for name in ("cpu_seconds", "flops"))
         test = fmean(float(row["test"]) for row in own if row["arrival"] == own[-1]["arrival"])
-        yield f"| {POLICIES[policy][1]} | {seconds:.0f} | {' | '.join(cells)} | {test:.3f} |"
+        yield f"| {POLICIES[policy][1]} | {seconds:.0f} | {flops / 1e12:.1f} | {' | '.join(cells)} | {test:.3f} |"
     if best:
         cells = [f"{best[arrival]:.3f}" if arrival in best else "" for arrival in arrivals]
-        seconds = sum(float(row["cpu_seconds"]) for row in oracles)
-        yield f"| oracle: best of {len(ORACLES)} new models | {seconds:.0f} | {' | '.join(cells)} | |"
+        seconds, flops = (sum(float(row[name]) for row in oracles) for name in ("cpu_seconds", "flops"))
+        label = f"oracle: best of {len(ORACLES)} new models"
+        yield f"| {label} | {seconds:.0f} | {flops / 1e12:.1f} | {' | '.join(cells)} | |"
 
 
 def draw(rows: Sequence[dict[str, str]], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import importlib
+import lzma
 import re
 from pathlib import Path
 
@@ -31,18 +32,19 @@ def test_a_dry_run_prints_hours_and_both_rates_of_a_row_for_each_schedule(ladder
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_that_is_too_short_is_one_line_with_the_bytes_it_has_and_needs(ladder, tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("a paragraph\n" * 10)
-
+def test_text_that_is_damaged_or_too_short_is_one_line_with_the_bytes_it_needs(ladder, tmp_path, monkeypatch):
     def open_locked(file, open_text=ladder.open_text):  # another call of the same command waits
         with open(tmp_path / "32-10-passes/stream.lock") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return open_text(file)
 
     monkeypatch.setattr(ladder, "open_text", open_locked)
-    with pytest.raises(AlmaError, match=r"--text: expected 10,[\d,]+ bytes for width 32, found 120; give more files"):
-        ladder.main(["--text", str(tmp_path / "text.txt"), "--runs", str(tmp_path)])
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"text.txt", "stream.lock"}
+    short = r"--text: expected 10,[\d,]+ bytes for width 32, found 120; give more files"
+    for text, message in ((b"no archive", "a.xz: expected UTF-8"), (lzma.compress(b"a paragraph\n" * 10), short)):
+        (tmp_path / "a.xz").write_bytes(text)
+        with pytest.raises(AlmaError, match=message):
+            ladder.main(["--text", str(tmp_path / "a.xz"), "--runs", str(tmp_path)])
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"a.xz", "stream.lock"}
 
 
 def test_tables_have_ratios_those_of_the_paper_regret_and_the_share_of_the_way(ladder, tmp_path, capsys):

@@ -16,8 +16,8 @@ MONTHLY = Path(__file__).parents[2] / "recipes/monthly"
 SCRIPT = MONTHLY / "streams.py"
 
 
-def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path, monkeypatch):
-    topics, longest = (runpy.run_path(str(SCRIPT))[name] for name in ("TOPICS", "LONGEST"))
+def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path):
+    topics, longest, main = (runpy.run_path(str(SCRIPT))[name] for name in ("TOPICS", "LONGEST", "main"))
     paragraph = "A paragraph of no topic. " * 8
     sentences = [f"It has {' '.join(words.split()[:2])}." for words in topics.values()]
     articles = [f"Title {number}\n{each} More.\n" + f"{paragraph}\n" * 40 for number in range(2) for each in sentences]
@@ -28,14 +28,12 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
         offset += len(article)
     (tmp_path / "t.tsv.xz").write_bytes(lzma.compress("\n".join(rows).encode()))
     (tmp_path / "0.txt.xz").write_bytes(lzma.compress("".join(articles).encode()))
-    words = ["wikipedia", *(str(tmp_path / name) for name in ("t.tsv.xz", "0.txt.xz")), "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["streams.py", *words, "--size", "5k"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+    words = [*(str(tmp_path / name) for name in ("t.tsv.xz", "0.txt.xz")), "--out", str(tmp_path), "--size", "5k"]
+    main(["wikipedia", *words])
     for shard in (lzma.compress(b"\xa9\n" * 9_999), b"no archive"):  # another corpus cuts a character
         (tmp_path / "0.txt.xz").write_bytes(shard)
         with pytest.raises(AlmaError, match=r"t.tsv.xz: not a table of these text files"):
-            runpy.run_path(str(SCRIPT), run_name="__main__")
+            main(["wikipedia", *words])
     for number, sentence in enumerate(sentences, start=1):
         documents = (tmp_path / f"{number}.txt").read_text().strip().split("\n\n")
         assert len(documents) == (2 if number in (2, 4) else 1)  # months differ in length
@@ -48,8 +46,7 @@ def test_each_month_has_the_articles_of_one_topic_cut_after_a_paragraph(tmp_path
 def test_cron_also_trains_months_that_an_earlier_call_missed(tmp_path, monkeypatch):
     for month in ("2026-07", "2026-08", "2026-09", "2026-10"):
         (tmp_path / "inbox" / month).mkdir(parents=True)
-    fake = tmp_path / "bin/alma-update"
-    fake.parent.mkdir()
+    (fake := tmp_path / "bin/alma-update").parent.mkdir()
     fake.write_text('#!/bin/sh\necho "$2"\ncase $2 in *08) exit 3;; esac\n')
     fake.chmod(0o755)
     environment = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "MONTH": "2026-09"}
@@ -68,18 +65,17 @@ def test_the_benchmark_has_one_seed_of_alma_update(tmp_path, monkeypatch, capsys
 def test_a_killed_benchmark_runs_an_arrival_again_whose_row_was_cut_off(tmp_path):
     bench = runpy.run_path(str(MONTHLY / "bench.py"))
     path = tmp_path / "results.csv"
-    stage = {name: {"bits_per_byte": 2.5} for name in ("test", "valid")} | {"num_params": 9, "train_flops": 7}
+    stage = {name: {"bits_per_byte": 2.5} for name in ("test", "valid")} | {"num_params": 9, "train_flops": 7e11}
     stage["holdouts"] = [{"megabatch": 0, "bits_per_byte": 2.0}, {"megabatch": 1, "bits_per_byte": 3.0}]
     (tmp_path / "stage.json").write_text(json.dumps(stage))
     for arrival in (0, 1):
         bench["add_row"](path, tmp_path, ("update", 1, arrival), None, 4.0)
-    complete = path.read_text()
-    assert [row["mean"] for row in bench["read_rows"](path)] == ["2.0000", "2.5000"]
-    path.write_text(complete[:-3])
+    path.write_text((complete := path.read_text())[:-3])
     assert bench["has_row"](path, "update", 1, 0) and not bench["has_row"](path, "update", 1, 1)
     bench["add_row"](path, tmp_path, ("update", 1, 1), None, 4.0)
     assert path.read_text() == complete
     bench["add_row"](path, tmp_path, ("new-1", 2, 0), None, 4.0)  # a policy with another seed than the first row
+    assert "| alma-update | 8 | 1.4 | 2.000 | 2.500 |" in "".join(bench["table"](bench["read_rows"](path), 2))
     bench["draw"](bench["read_rows"](path), tmp_path / "table.png")
     assert (tmp_path / "table.png").stat().st_size > 1000
 
