@@ -171,9 +171,11 @@ def test_a_redone_month_replaces_its_stage_alone_and_a_killed_one_loses_nothing(
 
 @pytest.mark.slow
 def test_a_larger_model_is_trained_in_a_new_run_that_replaces_the_run(model, tmp_path, capsys):
+    (model / RECORD).write_text(re.sub('"--decoder.*"1",', "", (model / RECORD).read_text(), flags=re.S))  # any size
     output = call(capsys, model, write_month(tmp_path, 1), "--size", "60k")
     assert "training: new model" in output and re.search("^new month: .* before, ", output, re.M)
     assert not (model / "run/stage-001").exists() and not (model / "run.next").exists()
+    assert '"hidden_size": 32' in (model / "export/config.json").read_text()  # 8 before
     assert len(json.loads((model / "run/stage-000/stage.json").read_text())["holdouts"]) == 2
     output = call(capsys, model, write_month(tmp_path, 2))
     assert "training: current model, 1 pass through" in output and (model / "run/stage-001/stage.json").is_file()
