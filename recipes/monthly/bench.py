@@ -149,12 +149,12 @@ def table(rows: Sequence[dict[str, str]], num_arrivals: int) -> Iterator[str]:
         num_seeds = len({row["seed"] for row in own})
         seconds, flops = (sum(float(row[name]) for row in own) / num_seeds for name in ("cpu_seconds", "flops"))
         test = fmean(float(row["test"]) for row in own if row["arrival"] == own[-1]["arrival"])
-        yield f"| {POLICIES[policy][1]} | {seconds:.0f} | {flops / 1e12:.1f} | {' | '.join(cells)} | {test:.3f} |"
+        yield f"| {POLICIES[policy][1]} | {seconds:.0f} | {flops / 1e12:.3g} | {' | '.join(cells)} | {test:.3f} |"
     if best:
         cells = [f"{best[arrival]:.3f}" if arrival in best else "" for arrival in arrivals]
         seconds, flops = (sum(float(row[name]) for row in oracles) for name in ("cpu_seconds", "flops"))
         label = f"oracle: best of {len(ORACLES)} new models"
-        yield f"| {label} | {seconds:.0f} | {flops / 1e12:.1f} | {' | '.join(cells)} | |"
+        yield f"| {label} | {seconds:.0f} | {flops / 1e12:.3g} | {' | '.join(cells)} | |"
 
 
 def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
