@@ -55,12 +55,16 @@ def check_config(config: Any, is_member: bool = False) -> None:
                 check_config(entry["config"], is_member=True)
     elif name == JOINT_MODEL:
         if config.get("member_arch") not in IMAGE_ARCHITECTURES:
+            if config.get("member_arch") in SWITCH_SIZES:
+                raise UnfitCheckpoint("only fairseq_alma 0.2.0 supports UMix of language models; train single models")
             expected = " or ".join(IMAGE_ARCHITECTURES)
             raise UnfitCheckpoint(f"expected member architecture {expected}, found {config.get('member_arch')!r}")
     elif name not in SINGLE_MODELS:
         raise UnfitCheckpoint(f"expected architecture alma_… or transformer_lm…, found {str(name)[:60]}")
     elif config.get("mup"):
         raise UnfitCheckpoint("trained with --mup, which only fairseq_alma 0.2.0 supports; train a model without --mup")
+    elif config.get("group_layers"):
+        raise UnfitCheckpoint("only fairseq_alma 0.2.0 supports Firefly networks that grew in depth; train a new one")
     elif name in TRANSFORMER_LMS:
         cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
         if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:
@@ -221,6 +225,6 @@ def check_dictionary(checkpoint: Checkpoint, path: Optional[str], stream: Stream
     if found != stream.dictionary_sha256:
         raise AlmaError(
             f"{path}: expected the tokenizer of {stream.root} (dict.txt {stream.dictionary_sha256[:12]}…), found "
-            f"another tokenizer (dict.txt {found[:12]}…); give the training stream of the checkpoint, or a stream "
-            "prepared with the same tokenizer (alma-prep-text --tokenizer)"
+            f"another tokenizer, or a model of fairseq_alma 0.2.0 (dict.txt {found[:12]}…); give the training stream, "
+            "or a stream with the same tokenizer (alma-prep-text --tokenizer); train a model of 0.2.0 again"
         )

@@ -12,7 +12,7 @@ import torch
 from fairseq import models
 from omegaconf import OmegaConf
 
-from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, read_checkpoint
+from fairseq_alma.checkpoints.checkpoint_file import DICTIONARY_KEY, ENSEMBLE_ARCH, SINGLE_MODELS, read_checkpoint
 from fairseq_alma.cli.ensemble import main as alma_ensemble
 from fairseq_alma.cli.grow import main as alma_grow
 from fairseq_alma.data.stream import Stream
@@ -24,7 +24,7 @@ from tests.models.ensembles import switch_config, task_of
 from tests.scripts import run_script
 from tests.text.stock_commands import TOKENS_PER_SAMPLE, evaluate, prepare_stream, training_words
 
-CANARY = "canary"
+CANARY, UMIX = "canary", {"_name": "alma_umix", "member_arch": "alma_switch_lm_tiny"}
 
 
 class Calls:
@@ -189,6 +189,8 @@ def test_a_truncated_damaged_or_foreign_file_is_rejected_in_one_line(content, tm
         (lambda c: c["model"].update(x=[1.0]), "not a dictionary of weights"),
         (lambda c: c["cfg"]["model"].update(_name="lstm_lm"), "found lstm_lm"),
         (lambda c: c["cfg"]["model"].update(mup=True), "trained with --mup"),
+        (lambda c: c["cfg"]["model"].update(group_layers="3,2,4,4,4"), "0.2.0 supports Firefly networks that"),
+        (lambda c: c["cfg"].update(model=UMIX), "0.2.0 supports UMix of language models; train"),
         (lambda c: c["cfg"].update(model=joined(joined(c["cfg"]["model"]))), "ensembles of ensembles"),
     ],
 )
@@ -201,7 +203,5 @@ def test_an_unsupported_checkpoint_is_rejected(content, tmp_path, change, named)
 
 
 def test_the_allow_list_contains_each_architecture_of_this_package():
-    from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH, SINGLE_MODELS
-
     ours = {name for name in models.ARCH_MODEL_REGISTRY if name.startswith("alma_")}
     assert ours == {ENSEMBLE_ARCH, "alma_umix", *(name for name in SINGLE_MODELS if name.startswith("alma_"))}
