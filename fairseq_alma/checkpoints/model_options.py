@@ -85,7 +85,9 @@ class ExpertOptions(Options):
     )
     checkpoint_activations: bool = of_text(False, "recompute layers in the backward pass to save memory")
     compile: bool = of_text(
-        False, "compile model and criterion with torch.compile for training; needs g++, and Triton on a GPU"
+        False,
+        "compile model and criterion with torch.compile for training; each expert layer is a graph break; needs g++, "
+        "and Triton on a GPU",
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import (
+    ALMA_TRANSFORMER,
     LANGUAGE,
     SWITCH_SIZES,
     TRANSFORMER_SIZES,
@@ -464,6 +465,11 @@ def _recipe(
     passes = record["passes"] if "--max-update" in chosen else None
     all_words = [*(word for option in chosen.items() for word in option), *words]
     filled = given_values(all_words)
+    if (arch := filled.get("--arch")) in TRANSFORMER_SIZES and not context.has_start:  # a checkpoint has its own sizes
+        sizes, shape = {**filled, **context.sizes}, dict[str, Any]()
+        for name, option in ((name, each) for kind in ALMA_TRANSFORMER for name, each in options_of(kind).items()):
+            shape[name] = option.value(sizes[option.flag]) if option.shape and option.flag in sizes else None
+        complete_sizes(shape, arch)
     lines, lengths, per_update = [*record["lines"][:1]], None, tokens_per_update(filled)
     if passes is not None:
         if len({*filled.get("--update-freq", "1").split(",")}) > 1:
