@@ -29,7 +29,7 @@ PARSERS = {
 }
 NOT_TYPED = {
     "pip ": "installs packages",
-    "python -m build": "tests/test_installation.py builds the wheel",
+    **dict.fromkeys(("python -m build", "python -m venv"), "test_installation.py and exchange/test_export.py"),
     "bash recipes/quickstart.sh": "tests/recipes runs it with --dry-run",
     "bash tests/run.sh": "runs the tests",
     "python recipes/lm/ladder.py": "takes hours; tests/recipes/test_ladder.py",
