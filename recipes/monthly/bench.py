@@ -167,7 +167,7 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
         label += f" ({int(own[-1]['params']) / 1e6:.2g} M parameters)"
         axes.plot([1 + int(row["arrival"]) for row in own], [float(row["mean"]) for row in own], style, label=label)
     axes.set(xlabel="months", ylabel="bits per byte (mean of months)")
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside upper left", frameon=False, fontsize="small")
     figure.savefig(path, dpi=120)
 
 
