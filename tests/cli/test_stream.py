@@ -57,7 +57,10 @@ def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
         (["--keep", "0", "4"], "--keep 4: expected arrivals of the stream (0 to 3)"),
         (["--keep", "0", "--first-wait", "2"], "--keep 0: expected arrivals with a model, the first is 1"),
         (["--save-every", "15x"], "--save-every 15x: expected a number of updates such as 500, or a time such as"),
-        (["--save-every", "1m", "--best-checkpoint"], "1m: expected a number of updates with --best-checkpoint"),
+        (
+            ["--save-every", "1m", "--best-checkpoint"],
+            "--save-every 1m: expected a number of updates with --best-checkpoint",
+        ),
         (["--learner", "gmoe"], "--learner gmoe: --grow-schedule is missing"),
         (["--learner", "gmoe", "--grow-schedule", "4,x"], "--grow-schedule 4,x: expected integers from 1 to"),
         (["--learner", "gmoe", "--grow-schedule", "4,6,5,8"], "decreases from 6 to 5 experts before stage 2"),
@@ -100,7 +103,11 @@ def test_missing_and_short_inputs_and_a_path_that_fairseq_splits_are_named(strea
         ("nowhere", [], r"nowhere: not a stream "),
         ("S:1", ["--megabatches", "5", "--dry-run"], r"S:1: fairseq splits paths at ':'"),
         ("S", ["--megabatches", "5"], r"expected at least 5 mega-batches \(--megabatches\), found 4"),
-        ("S", ["--dry-run", "--finetune-from-model", "a.pt"], "-model a.pt: expected a file, found nothing; give a"),
+        (
+            "S",
+            ["--dry-run", "--finetune-from-model", "a.pt"],
+            "--finetune-from-model a.pt: expected a file, found nothing",
+        ),
     ):
         with pytest.raises(AlmaError, match=message):
             run(tmp_path / name, tmp_path, *options)

@@ -94,7 +94,10 @@ def test_helper_and_children_end_with_their_parent(tmp_path):
 def test_a_failed_import_is_one_line_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for code, message in (
-        ("raise ImportError('no extension')", r"cannot be imported \(ImportError: no extension\); free memory or rein"),
+        (
+            "raise ImportError('no extension')",
+            r"fairseq cannot be imported \(ImportError: no extension\); free memory or reinstall",
+        ),
         (
             "import os; os.kill(os.getpid(), 9)",
             "helper process was killed, possibly out of memory; run the command again",
