@@ -294,7 +294,7 @@ def _check_first_options(root: Path, record: UpdateRecord, options: UpdateOption
         elif words != record.words:  # The user can correct an option as long as no month is trained.
             record.months = [_plan([], Stream.open(root / STREAM), words, options.budget, options.size)]
             record.words = words
-            shutil.rmtree(root / RUN, ignore_errors=True)  # may have a checkpoint with the other options
+            _remove_run(root)  # may have a checkpoint with the other options
             record.save(root)
     elif (text or words) and (text, words) != (record.text, record.words):
         first = " ".join([*record.text, *(["--", *record.words] if record.words else [])]) or "none"
@@ -366,14 +366,18 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
         months[index], record.redo = month, None
         record.save(root)
     if month.replaces and (root / NEXT).exists():  # update.json has the results of the new run.
-        shutil.rmtree((root / RUN).resolve(), ignore_errors=True)
-        (root / RUN).unlink(missing_ok=True)  # a link, for example to another disk
+        _remove_run(root)
         (root / NEXT).rename(root / RUN)
         synchronise(root)
     _conclude(root, months, stream)
     month.is_done = True
     record.save(root)
     return True
+
+
+def _remove_run(root: Path) -> None:
+    shutil.rmtree((root / RUN).resolve(), ignore_errors=True)
+    (root / RUN).unlink(missing_ok=True)  # a link, for example to another disk
 
 
 def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget: float, size: Optional[int]) -> Month:

@@ -126,9 +126,12 @@ def test_a_run_that_is_a_link_can_be_replaced(model, tmp_path, monkeypatch):
 def test_options_may_change_until_a_month_is_trained_and_a_model_is_no_input(tmp_path, monkeypatch, capsys):
     write_month(tmp_path, 0)
     (tmp_path / "empty.txt").touch()
-    for words in (["--lr", "abc"], ["--cpu"]):
+    run = tmp_path / "M/run"
+    for words, folder in ((["--lr", "abc"], run), (["--lr", "0.1"], tmp_path / "M/disk"), (["--cpu"], run)):
         killed_in(monkeypatch, "_train", tmp_path / "M", tmp_path, "--", *words)
-        (tmp_path / "M/run/stage-000").mkdir(parents=True)  # of a killed training; fails if the folder exists
+        (folder / "stage-000").mkdir(parents=True)  # of a killed training; fails if the folder exists
+        if folder != run:
+            run.symlink_to(folder)
     killed_in(monkeypatch, "_train", tmp_path / "M", tmp_path)
     assert "using the options of the first call (--cpu); give others to change" in capsys.readouterr().err
     assert json.loads((tmp_path / "M" / RECORD).read_text())["words"] == ["--cpu"]
