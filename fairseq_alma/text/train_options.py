@@ -466,10 +466,10 @@ def _recipe(
     all_words = [*(word for option in chosen.items() for word in option), *words]
     filled = given_values(all_words)
     if (arch := filled.get("--arch")) in TRANSFORMER_SIZES and not context.has_start:  # a checkpoint has its own sizes
-        sizes, shape = {**filled, **context.sizes}, dict[str, Any]()
-        for name, option in ((name, each) for kind in ALMA_TRANSFORMER for name, each in options_of(kind).items()):
-            shape[name] = option.value(sizes[option.flag]) if option.shape and option.flag in sizes else None
-        complete_sizes(shape, arch)
+        sizes = {**filled, **context.sizes}
+        shape = {name: each for kind in ALMA_TRANSFORMER for name, each in options_of(kind).items() if each.shape}
+        values = {name: each.value(sizes[each.flag]) if each.flag in sizes else None for name, each in shape.items()}
+        complete_sizes(values, arch)
     lines, lengths, per_update = [*record["lines"][:1]], None, tokens_per_update(filled)
     if passes is not None:
         if len({*filled.get("--update-freq", "1").split(",")}) > 1:
