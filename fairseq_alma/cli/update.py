@@ -471,7 +471,8 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
     shutil.rmtree(export, ignore_errors=True)
     new.rename(export)
     split, made = stream.megabatch(len(months) - 1), stream.history[len(months) - 1]
-    first = f"month {len(months)} of {root}: {split.num_documents:,} documents, {split.num_bytes:,} bytes"
+    number = f"{split.num_documents:,} document{'' if split.num_documents == 1 else 's'}"
+    first = f"month {len(months)} of {root}: {number}, {split.num_bytes:,} bytes"
     if dropped := made["duplicate_bytes"] + made.get("contaminated_bytes", 0):
         first += f" ({dropped:,} bytes dropped that repeat earlier or held-out text, see {root / LOG})"
     last = (f"report: {root / REPORT / 'index.html'}", f"model for transformers: {root / EXPORT}")
