@@ -21,7 +21,6 @@ from fairseq_alma.text.text_steps import (
     UP_TO_BRANCH,
     Average,
     Before,
-    Count,
     Grow,
     Join,
     Test,
@@ -138,14 +137,14 @@ class TextJob:
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         job = self.of(folder)
         parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if job.branch.is_on else (COMPLETE,)
-        steps: list[TextStep] = [Grow(job, plan, training) for training in plan.trainings if training.growth]
-        steps.append(Before(job, plan))
+        averages = job.features.predicts_with == "average"
+        grow = [Grow(job, plan, training) for training in plan.trainings if training.growth]
+        train: list[TextStep] = []
         for training in plan.trainings:
-            steps += [Train(job, plan, training, part) for part in parts]
-            steps += [Average(job, plan, training)] if job.features.predicts_with == "average" else []
-        steps.append(Count(job, plan))
-        steps += [Join(job, plan)] if plan.combine != "single" else []
-        return [*steps, Test(job, plan)]
+            train += [Train(job, plan, training, part) for part in parts]
+            train += [Average(job, plan, training)] if averages else []
+        join = [Join(job, plan)] if plan.combine != "single" else []
+        return [*grow, Before(job, plan), *train, *join, Test(job, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
         """Return a tuple of one path: the checkpoint to test after a stage, a single model or an ensemble."""
