@@ -45,8 +45,6 @@ _WHILE_IMPORTING = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a check for a GPU during an import must not initialize CUDA
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
-_MAIN = "from fairseq_alma.text.helper import serve; serve({})"
-_LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
 REPORT_SECONDS = 5.0
 """Seconds to wait for the errors of other ranks after the first failure."""
@@ -86,7 +84,8 @@ class Helper:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the helper process has ended
         with other_end:
             # -P: a file in the working directory must not be imported in place of a library of the same name.
-            words = [sys.executable, "-P", "-c", _MAIN.format(other_end.fileno())]
+            main = f"from fairseq_alma.text.helper import serve; serve({other_end.fileno()})"
+            words = [sys.executable, "-P", "-c", main]
             self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[other_end.fileno()])
         try:
             self.connection.recv()  # sent after the imports
@@ -329,9 +328,8 @@ def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
     os.close(output)
     if request.words:
         sys.argv = [*request.words]
-    logging.basicConfig(
-        format=_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout, force=True
-    )
+    layout = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+    logging.basicConfig(format=layout, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout, force=True)
 
     def send_figures(record: logging.LogRecord) -> None:
         if record.name == "train_inner":  # the metrics of an update in JSON
@@ -384,12 +382,11 @@ class Command:
 
     def __str__(self) -> str:
         """Return the command line for a shell, split into lines."""
-        launch = [f"{name}={shlex.join([value])}" for name, value in self.environment.items()]
+        launch = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         begin, end = "", ""
         if self.num_procs > 1:
-            launch += ["MASTER_ADDR=localhost MASTER_PORT=29500"]
-            launch += [f"{name}={value}" for name, value in group_sizes(self.num_procs).items()]
-            launch += ["RANK=$RANK LOCAL_RANK=$RANK"]
+            sizes = [f"{name}={value}" for name, value in group_sizes(self.num_procs).items()]
+            launch += ["MASTER_ADDR=localhost MASTER_PORT=29500", *sizes, "RANK=$RANK LOCAL_RANK=$RANK"]
             begin, end = f"for RANK in {' '.join(map(str, range(self.num_procs)))}; do ", " & done; wait"
         lines = [begin + " ".join([*launch, self.program])]
         for words in (shlex.join(group) for group in self.groups if group):

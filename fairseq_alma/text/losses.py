@@ -39,8 +39,6 @@ from fairseq_alma.training.stage_task import configuration_of
 CHUNK_ELEMENTS = 2**27
 """Maximum number of logits of a chunk (tokens x V), 512 MiB in fp32. Smaller chunks are slower, because each chunk
 updates the complete weight gradient."""
-LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
-"""Function that takes (index of a member, splits) and yields (split, (N,) log-probabilities of its N tokens)."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -166,13 +164,22 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             # fairseq divides the loss by the sample size, but the balance loss is already a mean.
             balance_loss = torch.stack([each.balance_loss for each in switch]).sum()
             loss = loss + model.balance_loss_weight * balance_loss * sample_size
-        log = {"loss": loss.detach(), "nll_loss": nll_loss.detach(), "ntokens": sample["ntokens"]}
-        log |= {"nsentences": nsentences, "sample_size": sample_size}
+        log = {
+            "loss": loss.detach(),
+            "nll_loss": nll_loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": nsentences,
+            "sample_size": sample_size,
+        }
         for number, each in enumerate(switch):  # sums over tokens, so that fairseq can add the logs of batches
             layer, num_tokens = f"switch{number}", sum(each.routed)
-            log |= {f"{layer}_tokens": num_tokens, f"{layer}_balance": each.balance_loss.detach() * num_tokens}
-            log |= {f"{layer}_dropped": each.num_dropped, f"{layer}_entropy": each.entropy}
-            log |= {f"{layer}_expert{expert:02d}": routed for expert, routed in enumerate(each.routed)}
+            log |= {
+                f"{layer}_tokens": num_tokens,
+                f"{layer}_balance": each.balance_loss.detach() * num_tokens,
+                f"{layer}_dropped": each.num_dropped,
+                f"{layer}_entropy": each.entropy,
+                **{f"{layer}_expert{expert:02d}": routed for expert, routed in enumerate(each.routed)},
+            }
         return loss, sample_size, log
 
     def _losses(self, model: Any, inputs: dict[str, Any], target: Tensor) -> tuple[Tensor, Sequence[SwitchStatistics]]:
@@ -208,7 +215,7 @@ def joint_losses(
     text: str,
     members: Sequence[str],
     splits: Sequence[str],
-    log_probs: LogProbs,
+    log_probs: Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]],
     known: Optional[Path] = None,
     out: Optional[Path] = None,
 ) -> dict[str, float]:
@@ -222,7 +229,7 @@ def joint_losses(
         text: string that identifies the test data and the sequence length.
         members: sha256 of the members' checkpoints, in order.
         splits: names of the splits.
-        log_probs: function that yields the log-probabilities of a member for each split.
+        log_probs: function of (index of a member, splits) that yields (split, (N,) log-probabilities of its N tokens).
         known: file with the log-sums of the first members, ignored if ``text`` or a member differs; None: no file.
         out: file for the log-sums of all members; if a matching file exists, ``known`` is ignored. None: no file.
     """

@@ -76,7 +76,6 @@ ORDER_OPTIONS = ("wait", "replay", "new_first", "tokens_per_sample", "seed")
 """Options of the task that determine the order of the sequences of an epoch, together with ``--megabatch``."""
 POSITION_VERSION = 3
 """Version of the iterator state. The position counts sequences in version 3, and batches in fairseq's version 2."""
-EMPTY = np.empty(0, dtype=int)
 
 
 @dataclass
@@ -116,9 +115,6 @@ class StageDataset(ConcatDataset):
         super().__init__(datasets)
         self.first = first
 
-    def ordered_indices(self) -> np.ndarray:
-        return np.arange(len(self))
-
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
         return self.sizes[indices]
 
@@ -128,8 +124,7 @@ class SequenceBatches(EpochBatchIterating):
 
     Args:
         dataset: dataset with the sequences.
-        indices: (N,) indices of the sequences of an epoch.
-        first: (M,) indices of the sequences that the first epoch reads before ``indices``.
+        first: (M,) indices of the sequences that the first epoch reads before all sequences.
         limits: ``max_tokens`` and ``max_sentences`` of a batch; None: no limit.
         seed: integers that seed the random order, together with the epoch.
         shard: (rank of this process, number of processes).
@@ -143,10 +138,9 @@ class SequenceBatches(EpochBatchIterating):
     def __init__(
         self,
         dataset: FairseqDataset,
-        indices: np.ndarray,
         limits: dict[str, Optional[int]],
         seed: Sequence[int],
-        first: np.ndarray = EMPTY,
+        first: np.ndarray,
         shard: tuple[int, int] = (0, 1),
         pad: int = 1,
         epoch: int = 1,
@@ -154,7 +148,7 @@ class SequenceBatches(EpochBatchIterating):
         buffer_size: int = 0,
         save_dir: str = "",
     ) -> None:
-        self.dataset, self.indices, self.limits, self.pad = dataset, indices, limits, pad
+        self.dataset, self.limits, self.pad = dataset, limits, pad
         self.seed, self.first = tuple(seed), first
         self.shard_id, self.num_shards = shard
         self.epoch, self.position = max(epoch, 1), 0  # position: number of sequences read before `_batches`
@@ -173,13 +167,13 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def _parts(self) -> list[np.ndarray]:
-        """Return the groups of indices that the current epoch reads: ``first`` (only in epoch 1), then ``indices``."""
-        return [self.first, self.indices] if self.epoch == 1 else [self.indices]
+        """Return the groups of indices that the current epoch reads: ``first`` (only in epoch 1), then all."""
+        return [*([self.first] if self.epoch == 1 else []), np.arange(len(self.dataset))]
 
     @property
     def first_batch(self) -> Any:
         """Return a batch with one sequence, for use as fairseq's dummy batch."""
-        return self.collate([self.dataset[self.indices[0]]])
+        return self.collate([self.dataset[0]])
 
     @property
     def next_epoch_idx(self) -> int:
@@ -212,7 +206,7 @@ class SequenceBatches(EpochBatchIterating):
         """Return a batch of samples; without samples, return a batch of one sequence that contains only padding."""
         if samples:
             return self.dataset.collater(samples)
-        batch = self.dataset.collater([self.dataset[self.indices[0]]])
+        batch = self.dataset.collater([self.dataset[0]])
         batch["net_input"]["src_tokens"].fill_(self.pad)
         batch["target"].fill_(self.pad)
         batch["ntokens"] = batch["nsentences"] = 0
@@ -378,7 +372,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             raise AlmaError("--skip-remainder-batch: not supported, as each epoch uses all sequences; omit this option")
         return SequenceBatches(
             dataset,
-            dataset.ordered_indices(),
             limits={"max_tokens": max_tokens, "max_sentences": max_sentences},
             seed=(given.get("seed", 1), self.args.megabatch or 0),
             first=dataset.first,

@@ -229,15 +229,11 @@ class Features:
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
         """Return the features that are active (`Feature.is_on`) in a task configuration of fairseq."""
-        each = []
-        for kind in FEATURES:
-            given = {}
-            for name, option in options_of(kind).items():
-                value = getattr(values.get(name), "value", values.get(name))  # fairseq's choices are enumerations
-                if value is not None and value != option.default_on(TRAINING):
-                    given[name] = value
-            each.append(kind(**given))
-        return cls([feature for feature in each if feature.is_on], setting)
+        options = {name: option for kind in FEATURES for name, option in options_of(kind).items()}
+        # fairseq's choices are enumerations.
+        found = {name: getattr(values.get(name), "value", values.get(name)) for name in options}
+        given = {name: each for name, each in found.items() if each not in (None, options[name].default_on(TRAINING))}
+        return cls(setting=setting).with_options(given)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":

@@ -61,16 +61,16 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
 CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
 """Option of fairseq -> (default for GPUs, default for CPUs)."""
-_MALLOPT = {-3: 2**30, -1: 2**31 - 1}
-"""Values of glibc's mallopt parameters M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
 GATHERED_BYTES = 2**20
 """Maximum size of a process's log outputs, in bytes; fairseq's ``--all-gather-list-size`` has a smaller default."""
 TASKS = ("alma_lm", "alma_image_classification")
-_STOCK_CRITERIONS = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
 # fairseq-validate builds the task and the criterion that a checkpoint names. Only these names are allowed.
 _ALLOWED = {
     "task": (*TASKS, "language_modeling"),
-    "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
+    "criterion": (
+        *("alma_switch_cross_entropy", "alma_image_cross_entropy"),
+        *("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss"),
+    ),
 }
 _REMEDY = (
     "give the options of the interrupted run, or --reset-optimizer --reset-lr-scheduler --reset-meters "
@@ -147,13 +147,8 @@ def configuration_of(args: argparse.Namespace) -> DictConfig:
                 values[name] = float(values[name])
         if choice:
             values["_name"] = choice
-    for values in filter(None, groups.values()):
-        for name, value in values.items():
-            while isinstance(value, str) and value.startswith("${"):  # a reference such as ${common.cpu}
-                group, _, other = value[2:-1].partition(".")
-                value = groups[group][other]
-            values[name] = value
     cfg = OmegaConf.create(groups)
+    OmegaConf.resolve(cfg)  # references such as ${common.cpu}
     OmegaConf.set_struct(cfg, True)
     return cast(DictConfig, cfg)
 
@@ -205,8 +200,8 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        for option, size in _MALLOPT.items():
-            mallopt(option, size)
+        mallopt(-3, 2**30)  # M_MMAP_THRESHOLD, in bytes
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes
 
 
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
@@ -291,8 +286,8 @@ class StageTask(FairseqTask):
         super().add_args(parser)
         bound_options(parser)
         by_name = {action.dest: action for action in parser._actions}
-        is_validate = "path" in by_name and not {"output_word_probs", "beam"} & by_name.keys()
-        if is_validate:  # fairseq-validate opens the checkpoint before `setup_task`
+        # fairseq-validate opens the checkpoint before `setup_task`.
+        if "path" in by_name and not {"output_word_probs", "beam"} & by_name.keys():
             by_name["path"].required, by_name["path"].type = True, _existing_checkpoint
 
     @classmethod
@@ -356,14 +351,11 @@ class StageTask(FairseqTask):
         total size of these log outputs. Therefore each log output contains the sums over all batches so far, and this
         method clears the log output of the previous batch.
         """
-        is_shared = self.checkpoint_path is not None and distributed_utils.get_global_world_size() > 1
-        if is_shared and not sample:  # this process has fewer batches than other processes
-            loss, size, log = 0.0, 0, {}
-        else:
-            criterion = self.features.around_forward(model)(criterion)
-            loss, size, log = super().valid_step(sample, model, criterion, **kwargs)
-        if not is_shared:
-            return loss, size, log
+        criterion = self.features.around_forward(model)(criterion)
+        if self.checkpoint_path is None or distributed_utils.get_global_world_size() == 1:
+            return super().valid_step(sample, model, criterion, **kwargs)
+        # The sample is empty if this process has fewer batches than other processes.
+        loss, size, log = super().valid_step(sample, model, criterion, **kwargs) if sample else (0.0, 0, {})
         log = {key: value.item() if isinstance(value, Tensor) else value for key, value in log.items()}
         before = self._sums or {}
         self._sums = {key: before.get(key, 0) + log.get(key, 0) for key in {**before, **log}}
@@ -417,9 +409,11 @@ def features_of(cfg: DictConfig) -> Features:
     name = getattr(root.get("optimizer"), "_name", None)
     batches = None
     if root.get("optimization") is not None:
-        batches = {name: root.dataset[name] for name in ("batch_size", "max_tokens")}
-        batches["update_freq"] = [int(each) for each in root.optimization.update_freq]
-        batches["num_procs"] = root.distributed_training.distributed_world_size
+        batches = {
+            **{name: root.dataset[name] for name in ("batch_size", "max_tokens")},
+            "update_freq": [int(each) for each in root.optimization.update_freq],
+            "num_procs": root.distributed_training.distributed_world_size,
+        }
     setting = Setting(
         device="cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda",
         optimizer=OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None,
@@ -524,9 +518,7 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
     ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
     shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
     words = []
-    for name in given:
-        if name not in shape or name not in found or given[name] is None:
-            continue
+    for name in (name for name in given if name in shape & found.keys() and given[name] is not None):
         there, here = (str(each) if isinstance(each, Enum) else each for each in (found[name], given[name]))
         if there != here:
             no = "" if there else "no "
