@@ -305,10 +305,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         stream.verify([])
         if cfg.path is not None:
             read_checkpoint(cfg.path)
-        features = features_of(cfg)
         task = super().setup_task(cfg, **kwargs)
-        task.stream, task.features = stream, features
-        load_for_task(str(cfg.continue_once), features.begin)
+        task.stream, task.features = stream, features_of(cfg)
+        load_for_task(str(cfg.continue_once), task.features.begin)
         return task
 
     @in_one_line()

@@ -374,9 +374,7 @@ class Average(TrainingStep):
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         if not self.is_done():
-            model = self.training.model
-            paths = (self.job.folder.checkpoint(model), self.job.predicting(model))
-            call("fairseq_alma.checkpoints.checkpoint_file:write_average", *paths, files=work.locks)
+            call("fairseq_alma.cli.ensemble:main", self.commands()[0].arguments, files=work.locks)
         return {}
 
 

@@ -82,12 +82,11 @@ class PlannedRun:
         if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
             choices = " or ".join(ENDLESS)
             raise ValueError(f"{flag}: --lr-scheduler {schedule} is not supported; give {choices}{alternative}")
-        rates = self.value("--lr")
-        if "," in rates or self.last("--force-anneal") is not None:
-            given, remedy = "--force-anneal", "omit --force-anneal"
-            if "," in rates:
-                given, remedy = f"--lr {rates}", "give a single --lr"
-            raise ValueError(f"{flag}: {given} depends on the epoch number, which restarts in each stage; {remedy}")
+        reason = "depends on the epoch number, which restarts in each stage"
+        if "," in (rates := self.value("--lr")):
+            raise ValueError(f"{flag}: --lr {rates} {reason}; give a single --lr")
+        if self.last("--force-anneal") is not None:
+            raise ValueError(f"{flag}: --force-anneal {reason}; omit --force-anneal")
 
 
 @dataclass(frozen=True)

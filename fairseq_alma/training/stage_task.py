@@ -125,9 +125,11 @@ def configuration_of(args: argparse.Namespace) -> DictConfig:
     Args:
         args: arguments parsed by a parser of fairseq.
     """
-    registries: dict[str, dict[str, Any]] = {name: each["dataclass_registry"] for name, each in REGISTRIES.items()}
-    models = {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()}
-    registries |= {"task": TASK_DATACLASS_REGISTRY, "model": models}
+    registries: dict[str, dict[str, Any]] = {
+        **{name: each["dataclass_registry"] for name, each in REGISTRIES.items()},
+        "task": TASK_DATACLASS_REGISTRY,
+        "model": {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()},
+    }
     groups: dict[str, Any] = {}
     for group, declaration in FairseqConfig.__dataclass_fields__.items():
         choice, config = "", declaration.type
