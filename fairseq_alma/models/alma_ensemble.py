@@ -114,10 +114,9 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
                 "them with alma-ensemble, or train image models jointly with --arch alma_umix"
             )
         if cfg.num_classes:
-            pixels = math.prod(task.image_shape)
             sizes = [
                 ("classes", cfg.num_classes, task.num_classes),
-                ("pixels per image", cfg.image_pixels, pixels),
+                ("pixels per image", cfg.image_pixels, math.prod(task.image_shape)),
                 ("channels", cfg.image_channels, task.image_shape[0]),
             ]
         else:

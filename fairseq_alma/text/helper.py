@@ -70,7 +70,7 @@ class Call(NamedTuple):
     function: str
     arguments: tuple[Any, ...]
     words: Sequence[str]
-    log: Optional[str]
+    log: Optional[Path]
     environment: Mapping[str, str]
     folder: str
     num_files: int
@@ -173,8 +173,7 @@ def call(
             with sender:
                 ranks = {**shared, "RANK": rank, "LOCAL_RANK": rank} if shared else {}
                 variables = {**os.environ, **ranks, **environment}
-                path = None if log is None else str(log)
-                request = Call(function, arguments, [*words], path, variables, os.getcwd(), 1 + len(files))
+                request = Call(function, arguments, [*words], log, variables, os.getcwd(), 1 + len(files))
                 _helper.fork(request, [*files, sender.fileno()])
             pipes.append(receiver)
         results, failures = _await(pipes, watch)
@@ -204,8 +203,11 @@ def call(
 
 def group_sizes(num_procs: int) -> dict[str, str]:
     """Return ``torchrun`` variables that all ranks share: WORLD_SIZE, LOCAL_WORLD_SIZE and OMP_NUM_THREADS."""
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
+    return {
+        "WORLD_SIZE": str(num_procs),
+        "LOCAL_WORLD_SIZE": str(num_procs),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
 
 
 def _await(
@@ -418,5 +420,12 @@ class Command:
         with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
             print(f"$ {self}", file=file)
         words = [self.program, *self.arguments, *further]
-        how: dict[str, Any] = {"environment": self.environment, "num_procs": self.num_procs, "files": files}
-        return call(FUNCTIONS[self.program], words=words, log=log, watch=watch, **how)
+        return call(
+            FUNCTIONS[self.program],
+            words=words,
+            log=log,
+            environment=self.environment,
+            num_procs=self.num_procs,
+            files=files,
+            watch=watch,
+        )

@@ -234,16 +234,15 @@ def joint_losses(
         out: file for the log-sums of all members; if a matching file exists, ``known`` is ignored. None: no file.
     """
     num_known, stored = next(filter(None, (_read_sums(path, text, members) for path in (out, known) if path)), (0, {}))
-    log_sums = {split: stored[split] for split in splits if split in stored}
+    log_sums: dict[str, Any] = {split: stored[split] for split in splits if split in stored}
     for number in range(len(members)):
         todo = [split for split in splits if number >= num_known or split not in stored]
         for split, found in log_probs(number, todo) if todo else ():
             found = found.astype(np.float64)
             log_sums[split] = np.logaddexp(log_sums[split], found) if split in log_sums else found
     if out is not None:
-        arrays: dict[str, Any] = {"head": np.array(json.dumps([text, [*members]])), **log_sums}
         with open_atomically(out) as file:
-            np.savez(file, **arrays)
+            np.savez(file, head=np.array(json.dumps([text, [*members]])), **log_sums)
     losses = {}
     for split, sums in log_sums.items():
         means = sums[np.isfinite(sums)] - math.log(len(members))
@@ -321,9 +320,13 @@ def evaluate() -> dict[str, float]:
         losses = joint_losses(text, [each["sha256"] for each in members], splits, log_probs, given.known, given.out)
     else:
         model, losses = load(path), {}
-        dictionaries = {"source_dictionary": task.source_dictionary, "target_dictionary": task.target_dictionary}
         for split in splits:
-            found = eval_lm.eval_lm(models=[model], batch_iterator=batches(split, model), **dictionaries)
+            found = eval_lm.eval_lm(
+                models=[model],
+                source_dictionary=task.source_dictionary,
+                target_dictionary=task.target_dictionary,
+                batch_iterator=batches(split, model),
+            )
             losses[split] = float(found["loss"])
     for split, loss in losses.items():
         eval_lm.logger.info(f"{split}: {loss:.4f} bits per token")

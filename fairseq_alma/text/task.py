@@ -36,7 +36,7 @@ from fairseq.data import (
     StripTokenDataset,
 )
 from fairseq.data.encoders import register_bpe
-from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatchIterating
+from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatchIterating, ShardedIterator
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -177,19 +177,18 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def next_epoch_idx(self) -> int:
-        return self.epoch + (self._cur_epoch_itr is not None and self.end_of_epoch())
+        return self.epoch + self.end_of_epoch()
 
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
         """Return the batches of the next epoch or, after `load_state_dict`, the rest of the saved epoch."""
-        if self.next_epoch_idx > self.epoch:
-            self.epoch, self.position = self.next_epoch_idx, 0
+        if self.end_of_epoch():
+            self.epoch, self.position = self.epoch + 1, 0
         generator = np.random.default_rng((*self.seed, self.epoch))
         order = [generator.permutation(part) if shuffle else part for part in self._parts]
         self._batches = self._cut(np.concatenate(order)[self.position :])
-        own = [[*map(int, batch)] for batch in self._batches[self.shard_id :: self.num_shards]]
-        own += [[]] * (-(-len(self._batches) // self.num_shards) - len(own))
+        own = [[*map(int, batch)] for batch in ShardedIterator(self._batches, self.num_shards, self.shard_id, [])]
         loader: Any = torch.utils.data.DataLoader(
             self.dataset,
             collate_fn=self.collate,
@@ -222,9 +221,8 @@ class SequenceBatches(EpochBatchIterating):
         return self.position + sum(map(len, self._batches[:read]))
 
     def state_dict(self) -> dict[str, Any]:
-        ended = self.end_of_epoch()
-        position = 0 if ended else self.iterations_in_epoch
-        return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
+        position = 0 if self.end_of_epoch() else self.iterations_in_epoch
+        return {"version": POSITION_VERSION, "epoch": self.next_epoch_idx, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume at a saved position; raise AlmaError if the position is in batches or exceeds the epoch's length."""

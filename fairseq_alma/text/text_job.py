@@ -137,12 +137,11 @@ class TextJob:
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         job = self.of(folder)
         parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if job.branch.is_on else (COMPLETE,)
-        averages = job.features.predicts_with == "average"
         grow = [Grow(job, plan, training) for training in plan.trainings if training.growth]
         train: list[TextStep] = []
         for training in plan.trainings:
             train += [Train(job, plan, training, part) for part in parts]
-            train += [Average(job, plan, training)] if averages else []
+            train += [Average(job, plan, training)] if job.features.predicts_with == "average" else []
         join = [Join(job, plan)] if plan.combine != "single" else []
         return [*grow, Before(job, plan), *train, *join, Test(job, plan)]
 
@@ -188,8 +187,7 @@ class TextJob:
         stages = [] if start is None else self.stages(training.model.stage)
         while start is not None:  # back to the stage that began with random weights
             before += self.stage_updates(start.stage) or 0
-            trainings = self.learner.plan(stages[start.stage]).trainings
-            start = next(each.start for each in trainings if each.model == start)
+            start = next(each.start for each in self.learner.plan(stages[start.stage]).trainings if each.model == start)
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def stages(self, index: int) -> Sequence[Stage]:
@@ -215,10 +213,9 @@ class TextJob:
         self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
     ) -> None:
         """Strip the models ``needed``; remove checkpoints of the models ``gone`` and temporary files of ``stages``."""
-        job = self.of(folder)
         for model in needed:
             if folder.model_folder(model).is_dir():
-                job.strip(model)
+                self.of(folder).strip(model)
         for model in gone:  # after the fsync of the checkpoints to keep
             for own in (folder.model_folder(model) / BRANCH, folder.model_folder(model)):
                 stage_checkpoints.remove(own)

@@ -75,8 +75,10 @@ class TextStep(Step):
     def evaluation(self, path: Path, *splits: str) -> Command:
         """Return the fairseq-eval-lm command that tests a checkpoint on the given splits."""
         test = ("--path", str(path), "--gen-subset", ",".join(splits))
-        options = self.job.options.for_evaluation()
-        return Command("fairseq-eval-lm", (*self.job.engine, test, ("--log-format", "simple"), *options))
+        return Command(
+            "fairseq-eval-lm",
+            (*self.job.engine, test, ("--log-format", "simple"), *self.job.options.for_evaluation()),
+        )
 
     def test(
         self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
@@ -136,8 +138,7 @@ class Grow(TrainingStep):
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         """Return whether the grown checkpoint exists or is no longer needed."""
-        exists = self.job.grown(self.training.model).is_file()
-        return exists or Train(self.job, self.plan, self.training).is_done()
+        return self.job.grown(self.training.model).is_file() or Train(self.job, self.plan, self.training).is_done()
 
     def commands(self) -> Sequence[Command]:
         job, start, growth = self.job, self.training.start, self.training.growth
@@ -272,8 +273,7 @@ class Train(TrainingStep):
         if not last or not done.has_reached(*self.limits):
             done = self._train(work, done.num_updates)
         # Fsync the final checkpoints before writing stage.json.
-        final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE))
-        synchronise(*final, self.folder)
+        synchronise(*filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE)), self.folder)
         if self.part == UP_TO_BRANCH:  # the costs of the complete training include these updates
             return {}
         # A backward pass has twice the FLOPs of a forward pass; recomputed activations do not count.

@@ -83,8 +83,14 @@ class CachedAttention(nn.Module):
             if cached is not None:
                 key, value = torch.cat([cached["key"], key], dim=2), torch.cat([cached["value"], value], dim=2)
             self.set_incremental_state(state, "attn_state", {"key": key, "value": value})
-        how: Any = {"dropout_p": dropout if self.training else 0.0, "enable_gqa": key.size(1) != query.size(1)}
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=state is None, **how)
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            dropout_p=dropout if self.training else 0.0,
+            is_causal=state is None,
+            enable_gqa=key.size(1) != query.size(1),
+        )
         return out.transpose(1, 2).flatten(2)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:

@@ -80,8 +80,9 @@ class PlannedRun:
         If the schedule is not supported, the message ends with ``alternative``, which names other supported schedules.
         """
         if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
-            choices = " or ".join(ENDLESS)
-            raise ValueError(f"{flag}: --lr-scheduler {schedule} is not supported; give {choices}{alternative}")
+            raise ValueError(
+                f"{flag}: --lr-scheduler {schedule} is not supported; give {' or '.join(ENDLESS)}{alternative}"
+            )
         reason = "depends on the epoch number, which restarts in each stage"
         if "," in (rates := self.value("--lr")):
             raise ValueError(f"{flag}: --lr {rates} {reason}; give a single --lr")

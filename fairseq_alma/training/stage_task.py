@@ -337,8 +337,9 @@ class StageTask(FairseqTask):
         check_architecture(checkpoint, path, cfg)
         model = super().build_model(cfg)
         if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):  # also compare shapes that no option sets
-            remedy = "give the options with which the checkpoint was trained"
-            refuse_other_shapes(checkpoint["model"], model, path, remedy)
+            refuse_other_shapes(
+                checkpoint["model"], model, path, "give the options with which the checkpoint was trained"
+            )
         return model
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
@@ -500,15 +501,18 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
         remedy = "" if found["_name"] == ENSEMBLE_ARCH else f"give --arch {found['_name']}, or "
-        expected = f"expected architecture {model_cfg['_name']}, found {found['_name']}"
-        raise AlmaError(f"{path}: {expected}; {remedy}start from another checkpoint")
+        raise AlmaError(
+            f"{path}: expected architecture {model_cfg['_name']}, found {found['_name']}; {remedy}start from another "
+            "checkpoint"
+        )
     if differing := _differing_options(found, model_cfg):
         raise AlmaError(f"{path}: the model sizes in this file differ from the command line; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
-        of_members = [(config["member_arch"], config["member_options"]) for config in (found, model_cfg)]
-        members = [vars(joint.member_config(*options)[1]) for options in of_members]
-        if differing := _differing_options(*members):
+        there, here = (
+            joint.member_config(each["member_arch"], each["member_options"])[1] for each in (found, model_cfg)
+        )
+        if differing := _differing_options(vars(there), vars(here)):
             raise AlmaError(
                 f"{path}: the member options in this file ({found['member_options']!r}) differ from the command line; "
                 f"give {differing} in --member-options"
