@@ -86,7 +86,10 @@ class Helper:
             # -P: a file in the working directory must not be imported in place of a library of the same name.
             main = f"from fairseq_alma.text.helper import serve; serve({other_end.fileno()})"
             words = [sys.executable, "-P", "-c", main]
-            self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[other_end.fileno()])
+            environment = {**_WHILE_IMPORTING, **os.environ}  # a child gets the environment of its caller
+            self.process = start_process(
+                words, env=environment, stdout=self.errors, stderr=self.errors, pass_fds=[other_end.fileno()]
+            )
         try:
             self.connection.recv()  # sent after the imports
         except BaseException as error:
@@ -274,8 +277,6 @@ def serve(file: int) -> None:
 def preload() -> None:
     """Import the modules of the commands, and replace a slow function of fairseq-train with `configuration_of`."""
     gc.disable()  # saves a tenth of the import time
-    added = _WHILE_IMPORTING.keys() - os.environ.keys()
-    os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
     for name in PRELOADED:
         importlib.import_module(name)
     from fairseq.utils import import_user_module
@@ -283,8 +284,6 @@ def preload() -> None:
 
     from fairseq_alma.training.stage_task import configuration_of
 
-    for name in added:
-        del os.environ[name]
     train.convert_namespace_to_omegaconf = configuration_of
     import_user_module(Namespace(user_dir=str(Path(fairseq_alma.__file__).parent)))
     gc.collect()
@@ -403,7 +402,7 @@ class Command:
         log: Path,
         files: Sequence[int] = (),
         watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
-        further: Sequence[str] = (),
+        given: Sequence[Any] = (),
     ) -> Any:
         """Run the command in the helper process, and return the result of its function in `FUNCTIONS`.
 
@@ -411,7 +410,7 @@ class Command:
             log: file to which the command line and all output are appended.
             files: file descriptors that the command keeps open.
             watch: function that receives the metrics of each logged update.
-            further: additional arguments, which the command line in the log does not contain.
+            given: arguments of the function, which the command line in the log does not contain.
 
         Raises:
             AlmaError: the command failed; the message names the reason and the log file.
@@ -419,10 +418,10 @@ class Command:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
             print(f"$ {self}", file=file)
-        words = [self.program, *self.arguments, *further]
         return call(
             FUNCTIONS[self.program],
-            words=words,
+            *given,
+            words=[self.program, *self.arguments],
             log=log,
             environment=self.environment,
             num_procs=self.num_procs,

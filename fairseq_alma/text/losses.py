@@ -8,10 +8,8 @@ fairseq-eval-lm for each split.
 Letters: S tokens, M model dim, V vocabulary size.
 """
 
-import argparse
 import json
 import math
-import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,19 +261,18 @@ def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[
 
 
 @in_one_line()
-def evaluate() -> dict[str, float]:
+def evaluate(known: Optional[Path] = None, out: Optional[Path] = None) -> dict[str, float]:
     """Test a checkpoint on several splits; return the loss for each split, in bits per token.
 
     The options in ``sys.argv`` are those of fairseq-eval-lm, with several splits in ``--gen-subset``. For a single
-    model, the losses equal those of fairseq-eval-lm bit for bit. For an ensemble, ``--out FILE`` stores the combined
-    predictions of all members, and ``--known FILE`` provides those of the members tested earlier (see `joint_losses`).
+    model, the losses equal those of fairseq-eval-lm bit for bit.
+
+    Args:
+        known: for an ensemble, file with the combined predictions of members tested earlier; see `joint_losses`.
+        out: for an ensemble, file for the combined predictions of all members.
     """
     from fairseq_cli import eval_lm  # configures logging, so that registering the criterion must not import it
 
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--known", type=Path)
-    own.add_argument("--out", type=Path)
-    given, sys.argv[1:] = own.parse_known_args()  # the task also reads sys.argv
     cfg = configuration_of(options.parse_args_and_arch(options.get_eval_lm_parser()))
     path, splits, task = cfg.common_eval.path, cfg.dataset.gen_subset.split(","), tasks.setup_task(cfg.task)
     config = read_checkpoint(path)["cfg"]["model"]
@@ -317,7 +314,7 @@ def evaluate() -> dict[str, float]:
         stream = task.stream
         held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]
         text = repr((stream.dictionary_sha256, task.args.tokens_per_sample, held_out))
-        losses = joint_losses(text, [each["sha256"] for each in members], splits, log_probs, given.known, given.out)
+        losses = joint_losses(text, [each["sha256"] for each in members], splits, log_probs, known, out)
     else:
         model, losses = load(path), {}
         for split in splits:

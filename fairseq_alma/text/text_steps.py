@@ -81,7 +81,7 @@ class TextStep(Step):
         )
 
     def test(
-        self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
+        self, work: StageWork, path: Path, splits: Sequence[str], name: str, given: Sequence[Any] = ()
     ) -> dict[str, dict[str, Any]]:
         """Test a checkpoint on the given splits, and write the log file ``name``.log.
 
@@ -95,7 +95,7 @@ class TextStep(Step):
         work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{more}")
         log, stream, found = self.here / f"{name}.log", self.job.stream, {}
         assert stream is not None
-        losses = self.evaluation(path, *splits).run(log, work.locks, further=further)
+        losses = self.evaluation(path, *splits).run(log, work.locks, given=given)
         for split in splits:
             loss = losses[split]
             # The perplexity overflows at a loss of 1024 bits.
@@ -462,11 +462,10 @@ class Test(TextStep):
         """Return counts and test metrics. For an ensemble, compute only predictions that no file stores yet."""
         facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
-        kept: tuple[str, ...] = ()
+        kept: tuple[Optional[Path], ...] = ()
         if self.plan.combine != "single":
             before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE
-            known = ("--known", str(before)) if self.plan.stage.index else ()
-            kept = (*known, "--out", str(self.here / PREDICTIONS_FILE))
+            kept = (before if self.plan.stage.index else None, self.here / PREDICTIONS_FILE)
         found = self.test(work, predictor, self.splits, "test", kept)
         earlier = (Before(self.job, self.plan).read() or {}).get("holdouts") or {}
         names = {t: split_name(t, "holdout") for t in range(self.plan.stage.arrivals[-1] + 1)}

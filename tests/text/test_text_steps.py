@@ -51,7 +51,7 @@ def launched(monkeypatch):
     """Programs launched so far; each test returns ``launched.loss``."""
     record = SimpleNamespace(programs=[], loss=3.0)
 
-    def run(command, log, files=(), watch=None, further=()):
+    def run(command, log, files=(), watch=None, given=()):
         record.programs.append(command.program)
         words = command.arguments
         splits = words[words.index("--gen-subset") + 1].split(",") if "--gen-subset" in words else []
