@@ -123,12 +123,12 @@ class Helper:
 _helper: Optional[Helper] = None
 
 
+@atexit.register
 def close() -> None:
     """End the helper process if it is running."""
     global _helper
     if _helper is not None:
         _helper.close()
-        atexit.unregister(close)
     _helper = None
 
 
@@ -163,7 +163,6 @@ def call(
     global _helper
     if _helper is None:
         _helper = Helper()
-        atexit.register(close)
     shared: dict[str, str] = {}
     if num_procs > 1:
         with socket.socket() as free:

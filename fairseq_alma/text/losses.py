@@ -11,7 +11,6 @@ Letters: S tokens, M model dim, V vocabulary size.
 import json
 import math
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
@@ -19,12 +18,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq import checkpoint_utils, options, tasks, utils
-from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.dataclass import FairseqDataclass
+from fairseq.criterions import register_criterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from fairseq.logging import metrics
 from fairseq.sequence_scorer import SequenceScorer
-from fairseq.tasks import FairseqTask
-from omegaconf import II
 from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
@@ -103,15 +100,8 @@ def _chunks(features: Tensor, weight: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-@dataclass
-class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
-    """Options of ``alma_switch_cross_entropy``, except ``--balance-loss-weight``, which is a model option."""
-
-    sentence_avg: bool = II("optimization.sentence_avg")
-
-
-@register_criterion("alma_switch_cross_entropy", dataclass=AlmaSwitchCrossEntropyConfig)
-class AlmaSwitchCrossEntropy(FairseqCriterion):
+@register_criterion("alma_switch_cross_entropy", dataclass=CrossEntropyCriterionConfig)
+class AlmaSwitchCrossEntropy(CrossEntropyCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
     Metrics are averaged over the tokens of an update; with ``sentence_avg``, ``loss`` is averaged over sequences. The
@@ -130,10 +120,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         sentence_avg: divide gradients by the number of sequences instead of tokens.
     """
 
-    def __init__(self, task: FairseqTask, sentence_avg: bool) -> None:
-        super().__init__(task)
-        self.sentence_avg = sentence_avg
-        self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
+    _compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return (sum of losses in nats, sample size, log output) of a batch; fairseq divides by the sample size."""
@@ -203,10 +190,6 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             for key in sorted(key for key in sums if key.startswith(f"{layer}_")):
                 if not key.endswith(("_tokens", "_balance")):
                     metrics.log_scalar(key, sums[key] / tokens, tokens, priority=1000, round=4)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
 
 
 def joint_losses(

@@ -117,9 +117,11 @@ class TextJob:
         """Print the commands of the requested stages, without running them; ``name``: see `RunDisplay`."""
         member, template = self.request.member, self.request.then_evaluate
         for plan in self.request.chosen(plans):
-            steps = self.steps(folder, plan)
-            if member is not None:
-                steps = [step for step in steps if any(model.member in member for model in step.trains)]
+            steps = [
+                step
+                for step in self.steps(folder, plan)
+                if member is None or any(model.member in member for model in step.trains)
+            ]
             if steps:
                 print(f"# {name}{describe_stage(plan, len(plans))}: --stage {plan.stage.index}")
             for step in steps:

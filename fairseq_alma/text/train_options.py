@@ -346,13 +346,11 @@ def complete(
         )
     passes, stages = context.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
-    if model is not None:
-        row = model._replace(batch=max(1, row.batch * row.length // model.length))
+    row = row if model is None else model._replace(batch=max(1, row.batch * row.length // model.length))
     rows = dict(PAPER) if context.is_paper else _rows(row, passes, given, context)
     chosen = _missing(rows, given, context.owned, is_partial)
     filled = {**chosen, **given}
-    updates = max(1, round(passes * stages[0] / tokens_per_update(filled)))
-    updates = int(given["--max-update"]) if given.get("--max-update", "").isdecimal() else updates
+    updates = _number(given, "--max-update", max(1, round(passes * stages[0] / tokens_per_update(filled))))
     warmup = max(1, min(max(50, updates // 50), updates // 4))
     rows |= {"--warmup-updates": str(warmup), "--max-update": str(updates)}
     if filled.get("--lr-scheduler") == "polynomial_decay" and "--total-num-update" not in given:
