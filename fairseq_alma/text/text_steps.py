@@ -263,14 +263,13 @@ class Train(TrainingStep):
         self._reset()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
-        if last and (self._is_outdated(done) or not (done.has_optimizer or done.has_reached(*self.limits))):
+        if self._is_outdated(done) or not (done.has_optimizer or done.has_reached(*self.limits)):
             reason = "older than a mega-batch of its stage, or without the optimizer state for more --passes"
             print_line(f"note: {last}: {reason}; training again", sys.stderr)
             stage_checkpoints.remove(self.folder)
-            last, done = None, Progress(0, 0, 0)
-        if last:
-            self._refuse_other_updates(last, done)
-        if not last or not done.has_reached(*self.limits):
+            done = Progress(0, 0, 0)
+        self._refuse_other_updates(done)
+        if not done.has_reached(*self.limits):
             done = self._train(work, done.num_updates)
         # Fsync the final checkpoints before writing stage.json.
         synchronise(*filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE)), self.folder)
@@ -278,16 +277,18 @@ class Train(TrainingStep):
             return {}
         # A backward pass has twice the FLOPs of a forward pass; recomputed activations do not count.
         flops = 3 * describe_checkpoint(self.folder / LAST_CHECKPOINT).test_flops_per_token
-        found: dict[str, Any] = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
+        costs = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
         if self.part == BRANCH:
-            return found
-        if described := self.job.features.describe(self.job.part(self.training, self.part)):
-            found["anytime"] = {"first_update": done.first_update, **described}
-        if len(done.batches) > 1:
-            found["batches"] = list(done.batches)
-        return {"num_updates": done.num_updates, **found}
+            return costs
+        described = self.job.features.describe(self.job.part(self.training, self.part))
+        return {
+            "num_updates": done.num_updates,
+            **costs,
+            **({"anytime": {"first_update": done.first_update, **described}} if described else {}),
+            **({"batches": [*done.batches]} if len(done.batches) > 1 else {}),
+        }
 
-    def _refuse_other_updates(self, last: Path, done: Progress) -> None:
+    def _refuse_other_updates(self, done: Progress) -> None:
         """Raise AlmaError if another number of tokens per update would change the passes of an interrupted stage."""
         if self.job.lengths is None or not done.batches:
             return
@@ -298,8 +299,9 @@ class Train(TrainingStep):
         begun = tokens_per_update(same | {name: str(each) for name, each in limits.items() if each is not None})
         if begun != now:
             raise AlmaError(
-                f"{last}: the stage began with {begun:,} tokens per update, found {now:,}; give --batch-size and "
-                f"--update-freq for {begun:,} tokens, for example half of the first and twice the second"
+                f"{self.folder / LAST_CHECKPOINT}: the stage began with {begun:,} tokens per update, found {now:,}; give "
+                f"--batch-size and --update-freq for {begun:,} tokens, for example half of the first and twice the "
+                "second"
             )
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:
