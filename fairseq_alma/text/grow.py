@@ -40,8 +40,6 @@ from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.text.transformer_lm import build_from_config
 from fairseq_alma.training.stage_task import configuration_of
 
-_MEASURING = ("stream", "split", "select", "batch_size", "tokens_per_sample")
-"""Options that measure and select existing experts."""
 _UNALTERED = "no file was written; give an unaltered checkpoint"
 
 
@@ -116,7 +114,7 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     if trees and args.moe_freq not in (None, checkpoint["cfg"]["model"]["moe_freq"]):
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
     is_dense = all(tree.num_experts == 1 for tree in trees.values())
-    for name in _MEASURING if is_dense else ():
+    for name in ("stream", "split", "select", "batch_size", "tokens_per_sample") if is_dense else ():
         if getattr(args, name) != getattr(GrowOptions, name):
             raise AlmaError(f"{flag(name)}: {args.path} has no experts to measure or select; omit {flag(name)}")
     if not trees:
@@ -184,7 +182,6 @@ def _with_gates(
 
 
 def _record(args: GrowOptions) -> dict[str, Any]:
-    """Return the record of the growth for the new checkpoint: options of ``alma-grow`` and package version."""
     options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     return {"options": options, "version": fairseq_alma.__version__}
 

@@ -100,8 +100,9 @@ class Helper:
                 raise AlmaError(KILLED) from error
             self.errors.seek(0)
             reason = last_line(self.errors.read().decode(errors="replace"))
-            fault = f"fairseq cannot be imported ({reason}); free memory or reinstall fairseq"
-            raise AlmaError(f"{sys.executable}: {fault}") from error
+            raise AlmaError(
+                f"{sys.executable}: fairseq cannot be imported ({reason}); free memory or reinstall fairseq"
+            ) from error
 
     def fork(self, call: Call, files: Sequence[int]) -> None:
         try:

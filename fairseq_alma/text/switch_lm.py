@@ -31,7 +31,6 @@ from fairseq_alma.text.transformer_lm import (
 )
 from fairseq_alma.training.stage_task import fairseq_config
 
-DEFAULT_NUM_EXPERTS = 4
 AlmaSwitchLMConfig: Any = fairseq_config("AlmaSwitchLMConfig", LanguageModelConfig, LANGUAGE)
 
 
@@ -130,7 +129,7 @@ class AlmaSwitchLM(LanguageModel):
 
     @staticmethod
     def fill_in_defaults(options: dict[str, Any], arch: str) -> None:
-        for name, value in (("num_experts", DEFAULT_NUM_EXPERTS), ("gate_trees", "")):
+        for name, value in (("num_experts", 4), ("gate_trees", "")):
             options[name] = value if options[name] is None else options[name]
 
 

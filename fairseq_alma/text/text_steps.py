@@ -48,7 +48,6 @@ MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
 """Two of the three values of `Train.part`; the third value is `BRANCH`."""
-TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
 """File with the results of tests before training, kept because alma-stream may remove the tested weights."""
 read_progress: Callable[[Path], Progress] = once_per_file(
@@ -248,8 +247,8 @@ class Train(TrainingStep):
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
-        if TOTAL in job.recipe.chosen:
-            options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
+        if "--total-num-update" in job.recipe.chosen:
+            options = replace_option(options, "--total-num-update", str(job.stage_updates(training.model.stage)))
         if self.part == BRANCH:  # the curves of the branch would overlap the curves of the main training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):
@@ -299,9 +298,9 @@ class Train(TrainingStep):
         begun = tokens_per_update(same | {name: str(each) for name, each in limits.items() if each is not None})
         if begun != now:
             raise AlmaError(
-                f"{self.folder / LAST_CHECKPOINT}: the stage began with {begun:,} tokens per update, found {now:,}; give "
-                f"--batch-size and --update-freq for {begun:,} tokens, for example half of the first and twice the "
-                "second"
+                f"{self.folder / LAST_CHECKPOINT}: the stage began with {begun:,} tokens per update, found {now:,}; "
+                f"give --batch-size and --update-freq for {begun:,} tokens, for example half of the first and twice "
+                "the second"
             )
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:

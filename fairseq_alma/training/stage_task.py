@@ -72,10 +72,6 @@ _ALLOWED = {
         *("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss"),
     ),
 }
-_REMEDY = (
-    "give the options of the interrupted run, or --reset-optimizer --reset-lr-scheduler --reset-meters "
-    "--reset-dataloader to start a new training run from the weights in the checkpoint"
-)
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
 _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
 
@@ -97,11 +93,14 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
         parts: dataclasses that declare options.
         kind: ``text`` or ``images``, to omit the options for the other kind of data; None: use all options.
     """
-    options = [each for part in parts for each in options_of(declared(part)).values()]
+    options = [
+        each
+        for part in parts
+        for each in options_of(declared(part)).values()
+        if each.side != PLAN and (kind is None or kind in each.kinds)
+    ]
     fields: dict[str, tuple[str, Any, Any]] = {}
     for option in options:
-        if option.side == PLAN or (kind is not None and kind not in option.kinds):
-            continue
         default = option.default_on(TRAINING)
         annotation: Any = option.type if option.type in (bool, int, float) else str
         if option.choices:
@@ -488,7 +487,11 @@ def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any
             raise
         is_sentence = isinstance(error, (AssertionError, ValueError, UnfitCheckpoint))
         reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
-        raise AlmaError(f"{filename}: cannot resume training ({reason[:300]}); {_REMEDY}") from error
+        raise AlmaError(
+            f"{filename}: cannot resume training ({reason[:300]}); give the options of the interrupted run, or "
+            "--reset-optimizer --reset-lr-scheduler --reset-meters --reset-dataloader to start a new training run from "
+            "the weights in the checkpoint"
+        ) from error
 
 
 checkpoint_utils.load_checkpoint_to_cpu = _load_checkpoint_to_cpu
