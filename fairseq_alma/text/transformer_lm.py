@@ -121,11 +121,10 @@ class DecoderLayer(nn.Module):
         attention_norm, norm, feed_forward = self.norms_and_ffn()
         residual = self.self_attn(attention_norm(x), state, *positions)
         x = x + F.dropout(residual, self.dropout, self.training)
-        residual, routing, statistics = norm(x), None, None
         if isinstance(feed_forward, SwitchLayer):
-            residual, routing, statistics = feed_forward(residual.flatten(0, 1), padding.flatten())
+            residual, routing, statistics = feed_forward(norm(x).flatten(0, 1), padding.flatten())
         else:
-            residual = feed_forward(residual)
+            residual, routing, statistics = feed_forward(norm(x)), None, None
         return x + F.dropout(residual.view_as(x), self.dropout, self.training), routing, statistics
 
 

@@ -263,8 +263,7 @@ class Features:
                 " ".join(flag(name) + (value is not True) * f" {value}" for name, value in each) for each in testing
             ]
             raise ValueError(f"{given[0]}: {given[1]} also selects the checkpoint to evaluate; omit one of the options")
-        for each in self.each:
-            each.check(run)
+        self.call("check", run)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return the options of the active features for run.json (field name -> value), without null values."""
