@@ -101,12 +101,10 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
     ]
     fields: dict[str, tuple[str, Any, Any]] = {}
     for option in options:
-        default = option.default_on(TRAINING)
+        default = bool(option.default_on(TRAINING)) if option.type is bool else option.default_on(TRAINING)
         annotation: Any = option.type if option.type in (bool, int, float) else str
         if option.choices:
             annotation = ChoiceEnum([*([NONE] if default == NONE else []), *option.choices])
-        if option.type is bool:
-            default = bool(default)
         described = field(default=default, metadata={"help": option.help, "option": option})
         fields[option.name] = (option.name, Optional[annotation] if default is None else annotation, described)
     config = make_dataclass(name, fields.values(), bases=(base,))
