@@ -104,13 +104,14 @@ class FusedAdam(FairseqOptimizer):
 
     def __init__(self, cfg: Any, params: Iterable[Tensor]) -> None:
         super().__init__(cfg)
-        adam = {
-            "betas": _read_betas(cfg.adam_betas),
-            "eps": cfg.adam_eps,
-            "weight_decay": cfg.weight_decay,
+        self._optimizer = self.build(
+            params,
+            factor=self.factor,
+            betas=_read_betas(cfg.adam_betas),
+            eps=cfg.adam_eps,
+            weight_decay=cfg.weight_decay,
             **self.optimizer_config,
-        }
-        self._optimizer = self.build(params, factor=self.factor, **adam)
+        )
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:

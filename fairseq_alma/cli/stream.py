@@ -34,7 +34,7 @@ from fairseq_alma.runs.study import (
 )
 from fairseq_alma.terminal import Parser, command, end_processes, last_line, print_line, start_process
 from fairseq_alma.text.text_job import TextJob
-from fairseq_alma.text.train_options import Context, Preferences, Recipe, complete
+from fairseq_alma.text.train_options import Context, Recipe, complete
 from fairseq_alma.training.feature import FEATURES, PlannedRun, import_from
 
 Job = Union[TextJob, ImageJob]
@@ -244,6 +244,9 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
             second = [learner.plan(Stage(1, (1,), (1,)))]  # more mega-batches may follow later
     later = [training for plan in second for training in plan.trainings]
     context = Context(
+        size=request.size,
+        passes=request.passes,
+        is_paper=request.preset is not None,
         owned=learner.owned,
         sizes=dict(plans[0].trainings[0].sizes),
         continues=any(each.start for each in later) if later else learner.init == "previous" and request.iid is None,
@@ -257,10 +260,9 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
         planned = request.stages_of_length(stream.num_megabatches)
         tokens = [sum(stream.megabatch(t).num_tokens for t in stage.megabatches) for stage in planned]
         vocab_size = stream.tokenizer.vocab_size
-    preferences = Preferences(request.size, request.passes, request.preset is not None)
     folder = request.folder(request.seeds[0])  # A run that has not begun takes other options, and their defaults.
     before = (folder.read_run() or {}).get("recipe") if folder.has_begun() else None
-    return complete(words, preferences, context, tokens, vocab_size, before)
+    return complete(words, context, tokens, vocab_size, before)
 
 
 def _write_run(request: RunRequest, learner: Learner, job: Job, stream: Stream, command: str) -> None:

@@ -114,9 +114,11 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
                 "them with alma-ensemble, or train image models jointly with --arch alma_umix"
             )
         if cfg.num_classes:
-            pixels, channels = math.prod(task.image_shape), task.image_shape[0]
-            sizes = [("classes", cfg.num_classes, task.num_classes), ("pixels per image", cfg.image_pixels, pixels)]
-            sizes.append(("channels", cfg.image_channels, channels))
+            sizes = [
+                ("classes", cfg.num_classes, task.num_classes),
+                ("pixels per image", cfg.image_pixels, math.prod(task.image_shape)),
+                ("channels", cfg.image_channels, task.image_shape[0]),
+            ]
         else:
             sizes = [("tokens in the vocabulary", cfg.vocab_size, len(task.source_dictionary))]
         for name, size, found in sizes:

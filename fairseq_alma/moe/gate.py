@@ -9,7 +9,7 @@ Letters: S tokens (padding included) or images, I features, E experts.
 
 import math
 from dataclasses import dataclass, field
-from typing import Iterable, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +132,7 @@ class ExpertLosses:
     losses: list[Tensor] = field(default_factory=list)
     counts: list[Tensor] = field(default_factory=list)
 
-    def add_routed(self, losses: Tensor, routings: Iterable[Routing], is_real: Tensor) -> None:
+    def add_routed(self, losses: Tensor, routings: Sequence[Routing], is_real: Tensor) -> None:
         """Add a batch in which each layer routes each token to one expert.
 
         Args:
@@ -140,12 +140,9 @@ class ExpertLosses:
             routings: routing of each layer.
             is_real: (S,) bool, False for padding.
         """
-        sums, counts = [], []
-        for routing in routings:
-            num_experts = routing.probs.size(1)
-            sums.append(torch.bincount(routing.expert, weights=losses, minlength=num_experts).cpu())
-            counts.append(torch.bincount(routing.expert[is_real], minlength=num_experts).cpu())
-        self._add(sums, counts)
+        sizes = [(each.expert, each.probs.size(1)) for each in routings]
+        sums = [torch.bincount(expert, weights=losses, minlength=size).cpu() for expert, size in sizes]
+        self._add(sums, [torch.bincount(expert[is_real], minlength=size).cpu() for expert, size in sizes])
 
     def add_shared(self, losses: Tensor, shares: Sequence[Tensor]) -> None:
         """Add a batch in which the loss of each image is divided among the experts of each layer.
@@ -157,8 +154,5 @@ class ExpertLosses:
         self._add([losses @ each for each in shares], [each.sum(dim=0) for each in shares])
 
     def _add(self, sums: list[Tensor], counts: list[Tensor]) -> None:
-        if not self.losses:
-            self.losses, self.counts = sums, counts
-            return
-        self.losses = [before + now for before, now in zip(self.losses, sums, strict=True)]
-        self.counts = [before + now for before, now in zip(self.counts, counts, strict=True)]
+        self.losses = [before + now for before, now in zip(self.losses, sums, strict=True)] if self.losses else sums
+        self.counts = [before + now for before, now in zip(self.counts, counts, strict=True)] if self.counts else counts

@@ -40,8 +40,6 @@ from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.text.transformer_lm import build_from_config
 from fairseq_alma.training.stage_task import configuration_of
 
-_MEASURING = ("stream", "split", "select", "batch_size", "tokens_per_sample")
-"""Options that measure and select existing experts."""
 _UNALTERED = "no file was written; give an unaltered checkpoint"
 
 
@@ -116,7 +114,7 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
     if trees and args.moe_freq not in (None, checkpoint["cfg"]["model"]["moe_freq"]):
         raise AlmaError(f"--moe-freq {args.moe_freq}: {args.path} already has Switch layers; omit --moe-freq")
     is_dense = all(tree.num_experts == 1 for tree in trees.values())
-    for name in _MEASURING if is_dense else ():
+    for name in ("stream", "split", "select", "batch_size", "tokens_per_sample") if is_dense else ():
         if getattr(args, name) != getattr(GrowOptions, name):
             raise AlmaError(f"{flag(name)}: {args.path} has no experts to measure or select; omit {flag(name)}")
     if not trees:
@@ -137,25 +135,28 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
         if method == "copy" and args.noise is None:
             args = replace(args, noise=0.1 * checkpoint["cfg"]["model"]["decoder_embed_dim"] ** -0.5)
     experts, held_out = (ExpertLosses(), None) if args.stream is None else _measure(checkpoint, args)
-    losses, counts = dict(zip(trees, experts.losses, strict=False)), dict(zip(trees, experts.counts, strict=False))
+    losses, counts = (
+        {layer: each.tolist() for layer, each in zip(trees, measured, strict=False)}
+        for measured in (experts.losses, experts.counts)
+    )
     generator = torch.Generator().manual_seed(args.seed)
     plans, layers = {}, {}
     for layer, tree in trees.items():
         parents: list[Any] = [None if method == "scratch" else 0] * num_new
         if method != "scratch" and tree.num_experts > 1:
-            loss, count = (each.get(layer, torch.zeros(tree.num_experts)) for each in (losses, counts))
+            unknown = [0.0] * tree.num_experts
+            loss, count = (torch.tensor(each.get(layer, unknown), dtype=torch.float64) for each in (losses, counts))
             parents = select_experts(loss, count, num_new, args.select, generator)
         growth = plans[layer] = grow_mixture(tree, method, parents)
         layers[layer] = {
             "old_tree": growth.old.to_nested(),
             "new_tree": growth.new.to_nested(),
             "expert_source": list(growth.expert_source),
-            "losses": losses[layer].tolist() if layer in losses else None,
-            "counts": counts[layer].tolist() if layer in counts else None,
+            "losses": losses.get(layer),
+            "counts": counts.get(layer),
         }
     step = GrowthStep(plans, args.seed, args.noise or 0.0, args.optimizer)
-    table_losses, table_counts = ({layer: each[layer].tolist() for layer in each} for each in (losses, counts))
-    table = growth_table(table_losses, table_counts, step)
+    table = growth_table(losses, counts, step)
     return grow_experts(checkpoint, step, names, {**_record(args), "layers": layers, "held_out": held_out}), table
 
 
@@ -181,7 +182,6 @@ def _with_gates(
 
 
 def _record(args: GrowOptions) -> dict[str, Any]:
-    """Return the record of the growth for the new checkpoint: options of ``alma-grow`` and package version."""
     options = {name: value for name, value in asdict(args).items() if name not in ("force", "cpu")}
     return {"options": options, "version": fairseq_alma.__version__}
 

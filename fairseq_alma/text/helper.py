@@ -45,8 +45,6 @@ _WHILE_IMPORTING = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a check for a GPU during an import must not initialize CUDA
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
-_MAIN = "from fairseq_alma.text.helper import serve; serve({})"
-_LOG_FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 MAX_REASON = 400
 REPORT_SECONDS = 5.0
 """Seconds to wait for the errors of other ranks after the first failure."""
@@ -72,7 +70,7 @@ class Call(NamedTuple):
     function: str
     arguments: tuple[Any, ...]
     words: Sequence[str]
-    log: Optional[str]
+    log: Optional[Path]
     environment: Mapping[str, str]
     folder: str
     num_files: int
@@ -86,8 +84,12 @@ class Helper:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the helper process has ended
         with other_end:
             # -P: a file in the working directory must not be imported in place of a library of the same name.
-            words = [sys.executable, "-P", "-c", _MAIN.format(other_end.fileno())]
-            self.process = start_process(words, stderr=self.errors, stdout=self.errors, pass_fds=[other_end.fileno()])
+            main = f"from fairseq_alma.text.helper import serve; serve({other_end.fileno()})"
+            words = [sys.executable, "-P", "-c", main]
+            environment = {**_WHILE_IMPORTING, **os.environ}  # a child gets the environment of its caller
+            self.process = start_process(
+                words, env=environment, stdout=self.errors, stderr=self.errors, pass_fds=[other_end.fileno()]
+            )
         try:
             self.connection.recv()  # sent after the imports
         except BaseException as error:
@@ -98,8 +100,9 @@ class Helper:
                 raise AlmaError(KILLED) from error
             self.errors.seek(0)
             reason = last_line(self.errors.read().decode(errors="replace"))
-            fault = f"fairseq cannot be imported ({reason}); free memory or reinstall fairseq"
-            raise AlmaError(f"{sys.executable}: {fault}") from error
+            raise AlmaError(
+                f"{sys.executable}: fairseq cannot be imported ({reason}); free memory or reinstall fairseq"
+            ) from error
 
     def fork(self, call: Call, files: Sequence[int]) -> None:
         try:
@@ -121,12 +124,12 @@ class Helper:
 _helper: Optional[Helper] = None
 
 
+@atexit.register
 def close() -> None:
     """End the helper process if it is running."""
     global _helper
     if _helper is not None:
         _helper.close()
-        atexit.unregister(close)
     _helper = None
 
 
@@ -161,7 +164,6 @@ def call(
     global _helper
     if _helper is None:
         _helper = Helper()
-        atexit.register(close)
     shared: dict[str, str] = {}
     if num_procs > 1:
         with socket.socket() as free:
@@ -174,8 +176,7 @@ def call(
             with sender:
                 ranks = {**shared, "RANK": rank, "LOCAL_RANK": rank} if shared else {}
                 variables = {**os.environ, **ranks, **environment}
-                path = None if log is None else str(log)
-                request = Call(function, arguments, [*words], path, variables, os.getcwd(), 1 + len(files))
+                request = Call(function, arguments, [*words], log, variables, os.getcwd(), 1 + len(files))
                 _helper.fork(request, [*files, sender.fileno()])
             pipes.append(receiver)
         results, failures = _await(pipes, watch)
@@ -205,8 +206,11 @@ def call(
 
 def group_sizes(num_procs: int) -> dict[str, str]:
     """Return ``torchrun`` variables that all ranks share: WORLD_SIZE, LOCAL_WORLD_SIZE and OMP_NUM_THREADS."""
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    return {"WORLD_SIZE": str(num_procs), "LOCAL_WORLD_SIZE": str(num_procs), "OMP_NUM_THREADS": threads}
+    return {
+        "WORLD_SIZE": str(num_procs),
+        "LOCAL_WORLD_SIZE": str(num_procs),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
 
 
 def _await(
@@ -273,8 +277,6 @@ def serve(file: int) -> None:
 def preload() -> None:
     """Import the modules of the commands, and replace a slow function of fairseq-train with `configuration_of`."""
     gc.disable()  # saves a tenth of the import time
-    added = _WHILE_IMPORTING.keys() - os.environ.keys()
-    os.environ.update({name: _WHILE_IMPORTING[name] for name in added})
     for name in PRELOADED:
         importlib.import_module(name)
     from fairseq.utils import import_user_module
@@ -282,8 +284,6 @@ def preload() -> None:
 
     from fairseq_alma.training.stage_task import configuration_of
 
-    for name in added:
-        del os.environ[name]
     train.convert_namespace_to_omegaconf = configuration_of
     import_user_module(Namespace(user_dir=str(Path(fairseq_alma.__file__).parent)))
     gc.collect()
@@ -329,9 +329,8 @@ def _execute(request: Call, pipe: Connection) -> tuple[str, Any]:
     os.close(output)
     if request.words:
         sys.argv = [*request.words]
-    logging.basicConfig(
-        format=_LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout, force=True
-    )
+    layout = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+    logging.basicConfig(format=layout, datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stdout, force=True)
 
     def send_figures(record: logging.LogRecord) -> None:
         if record.name == "train_inner":  # the metrics of an update in JSON
@@ -384,12 +383,11 @@ class Command:
 
     def __str__(self) -> str:
         """Return the command line for a shell, split into lines."""
-        launch = [f"{name}={shlex.join([value])}" for name, value in self.environment.items()]
+        launch = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         begin, end = "", ""
         if self.num_procs > 1:
-            launch += ["MASTER_ADDR=localhost MASTER_PORT=29500"]
-            launch += [f"{name}={value}" for name, value in group_sizes(self.num_procs).items()]
-            launch += ["RANK=$RANK LOCAL_RANK=$RANK"]
+            sizes = [f"{name}={value}" for name, value in group_sizes(self.num_procs).items()]
+            launch += ["MASTER_ADDR=localhost MASTER_PORT=29500", *sizes, "RANK=$RANK LOCAL_RANK=$RANK"]
             begin, end = f"for RANK in {' '.join(map(str, range(self.num_procs)))}; do ", " & done; wait"
         lines = [begin + " ".join([*launch, self.program])]
         for words in (shlex.join(group) for group in self.groups if group):
@@ -404,7 +402,7 @@ class Command:
         log: Path,
         files: Sequence[int] = (),
         watch: Callable[[Mapping[str, Any]], None] = lambda figures: None,
-        further: Sequence[str] = (),
+        given: Sequence[Any] = (),
     ) -> Any:
         """Run the command in the helper process, and return the result of its function in `FUNCTIONS`.
 
@@ -412,7 +410,7 @@ class Command:
             log: file to which the command line and all output are appended.
             files: file descriptors that the command keeps open.
             watch: function that receives the metrics of each logged update.
-            further: additional arguments, which the command line in the log does not contain.
+            given: arguments of the function, which the command line in the log does not contain.
 
         Raises:
             AlmaError: the command failed; the message names the reason and the log file.
@@ -420,6 +418,13 @@ class Command:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
             print(f"$ {self}", file=file)
-        words = [self.program, *self.arguments, *further]
-        how: dict[str, Any] = {"environment": self.environment, "num_procs": self.num_procs, "files": files}
-        return call(FUNCTIONS[self.program], words=words, log=log, watch=watch, **how)
+        return call(
+            FUNCTIONS[self.program],
+            *given,
+            words=[self.program, *self.arguments],
+            log=log,
+            environment=self.environment,
+            num_procs=self.num_procs,
+            files=files,
+            watch=watch,
+        )

@@ -183,8 +183,7 @@ class LoadedModel:
                 pad_sequence([torch.tensor(windows[index][side]) for index in rows], True, padding)
                 for side, padding in enumerate((PAD, IGNORED))
             )
-            log_probs = self.log_probs(inputs)
-            losses = F.nll_loss(log_probs.transpose(1, 2), targets, reduction="none", ignore_index=IGNORED)
+            losses = F.nll_loss(self.log_probs(inputs).transpose(1, 2), targets, reduction="none", ignore_index=IGNORED)
             for index, loss, target in zip(rows, losses, targets, strict=True):
                 found[index] = loss[target != IGNORED]
         return found

@@ -8,12 +8,9 @@ fairseq-eval-lm for each split.
 Letters: S tokens, M model dim, V vocabulary size.
 """
 
-import argparse
 import json
 import math
-import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
@@ -21,12 +18,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq import checkpoint_utils, options, tasks, utils
-from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.dataclass import FairseqDataclass
+from fairseq.criterions import register_criterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from fairseq.logging import metrics
 from fairseq.sequence_scorer import SequenceScorer
-from fairseq.tasks import FairseqTask
-from omegaconf import II
 from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
@@ -39,8 +34,6 @@ from fairseq_alma.training.stage_task import configuration_of
 CHUNK_ELEMENTS = 2**27
 """Maximum number of logits of a chunk (tokens x V), 512 MiB in fp32. Smaller chunks are slower, because each chunk
 updates the complete weight gradient."""
-LogProbs = Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]]
-"""Function that takes (index of a member, splits) and yields (split, (N,) log-probabilities of its N tokens)."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -107,15 +100,8 @@ def _chunks(features: Tensor, weight: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-@dataclass
-class AlmaSwitchCrossEntropyConfig(FairseqDataclass):
-    """Options of ``alma_switch_cross_entropy``, except ``--balance-loss-weight``, which is a model option."""
-
-    sentence_avg: bool = II("optimization.sentence_avg")
-
-
-@register_criterion("alma_switch_cross_entropy", dataclass=AlmaSwitchCrossEntropyConfig)
-class AlmaSwitchCrossEntropy(FairseqCriterion):
+@register_criterion("alma_switch_cross_entropy", dataclass=CrossEntropyCriterionConfig)
+class AlmaSwitchCrossEntropy(CrossEntropyCriterion):
     """Sum of cross entropy and weighted load-balancing loss (Fedus et al. 2021, section 2.2).
 
     Metrics are averaged over the tokens of an update; with ``sentence_avg``, ``loss`` is averaged over sequences. The
@@ -134,10 +120,7 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
         sentence_avg: divide gradients by the number of sequences instead of tokens.
     """
 
-    def __init__(self, task: FairseqTask, sentence_avg: bool) -> None:
-        super().__init__(task)
-        self.sentence_avg = sentence_avg
-        self._compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
+    _compiled: Optional[Callable[..., tuple[Tensor, Sequence[SwitchStatistics]]]] = None
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return (sum of losses in nats, sample size, log output) of a batch; fairseq divides by the sample size."""
@@ -166,13 +149,22 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
             # fairseq divides the loss by the sample size, but the balance loss is already a mean.
             balance_loss = torch.stack([each.balance_loss for each in switch]).sum()
             loss = loss + model.balance_loss_weight * balance_loss * sample_size
-        log = {"loss": loss.detach(), "nll_loss": nll_loss.detach(), "ntokens": sample["ntokens"]}
-        log |= {"nsentences": nsentences, "sample_size": sample_size}
+        log = {
+            "loss": loss.detach(),
+            "nll_loss": nll_loss.detach(),
+            "ntokens": sample["ntokens"],
+            "nsentences": nsentences,
+            "sample_size": sample_size,
+        }
         for number, each in enumerate(switch):  # sums over tokens, so that fairseq can add the logs of batches
             layer, num_tokens = f"switch{number}", sum(each.routed)
-            log |= {f"{layer}_tokens": num_tokens, f"{layer}_balance": each.balance_loss.detach() * num_tokens}
-            log |= {f"{layer}_dropped": each.num_dropped, f"{layer}_entropy": each.entropy}
-            log |= {f"{layer}_expert{expert:02d}": routed for expert, routed in enumerate(each.routed)}
+            log |= {
+                f"{layer}_tokens": num_tokens,
+                f"{layer}_balance": each.balance_loss.detach() * num_tokens,
+                f"{layer}_dropped": each.num_dropped,
+                f"{layer}_entropy": each.entropy,
+                **{f"{layer}_expert{expert:02d}": routed for expert, routed in enumerate(each.routed)},
+            }
         return loss, sample_size, log
 
     def _losses(self, model: Any, inputs: dict[str, Any], target: Tensor) -> tuple[Tensor, Sequence[SwitchStatistics]]:
@@ -199,16 +191,12 @@ class AlmaSwitchCrossEntropy(FairseqCriterion):
                 if not key.endswith(("_tokens", "_balance")):
                     metrics.log_scalar(key, sums[key] / tokens, tokens, priority=1000, round=4)
 
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
-
 
 def joint_losses(
     text: str,
     members: Sequence[str],
     splits: Sequence[str],
-    log_probs: LogProbs,
+    log_probs: Callable[[int, Sequence[str]], Iterable[tuple[str, np.ndarray]]],
     known: Optional[Path] = None,
     out: Optional[Path] = None,
 ) -> dict[str, float]:
@@ -222,21 +210,20 @@ def joint_losses(
         text: string that identifies the test data and the sequence length.
         members: sha256 of the members' checkpoints, in order.
         splits: names of the splits.
-        log_probs: function that yields the log-probabilities of a member for each split.
+        log_probs: function of (index of a member, splits) that yields (split, (N,) log-probabilities of its N tokens).
         known: file with the log-sums of the first members, ignored if ``text`` or a member differs; None: no file.
         out: file for the log-sums of all members; if a matching file exists, ``known`` is ignored. None: no file.
     """
     num_known, stored = next(filter(None, (_read_sums(path, text, members) for path in (out, known) if path)), (0, {}))
-    log_sums = {split: stored[split] for split in splits if split in stored}
+    log_sums: dict[str, Any] = {split: stored[split] for split in splits if split in stored}
     for number in range(len(members)):
         todo = [split for split in splits if number >= num_known or split not in stored]
         for split, found in log_probs(number, todo) if todo else ():
             found = found.astype(np.float64)
             log_sums[split] = np.logaddexp(log_sums[split], found) if split in log_sums else found
     if out is not None:
-        arrays: dict[str, Any] = {"head": np.array(json.dumps([text, [*members]])), **log_sums}
         with open_atomically(out) as file:
-            np.savez(file, **arrays)
+            np.savez(file, head=np.array(json.dumps([text, [*members]])), **log_sums)
     losses = {}
     for split, sums in log_sums.items():
         means = sums[np.isfinite(sums)] - math.log(len(members))
@@ -257,19 +244,18 @@ def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[
 
 
 @in_one_line()
-def evaluate() -> dict[str, float]:
+def evaluate(known: Optional[Path] = None, out: Optional[Path] = None) -> dict[str, float]:
     """Test a checkpoint on several splits; return the loss for each split, in bits per token.
 
     The options in ``sys.argv`` are those of fairseq-eval-lm, with several splits in ``--gen-subset``. For a single
-    model, the losses equal those of fairseq-eval-lm bit for bit. For an ensemble, ``--out FILE`` stores the combined
-    predictions of all members, and ``--known FILE`` provides those of the members tested earlier (see `joint_losses`).
+    model, the losses equal those of fairseq-eval-lm bit for bit.
+
+    Args:
+        known: for an ensemble, file with the combined predictions of members tested earlier; see `joint_losses`.
+        out: for an ensemble, file for the combined predictions of all members.
     """
     from fairseq_cli import eval_lm  # configures logging, so that registering the criterion must not import it
 
-    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    own.add_argument("--known", type=Path)
-    own.add_argument("--out", type=Path)
-    given, sys.argv[1:] = own.parse_known_args()  # the task also reads sys.argv
     cfg = configuration_of(options.parse_args_and_arch(options.get_eval_lm_parser()))
     path, splits, task = cfg.common_eval.path, cfg.dataset.gen_subset.split(","), tasks.setup_task(cfg.task)
     config = read_checkpoint(path)["cfg"]["model"]
@@ -311,12 +297,16 @@ def evaluate() -> dict[str, float]:
         stream = task.stream
         held_out = [file.sha256 for split in ("valid", "test") for file in stream.split(split).files]
         text = repr((stream.dictionary_sha256, task.args.tokens_per_sample, held_out))
-        losses = joint_losses(text, [each["sha256"] for each in members], splits, log_probs, given.known, given.out)
+        losses = joint_losses(text, [each["sha256"] for each in members], splits, log_probs, known, out)
     else:
         model, losses = load(path), {}
-        dictionaries = {"source_dictionary": task.source_dictionary, "target_dictionary": task.target_dictionary}
         for split in splits:
-            found = eval_lm.eval_lm(models=[model], batch_iterator=batches(split, model), **dictionaries)
+            found = eval_lm.eval_lm(
+                models=[model],
+                source_dictionary=task.source_dictionary,
+                target_dictionary=task.target_dictionary,
+                batch_iterator=batches(split, model),
+            )
             losses[split] = float(found["loss"])
     for split, loss in losses.items():
         eval_lm.logger.info(f"{split}: {loss:.4f} bits per token")

@@ -115,8 +115,11 @@ def read_progress(path: Path) -> Progress:
     """Read the training progress from a checkpoint."""
     from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 
-    remedy = "remove this file to resume the stage from the previous checkpoint"
-    state = read_checkpoint(path, remedy=remedy, needed=("extra_state", "optimizer_history"))
+    state = read_checkpoint(
+        path,
+        remedy="remove this file to resume the stage from the previous checkpoint",
+        needed=("extra_state", "optimizer_history"),
+    )
     iterator, counts = (state["extra_state"].get(key) for key in ("train_iterator", TASK_STATE))
     if iterator is None or not isinstance(counts, dict) or not isinstance(counts.get(TRAIN_TOKENS), int):
         raise AlmaError(

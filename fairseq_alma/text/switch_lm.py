@@ -31,7 +31,6 @@ from fairseq_alma.text.transformer_lm import (
 )
 from fairseq_alma.training.stage_task import fairseq_config
 
-DEFAULT_NUM_EXPERTS = 4
 AlmaSwitchLMConfig: Any = fairseq_config("AlmaSwitchLMConfig", LanguageModelConfig, LANGUAGE)
 
 
@@ -75,8 +74,15 @@ class SwitchDecoderLayer(DecoderLayer):
                 nn.init.xavier_uniform_(linear.weight)
                 nn.init.zeros_(linear.bias)
         else:
-            factors = cfg.capacity_factor, cfg.eval_capacity_factor
-            self.switch = SwitchLayer(model_dim, ffn_dim, tree, *factors, self.activation, self.activation_dropout)
+            self.switch = SwitchLayer(
+                model_dim,
+                ffn_dim,
+                tree,
+                cfg.capacity_factor,
+                cfg.eval_capacity_factor,
+                self.activation,
+                self.activation_dropout,
+            )
 
     def norms_and_ffn(self) -> tuple[nn.Module, nn.Module, Callable[..., Any]]:
         return self.self_attn_layer_norm, self.final_layer_norm, self.switch or self._dense
@@ -100,8 +106,9 @@ class SwitchDecoder(Decoder):
             )
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(model_dim)
         self.embed_tokens = Embedding(len(dictionary), model_dim, self.padding_idx)
-        is_learned = not cfg.decoder_sinusoidal_pos
-        self.embed_positions = PositionalEmbedding(max_positions, model_dim, self.padding_idx, is_learned)
+        self.embed_positions = PositionalEmbedding(
+            max_positions, model_dim, self.padding_idx, learned=not cfg.decoder_sinusoidal_pos
+        )
         self.layers = nn.ModuleList(SwitchDecoderLayer(cfg, tree) for tree in trees_of_layers(cfg))
         self.layer_norm = nn.LayerNorm(model_dim)
         self.output_projection = nn.Linear(model_dim, len(dictionary), bias=False)
@@ -122,7 +129,7 @@ class AlmaSwitchLM(LanguageModel):
 
     @staticmethod
     def fill_in_defaults(options: dict[str, Any], arch: str) -> None:
-        for name, value in (("num_experts", DEFAULT_NUM_EXPERTS), ("gate_trees", "")):
+        for name, value in (("num_experts", 4), ("gate_trees", "")):
             options[name] = value if options[name] is None else options[name]
 
 

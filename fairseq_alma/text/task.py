@@ -36,7 +36,7 @@ from fairseq.data import (
     StripTokenDataset,
 )
 from fairseq.data.encoders import register_bpe
-from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatchIterating
+from fairseq.data.iterators import BufferedIterator, CountingIterator, EpochBatchIterating, ShardedIterator
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -76,7 +76,6 @@ ORDER_OPTIONS = ("wait", "replay", "new_first", "tokens_per_sample", "seed")
 """Options of the task that determine the order of the sequences of an epoch, together with ``--megabatch``."""
 POSITION_VERSION = 3
 """Version of the iterator state. The position counts sequences in version 3, and batches in fairseq's version 2."""
-EMPTY = np.empty(0, dtype=int)
 
 
 @dataclass
@@ -116,9 +115,6 @@ class StageDataset(ConcatDataset):
         super().__init__(datasets)
         self.first = first
 
-    def ordered_indices(self) -> np.ndarray:
-        return np.arange(len(self))
-
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
         return self.sizes[indices]
 
@@ -128,8 +124,7 @@ class SequenceBatches(EpochBatchIterating):
 
     Args:
         dataset: dataset with the sequences.
-        indices: (N,) indices of the sequences of an epoch.
-        first: (M,) indices of the sequences that the first epoch reads before ``indices``.
+        first: (M,) indices of the sequences that the first epoch reads before all sequences.
         limits: ``max_tokens`` and ``max_sentences`` of a batch; None: no limit.
         seed: integers that seed the random order, together with the epoch.
         shard: (rank of this process, number of processes).
@@ -143,10 +138,9 @@ class SequenceBatches(EpochBatchIterating):
     def __init__(
         self,
         dataset: FairseqDataset,
-        indices: np.ndarray,
         limits: dict[str, Optional[int]],
         seed: Sequence[int],
-        first: np.ndarray = EMPTY,
+        first: np.ndarray,
         shard: tuple[int, int] = (0, 1),
         pad: int = 1,
         epoch: int = 1,
@@ -154,7 +148,7 @@ class SequenceBatches(EpochBatchIterating):
         buffer_size: int = 0,
         save_dir: str = "",
     ) -> None:
-        self.dataset, self.indices, self.limits, self.pad = dataset, indices, limits, pad
+        self.dataset, self.limits, self.pad = dataset, limits, pad
         self.seed, self.first = tuple(seed), first
         self.shard_id, self.num_shards = shard
         self.epoch, self.position = max(epoch, 1), 0  # position: number of sequences read before `_batches`
@@ -173,29 +167,28 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def _parts(self) -> list[np.ndarray]:
-        """Return the groups of indices that the current epoch reads: ``first`` (only in epoch 1), then ``indices``."""
-        return [self.first, self.indices] if self.epoch == 1 else [self.indices]
+        """Return the groups of indices that the current epoch reads: ``first`` (only in epoch 1), then all."""
+        return [*([self.first] if self.epoch == 1 else []), np.arange(len(self.dataset))]
 
     @property
     def first_batch(self) -> Any:
         """Return a batch with one sequence, for use as fairseq's dummy batch."""
-        return self.collate([self.dataset[self.indices[0]]])
+        return self.collate([self.dataset[0]])
 
     @property
     def next_epoch_idx(self) -> int:
-        return self.epoch + (self._cur_epoch_itr is not None and self.end_of_epoch())
+        return self.epoch + self.end_of_epoch()
 
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
         """Return the batches of the next epoch or, after `load_state_dict`, the rest of the saved epoch."""
-        if self.next_epoch_idx > self.epoch:
-            self.epoch, self.position = self.next_epoch_idx, 0
+        if self.end_of_epoch():
+            self.epoch, self.position = self.epoch + 1, 0
         generator = np.random.default_rng((*self.seed, self.epoch))
         order = [generator.permutation(part) if shuffle else part for part in self._parts]
         self._batches = self._cut(np.concatenate(order)[self.position :])
-        own = [[*map(int, batch)] for batch in self._batches[self.shard_id :: self.num_shards]]
-        own += [[]] * (-(-len(self._batches) // self.num_shards) - len(own))
+        own = [[*map(int, batch)] for batch in ShardedIterator(self._batches, self.num_shards, self.shard_id, [])]
         loader: Any = torch.utils.data.DataLoader(
             self.dataset,
             collate_fn=self.collate,
@@ -212,7 +205,7 @@ class SequenceBatches(EpochBatchIterating):
         """Return a batch of samples; without samples, return a batch of one sequence that contains only padding."""
         if samples:
             return self.dataset.collater(samples)
-        batch = self.dataset.collater([self.dataset[self.indices[0]]])
+        batch = self.dataset.collater([self.dataset[0]])
         batch["net_input"]["src_tokens"].fill_(self.pad)
         batch["target"].fill_(self.pad)
         batch["ntokens"] = batch["nsentences"] = 0
@@ -228,9 +221,8 @@ class SequenceBatches(EpochBatchIterating):
         return self.position + sum(map(len, self._batches[:read]))
 
     def state_dict(self) -> dict[str, Any]:
-        ended = self.end_of_epoch()
-        position = 0 if ended else self.iterations_in_epoch
-        return {"version": POSITION_VERSION, "epoch": self.epoch + ended, "iterations_in_epoch": position}
+        position = 0 if self.end_of_epoch() else self.iterations_in_epoch
+        return {"version": POSITION_VERSION, "epoch": self.next_epoch_idx, "iterations_in_epoch": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume at a saved position; raise AlmaError if the position is in batches or exceeds the epoch's length."""
@@ -311,10 +303,9 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         stream.verify([])
         if cfg.path is not None:
             read_checkpoint(cfg.path)
-        features = features_of(cfg)
         task = super().setup_task(cfg, **kwargs)
-        task.stream, task.features = stream, features
-        load_for_task(str(cfg.continue_once), features.begin)
+        task.stream, task.features = stream, features_of(cfg)
+        load_for_task(str(cfg.continue_once), task.features.begin)
         return task
 
     @in_one_line()
@@ -378,7 +369,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
             raise AlmaError("--skip-remainder-batch: not supported, as each epoch uses all sequences; omit this option")
         return SequenceBatches(
             dataset,
-            dataset.ordered_indices(),
             limits={"max_tokens": max_tokens, "max_sentences": max_sentences},
             seed=(given.get("seed", 1), self.args.megabatch or 0),
             first=dataset.first,

@@ -21,7 +21,6 @@ from fairseq_alma.text.text_steps import (
     UP_TO_BRANCH,
     Average,
     Before,
-    Count,
     Grow,
     Join,
     Test,
@@ -118,9 +117,11 @@ class TextJob:
         """Print the commands of the requested stages, without running them; ``name``: see `RunDisplay`."""
         member, template = self.request.member, self.request.then_evaluate
         for plan in self.request.chosen(plans):
-            steps = self.steps(folder, plan)
-            if member is not None:
-                steps = [step for step in steps if any(model.member in member for model in step.trains)]
+            steps = [
+                step
+                for step in self.steps(folder, plan)
+                if member is None or any(model.member in member for model in step.trains)
+            ]
             if steps:
                 print(f"# {name}{describe_stage(plan, len(plans))}: --stage {plan.stage.index}")
             for step in steps:
@@ -138,14 +139,13 @@ class TextJob:
     def steps(self, folder: RunFolder, plan: StagePlan) -> list[TextStep]:
         job = self.of(folder)
         parts = (UP_TO_BRANCH, BRANCH, COMPLETE) if job.branch.is_on else (COMPLETE,)
-        steps: list[TextStep] = [Grow(job, plan, training) for training in plan.trainings if training.growth]
-        steps.append(Before(job, plan))
+        grow = [Grow(job, plan, training) for training in plan.trainings if training.growth]
+        train: list[TextStep] = []
         for training in plan.trainings:
-            steps += [Train(job, plan, training, part) for part in parts]
-            steps += [Average(job, plan, training)] if job.features.predicts_with == "average" else []
-        steps.append(Count(job, plan))
-        steps += [Join(job, plan)] if plan.combine != "single" else []
-        return [*steps, Test(job, plan)]
+            train += [Train(job, plan, training, part) for part in parts]
+            train += [Average(job, plan, training)] if job.features.predicts_with == "average" else []
+        join = [Join(job, plan)] if plan.combine != "single" else []
+        return [*grow, Before(job, plan), *train, *join, Test(job, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
         """Return a tuple of one path: the checkpoint to test after a stage, a single model or an ensemble."""
@@ -189,8 +189,7 @@ class TextJob:
         stages = [] if start is None else self.stages(training.model.stage)
         while start is not None:  # back to the stage that began with random weights
             before += self.stage_updates(start.stage) or 0
-            trainings = self.learner.plan(stages[start.stage]).trainings
-            start = next(each.start for each in trainings if each.model == start)
+            start = next(each.start for each in self.learner.plan(stages[start.stage]).trainings if each.model == start)
         return before + ((self.num_updates(training, UP_TO_BRANCH) or 0) if part == BRANCH else 0)
 
     def stages(self, index: int) -> Sequence[Stage]:
@@ -216,10 +215,9 @@ class TextJob:
         self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
     ) -> None:
         """Strip the models ``needed``; remove checkpoints of the models ``gone`` and temporary files of ``stages``."""
-        job = self.of(folder)
         for model in needed:
             if folder.model_folder(model).is_dir():
-                job.strip(model)
+                self.of(folder).strip(model)
         for model in gone:  # after the fsync of the checkpoints to keep
             for own in (folder.model_folder(model) / BRANCH, folder.model_folder(model)):
                 stage_checkpoints.remove(own)

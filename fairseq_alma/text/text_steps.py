@@ -48,7 +48,6 @@ MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
 """Two of the three values of `Train.part`; the third value is `BRANCH`."""
-TOTAL = "--total-num-update"
 BEFORE_RECORD = "before.json"
 """File with the results of tests before training, kept because alma-stream may remove the tested weights."""
 read_progress: Callable[[Path], Progress] = once_per_file(
@@ -75,11 +74,13 @@ class TextStep(Step):
     def evaluation(self, path: Path, *splits: str) -> Command:
         """Return the fairseq-eval-lm command that tests a checkpoint on the given splits."""
         test = ("--path", str(path), "--gen-subset", ",".join(splits))
-        options = self.job.options.for_evaluation()
-        return Command("fairseq-eval-lm", (*self.job.engine, test, ("--log-format", "simple"), *options))
+        return Command(
+            "fairseq-eval-lm",
+            (*self.job.engine, test, ("--log-format", "simple"), *self.job.options.for_evaluation()),
+        )
 
     def test(
-        self, work: StageWork, path: Path, splits: Sequence[str], name: str, further: Sequence[str] = ()
+        self, work: StageWork, path: Path, splits: Sequence[str], name: str, given: Sequence[Any] = ()
     ) -> dict[str, dict[str, Any]]:
         """Test a checkpoint on the given splits, and write the log file ``name``.log.
 
@@ -93,7 +94,7 @@ class TextStep(Step):
         work.display.show_activity(work.plan, f"testing on {', '.join(splits[:2])}{more}")
         log, stream, found = self.here / f"{name}.log", self.job.stream, {}
         assert stream is not None
-        losses = self.evaluation(path, *splits).run(log, work.locks, further=further)
+        losses = self.evaluation(path, *splits).run(log, work.locks, given=given)
         for split in splits:
             loss = losses[split]
             # The perplexity overflows at a loss of 1024 bits.
@@ -136,28 +137,25 @@ class Grow(TrainingStep):
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
         """Return whether the grown checkpoint exists or is no longer needed."""
-        exists = self.job.grown(self.training.model).is_file()
-        return exists or Train(self.job, self.plan, self.training).is_done()
+        return self.job.grown(self.training.model).is_file() or Train(self.job, self.plan, self.training).is_done()
 
     def commands(self) -> Sequence[Command]:
         job, start, growth = self.job, self.training.start, self.training.growth
         assert start is not None and growth is not None, self.training
-        groups: list[tuple[str, ...]] = [
-            ("--path", str(job.starting_checkpoint(start)), "--out", str(job.grown(self.training.model)))
-        ]
         sizes = ("--method", growth.method, "--experts", str(growth.num_new)) if growth.num_new else ()
         layers = ("--layers", str(growth.layers)) if growth.layers is not None else ()
-        groups.append((*sizes, *layers, "--seed", str(growth.seed)))
-        if job.carries_optimizer:
-            is_halved = growth.method == "split" and growth.num_new and not (growth.is_first and growth.num_new > 1)
-            groups.append(("--optimizer", "share" if is_halved else "copy"))
-        if growth.num_new and growth.method != "scratch" and not growth.is_first:
-            groups.append(("--select", growth.select))
-            if growth.select != "random":
-                shared = [words for words in job.options.for_evaluation() if words[0] in ("--cpu", "--batch-size")]
-                groups += [("--stream", str(job.request.stream)), *shared]
-        if growth.noise:
-            groups.append(("--noise", repr(growth.noise)))
+        is_halved = growth.method == "split" and growth.num_new and not (growth.is_first and growth.num_new > 1)
+        selects = growth.num_new > 0 and growth.method != "scratch" and not growth.is_first
+        measures = selects and growth.select != "random"
+        shared = [words for words in job.options.for_evaluation() if words[0] in ("--cpu", "--batch-size")]
+        groups: list[tuple[str, ...]] = [
+            ("--path", str(job.starting_checkpoint(start)), "--out", str(job.grown(self.training.model))),
+            (*sizes, *layers, "--seed", str(growth.seed)),
+            ("--optimizer", "share" if is_halved else "copy") if job.carries_optimizer else (),
+            ("--select", growth.select) if selects else (),
+            *([("--stream", str(job.request.stream)), *shared] if measures else []),
+            ("--noise", repr(growth.noise)) if growth.noise else (),
+        ]
         return [Command("alma-grow", tuple(groups))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
@@ -207,39 +205,40 @@ class Train(TrainingStep):
         """Return one fairseq-train command, which also resumes an interrupted training run."""
         job, training, request, stage = self.job, self.training, self.job.request, self.plan.stage
         wait = request.iid or (request.first_wait if stage.index == 0 else None) or request.wait
-        data = ("--megabatch", str(stage.arrivals[-1]), "--wait", str(wait))
-        groups: list[tuple[str, ...]] = [*job.engine, (*data, "--replay") if request.replay else data]
-        groups.append(("--seed", str(training.seed), "--save-dir", str(self.folder)))
-        if request.num_procs > 1:
-            groups.append(("--distributed-world-size", str(request.num_procs)))
-        if self.part == BRANCH:
-            groups.append(
-                ("--continue-once", str(job.folder.checkpoint(training.model)), "--continue-as", features.BRANCH)
-            )
-        elif training.start is not None:
-            path = job.grown(training.model) if training.growth else job.starting_checkpoint(training.start)
-            carried = ("--continue-once", str(path), "--continue-as", features.STAGE)
-            groups.append(carried if job.carries_optimizer else (WEIGHTS_FLAG, str(path)))
-        elif request.finetune_from_model is not None:
-            groups.append((WEIGHTS_FLAG, str(request.finetune_from_model)))
-        if request.features_from is not None:
-            groups.append(("--features-from", str(Path(request.features_from).resolve())))
-        groups += job.features.words(job.part(training, self.part))
-        # fairseq saves every --save-interval epochs, but only the last epoch needs to be saved.
-        groups.append(("--no-epoch-checkpoints", "--save-interval", str(job.options.max_epoch or NEVER)))
-        if (seconds := seconds_of(request.save_every)) is None:
-            groups.append(("--save-interval-updates", str(request.save_every or SAVE_EVERY_UPDATES)))
-        else:
-            groups.append(("--save-interval-minutes", f"{seconds / 60:g}"))
-        if not request.keep_checkpoints:
-            groups.append(("--keep-interval-updates", "1"))
+        seconds, max_epoch = seconds_of(request.save_every), job.options.max_epoch
         lines = (job.stage_updates(training.model.stage) or NEVER) // NUM_LOG_LINES
-        groups.append(("--log-format", "json", "--log-interval", str(min(MAX_LOG_INTERVAL, max(1, lines)))))
-        if not (request.validate or job.keeps_best):
-            groups.append(("--disable-validation",))
-        groups += self._given_options()
+        groups: list[tuple[str, ...]] = [
+            *job.engine,
+            ("--megabatch", str(stage.arrivals[-1]), "--wait", str(wait), *(["--replay"] if request.replay else [])),
+            ("--seed", str(training.seed), "--save-dir", str(self.folder)),
+            ("--distributed-world-size", str(request.num_procs)) if request.num_procs > 1 else (),
+            self._start_options(),
+            () if request.features_from is None else ("--features-from", str(Path(request.features_from).resolve())),
+            *job.features.words(job.part(training, self.part)),
+            # fairseq saves every --save-interval epochs, but only the last epoch needs to be saved.
+            ("--no-epoch-checkpoints", "--save-interval", str(max_epoch or NEVER)),
+            ("--save-interval-updates", str(request.save_every or SAVE_EVERY_UPDATES))
+            if seconds is None
+            else ("--save-interval-minutes", f"{seconds / 60:g}"),
+            () if request.keep_checkpoints else ("--keep-interval-updates", "1"),
+            ("--log-format", "json", "--log-interval", str(min(MAX_LOG_INTERVAL, max(1, lines)))),
+            () if request.validate or job.keeps_best else ("--disable-validation",),
+            *self._given_options(),
+        ]
         environment = wandb_environment(job.folder, training.model) if job.last(WANDB) else {}
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
+
+    def _start_options(self) -> tuple[str, ...]:
+        """Return the option that sets the starting checkpoint; empty for random weights."""
+        job, start, initial = self.job, self.training.start, self.job.request.finetune_from_model
+        if self.part == BRANCH:
+            last = job.folder.checkpoint(self.training.model)
+            return ("--continue-once", str(last), "--continue-as", features.BRANCH)
+        if start is None:
+            return () if initial is None else (WEIGHTS_FLAG, str(initial))
+        path = str(job.grown(self.training.model) if self.training.growth else job.starting_checkpoint(start))
+        carried = ("--continue-once", path, "--continue-as", features.STAGE)
+        return carried if job.carries_optimizer else (WEIGHTS_FLAG, path)
 
     def _given_options(self) -> list[tuple[str, ...]]:
         """Return the options after ``--``, adapted to the length, model size and log folders of this training run."""
@@ -248,8 +247,8 @@ class Train(TrainingStep):
         if num_updates is not None and (job.carries_optimizer or self.part != COMPLETE or job.lengths is not None):
             end = job.first_update(training, self.part) + num_updates
             options = replace_option(options, "--max-update", str(end))
-        if TOTAL in job.recipe.chosen:
-            options = replace_option(options, TOTAL, str(job.stage_updates(training.model.stage)))
+        if "--total-num-update" in job.recipe.chosen:
+            options = replace_option(options, "--total-num-update", str(job.stage_updates(training.model.stage)))
         if self.part == BRANCH:  # the curves of the branch would overlap the curves of the main training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):
@@ -263,32 +262,32 @@ class Train(TrainingStep):
         self._reset()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
-        if last and (self._is_outdated(done) or not (done.has_optimizer or done.has_reached(*self.limits))):
+        if self._is_outdated(done) or not (done.has_optimizer or done.has_reached(*self.limits)):
             reason = "older than a mega-batch of its stage, or without the optimizer state for more --passes"
             print_line(f"note: {last}: {reason}; training again", sys.stderr)
             stage_checkpoints.remove(self.folder)
-            last, done = None, Progress(0, 0, 0)
-        if last:
-            self._refuse_other_updates(last, done)
-        if not last or not done.has_reached(*self.limits):
+            done = Progress(0, 0, 0)
+        self._refuse_other_updates(done)
+        if not done.has_reached(*self.limits):
             done = self._train(work, done.num_updates)
         # Fsync the final checkpoints before writing stage.json.
-        final = filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE))
-        synchronise(*final, self.folder)
+        synchronise(*filter(Path.is_file, (self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE)), self.folder)
         if self.part == UP_TO_BRANCH:  # the costs of the complete training include these updates
             return {}
         # A backward pass has twice the FLOPs of a forward pass; recomputed activations do not count.
         flops = 3 * describe_checkpoint(self.folder / LAST_CHECKPOINT).test_flops_per_token
-        found: dict[str, Any] = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
+        costs = {"train_tokens": done.train_tokens, "train_flops": done.train_tokens * flops}
         if self.part == BRANCH:
-            return found
-        if described := self.job.features.describe(self.job.part(self.training, self.part)):
-            found["anytime"] = {"first_update": done.first_update, **described}
-        if len(done.batches) > 1:
-            found["batches"] = list(done.batches)
-        return {"num_updates": done.num_updates, **found}
+            return costs
+        described = self.job.features.describe(self.job.part(self.training, self.part))
+        return {
+            "num_updates": done.num_updates,
+            **costs,
+            **({"anytime": {"first_update": done.first_update, **described}} if described else {}),
+            **({"batches": [*done.batches]} if len(done.batches) > 1 else {}),
+        }
 
-    def _refuse_other_updates(self, last: Path, done: Progress) -> None:
+    def _refuse_other_updates(self, done: Progress) -> None:
         """Raise AlmaError if another number of tokens per update would change the passes of an interrupted stage."""
         if self.job.lengths is None or not done.batches:
             return
@@ -299,8 +298,9 @@ class Train(TrainingStep):
         begun = tokens_per_update(same | {name: str(each) for name, each in limits.items() if each is not None})
         if begun != now:
             raise AlmaError(
-                f"{last}: the stage began with {begun:,} tokens per update, found {now:,}; give --batch-size and "
-                f"--update-freq for {begun:,} tokens, for example half of the first and twice the second"
+                f"{self.folder / LAST_CHECKPOINT}: the stage began with {begun:,} tokens per update, found {now:,}; "
+                f"give --batch-size and --update-freq for {begun:,} tokens, for example half of the first and twice "
+                "the second"
             )
 
     def _train(self, work: StageWork, num_updates: int) -> Progress:
@@ -375,23 +375,8 @@ class Average(TrainingStep):
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         if not self.is_done():
-            model = self.training.model
-            paths = (self.job.folder.checkpoint(model), self.job.predicting(model))
-            call("fairseq_alma.checkpoints.checkpoint_file:write_average", *paths, files=work.locks)
+            call("fairseq_alma.cli.ensemble:main", self.commands()[0].arguments, files=work.locks)
         return {}
-
-
-class Count(TextStep):
-    """Counting step: count parameters, experts, members and FLOPs of the model or ensemble that the stage produces."""
-
-    def run(self, work: StageWork) -> Mapping[str, Any]:
-        facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
-        return {
-            "num_params": sum(fact.num_params for fact in facts),
-            "num_experts": max(fact.num_experts for fact in facts),
-            "num_members": len(facts),
-            "test_flops_per_token": sum(fact.test_flops_per_token for fact in facts),
-        }
 
 
 class Before(TextStep):
@@ -460,7 +445,10 @@ class Join(TextStep):
 
 
 class Test(TextStep):
-    """Test step after training: test on ``valid``, ``test``, and the held-out split of each mega-batch so far."""
+    """Test step after training: test on ``valid``, ``test``, and the held-out split of each mega-batch so far.
+
+    The step also counts parameters, experts, members and FLOPs of the tested model or ensemble.
+    """
 
     @property
     def splits(self) -> list[str]:
@@ -472,18 +460,24 @@ class Test(TextStep):
         return [self.evaluation(predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Return the test metrics of each split. For an ensemble, compute only predictions that no file stores yet."""
+        """Return counts and test metrics. For an ensemble, compute only predictions that no file stores yet."""
+        facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
-        kept: tuple[str, ...] = ()
+        kept: tuple[Optional[Path], ...] = ()
         if self.plan.combine != "single":
             before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE
-            known = ("--known", str(before)) if self.plan.stage.index else ()
-            kept = (*known, "--out", str(self.here / PREDICTIONS_FILE))
+            kept = (before if self.plan.stage.index else None, self.here / PREDICTIONS_FILE)
         found = self.test(work, predictor, self.splits, "test", kept)
-        figures: dict[str, Any] = {split: found[split] for split in TEST_SPLITS}
         earlier = (Before(self.job, self.plan).read() or {}).get("holdouts") or {}
         names = {t: split_name(t, "holdout") for t in range(self.plan.stage.arrivals[-1] + 1)}
         holdouts = [
             {"megabatch": t, **found[name], "before": earlier.get(name)} for t, name in names.items() if name in found
         ]
-        return {**figures, "holdouts": holdouts} if holdouts else figures
+        return {
+            "num_params": sum(fact.num_params for fact in facts),
+            "num_experts": max(fact.num_experts for fact in facts),
+            "num_members": len(facts),
+            "test_flops_per_token": sum(fact.test_flops_per_token for fact in facts),
+            **{split: found[split] for split in TEST_SPLITS},
+            **({"holdouts": holdouts} if holdouts else {}),
+        }

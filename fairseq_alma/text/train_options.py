@@ -133,31 +133,18 @@ EVAL_OPTIONS = {
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
 """Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence."""
-BATCHES_PER_UPDATE = "--update-freq"
 UPDATE_COUNTS = ("--max-update", "--total-num-update")
 """Options whose value is a number of updates; ``--iid K`` multiplies these values by K."""
 
 
 @dataclass(frozen=True)
-class Preferences:
-    """Options of alma-stream that change the defaults.
+class Context:
+    """Options of alma-stream and properties of a run that change the defaults.
 
     Attributes:
         size: number of model parameters; None: the number of training tokens determines the size.
         passes: number of passes through the text of each stage; None: 1, unless an option after ``--`` sets the length.
         is_paper: whether ``--preset paper`` is given.
-    """
-
-    size: Optional[int] = None
-    passes: Optional[float] = None
-    is_paper: bool = False
-
-
-@dataclass(frozen=True)
-class Context:
-    """Properties of a run that change the defaults.
-
-    Attributes:
         owned: option of fairseq-train that the learner sets -> explanation for the error if the user gives the option.
         sizes: options that the learner sets in the first stage, such as ``--num-experts`` -> value.
         continues: whether a later stage starts from the weights of an earlier stage.
@@ -167,6 +154,9 @@ class Context:
         num_procs: number of processes that share the batches of an update.
     """
 
+    size: Optional[int] = None
+    passes: Optional[float] = None
+    is_paper: bool = False
     owned: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     continues: bool = True
@@ -291,8 +281,8 @@ def model_of(size: int, vocab_size: int, given: Mapping[str, str]) -> Row:
     if "--arch" in given:
         raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
     experts, layers = _number(given, "--num-experts"), _number(given, "--decoder-layers", 0)
-    widths = [*range(32, 512, 16), *range(512, 4097, 64)]
-    widths = [width for width in widths if width % usual_heads(width) == 0]
+    possible = (*range(32, 512, 16), *range(512, 4097, 64))
+    widths = [width for width in possible if width % usual_heads(width) == 0]
     models = [next((row for row in TABLE if row.width >= width), TABLE[-1])._replace(width=width) for width in widths]
     models = [row._replace(layers=layers or row.layers) for row in models]
     sizes = [num_params(row.width, row.layers, vocab_size, experts) for row in models]
@@ -306,7 +296,6 @@ def model_of(size: int, vocab_size: int, given: Mapping[str, str]) -> Row:
 
 def complete(
     words: Sequence[str],
-    preferences: Preferences,
     context: Context,
     tokens: Optional[Sequence[int]],
     vocab_size: int = 0,
@@ -316,8 +305,7 @@ def complete(
 
     Args:
         words: arguments after ``--``.
-        preferences: options before ``--`` that change the defaults.
-        context: properties of the run that change the defaults.
+        context: options before ``--`` and properties of the run that change the defaults.
         tokens: number of tokens in the text of each stage; None: a dry run without a stream.
         vocab_size: vocabulary size of the stream's tokenizer.
         before: entry ``recipe`` of an existing run.json, with the previous defaults; None: a new run.
@@ -333,22 +321,22 @@ def complete(
             f"--arch {arch} after --: expected an architecture of this package, such as alma_transformer_lm or "
             "alma_switch_lm_base; give one of them, or train with fairseq-train"
         )
-    size = preferences.size
+    size = context.size
     sizes = {**given, **context.sizes}
     model = None if size is None else model_of(size, vocab_size, sizes)
-    if size is not None and (context.has_start or preferences.is_paper):
+    if size is not None and (context.has_start or context.is_paper):
         source = "--finetune-from-model, whose checkpoint" if context.has_start else "--preset paper, which"
         raise ValueError(f"--size: not allowed with {source} sets the model; omit --size")
     ends = " and ".join(end for end in END_OPTIONS if end in given)
-    if preferences.passes is not None and ends:
+    if context.passes is not None and ends:
         raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
-    requested = {"size": size, "preset": "paper" if preferences.is_paper else None, "arch": arch}
+    requested = {"size": size, "preset": "paper" if context.is_paper else None, "arch": arch}
     if before is not None:
         # The command that resumes a run may omit --size and --preset.
         omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
         if requested in (before["preferences"], omitted):
-            return _recipe(words, given, {**before, "passes": preferences.passes or before["passes"]}, context, tokens)
-    is_partial = is_other_arch and not preferences.is_paper  # only options in OTHER_ARCH get a default
+            return _recipe(words, given, {**before, "passes": context.passes or before["passes"]}, context, tokens)
+    is_partial = is_other_arch and not context.is_paper  # only options in OTHER_ARCH get a default
     if is_partial and ends and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned, is_partial):
         return Recipe([*words])
     if tokens is None and not (arch is not None and ends):
@@ -356,15 +344,13 @@ def complete(
             "--dry-run without a stream: the defaults depend on the text; give --stream, or --arch and --max-update "
             "after --"
         )
-    passes, stages = preferences.passes or 1.0, tokens or [10**6]
+    passes, stages = context.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
-    if model is not None:
-        row = model._replace(batch=max(1, row.batch * row.length // model.length))
-    rows = dict(PAPER) if preferences.is_paper else _rows(row, passes, given, context)
+    row = row if model is None else model._replace(batch=max(1, row.batch * row.length // model.length))
+    rows = dict(PAPER) if context.is_paper else _rows(row, passes, given, context)
     chosen = _missing(rows, given, context.owned, is_partial)
     filled = {**chosen, **given}
-    updates = max(1, round(passes * stages[0] / tokens_per_update(filled)))
-    updates = int(given["--max-update"]) if given.get("--max-update", "").isdecimal() else updates
+    updates = _number(given, "--max-update", max(1, round(passes * stages[0] / tokens_per_update(filled))))
     warmup = max(1, min(max(50, updates // 50), updates // 4))
     rows |= {"--warmup-updates": str(warmup), "--max-update": str(updates)}
     if filled.get("--lr-scheduler") == "polynomial_decay" and "--total-num-update" not in given:
@@ -377,7 +363,7 @@ def complete(
     chosen = _missing(rows, given, context.owned, is_partial)
     filled = {**chosen, **given}
     features: dict[str, Any] = {}
-    if not is_other_arch and not preferences.is_paper:
+    if not is_other_arch and not context.is_paper:
         by_epoch = {"--max-epoch", "--force-anneal"} & filled.keys() or "," in filled.get("--lr", "")
         is_endless = filled.get("--lr-scheduler") in ENDLESS and not by_epoch
         features |= {} if context.selects_weights else {"ema_half_life": HALF_LIFE}
@@ -399,14 +385,21 @@ def complete(
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
     """Return the defaults of options after ``--`` according to ``row``: option -> value."""
     arch = given.get("--arch", "alma_transformer_lm")
-    procs = 1 if BATCHES_PER_UPDATE in given else context.num_procs  # the processes share the given batches
+    procs = 1 if "--update-freq" in given else context.num_procs  # the processes share the given batches
     steps = procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * procs))
     many = passes > MANY_PASSES
     repeats = passes > 1 and arch in TRANSFORMER_SIZES
-    rows: dict[str, Any] = {"--arch": arch}
-    if not context.has_start and "--arch" not in given:
-        rows |= {"--decoder-embed-dim": row.width, "--decoder-layers": row.layers}
-    rows |= {
+    is_new = not context.has_start and "--arch" not in given
+    if arch in TRANSFORMER_SIZES:
+        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half the rate with Adam
+        optimizer = {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_start else 1)}
+    else:
+        width = given.get("--decoder-embed-dim", str(SWITCH_SIZES[arch]["embed_dim"]))
+        rate = 0.9 / (int(width) if width.isdecimal() else 512)
+        optimizer = {"--optimizer": "adam", "--lr": f"{rate:.3g}", "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8"}
+    rows: dict[str, Any] = {
+        "--arch": arch,
+        **({"--decoder-embed-dim": row.width, "--decoder-layers": row.layers} if is_new else {}),
         "--dropout": 0.1 if many else 0,
         "--tokens-per-sample": row.length,
         "--num-workers": 0,
@@ -415,15 +408,9 @@ def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -
         "--batch-size": max(1, row.batch // steps),
         "--clip-norm": 1,
         "--weight-decay": 0.1 if many else WEIGHT_DECAY if repeats else 0,
+        **({"--update-freq": steps} if steps > 1 else {}),
+        **optimizer,
     }
-    rows |= {"--update-freq": steps} if steps > 1 else {}
-    if arch in TRANSFORMER_SIZES:
-        rate = row.rate if given.get("--optimizer", "muon") == "muon" else row.rate / 2  # half the rate with Adam
-        rows |= {"--optimizer": "muon", "--lr": rate * (START_FACTOR if context.has_start else 1)}
-    else:
-        width = given.get("--decoder-embed-dim", str(SWITCH_SIZES[arch]["embed_dim"]))
-        rate = 0.9 / (int(width) if width.isdecimal() else 512)
-        rows |= {"--optimizer": "adam", "--lr": f"{rate:.3g}", "--adam-betas": "(0.9, 0.98)", "--adam-eps": "1e-8"}
     return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in rows.items()}
 
 
@@ -447,9 +434,13 @@ def _number(given: Mapping[str, str], name: str, default: int = 1) -> int:
 def tokens_per_update(filled: Mapping[str, str]) -> int:
     """Return the tokens per update. Missing or invalid options count as 1, and ``--tokens-per-sample`` as 512."""
     length = _number(filled, "--tokens-per-sample", 512)
-    limits = [max(1, _number(filled, "--max-tokens") // length)] if "--max-tokens" in filled else []
-    limits += [_number(filled, "--batch-size")] if "--batch-size" in filled or not limits else []
-    return _number(filled, "--update-freq") * min(limits) * length
+    limits = {
+        "--max-tokens": max(1, _number(filled, "--max-tokens") // length),
+        "--batch-size": _number(filled, "--batch-size"),
+    }
+    return (
+        _number(filled, "--update-freq") * length * min((limits[name] for name in limits if name in filled), default=1)
+    )
 
 
 def _recipe(
@@ -497,15 +488,15 @@ class TrainOptions:
     """
 
     def __init__(self, words: Sequence[str], owned: Mapping[str, str] = {}) -> None:
-        self.owned = {**OWNED, "--": "give -- once"}
+        refused = {**OWNED, "--": "give -- once"}
         for kind in FEATURES:
             own = [each.flag for each in options_of(kind).values() if each.side is None and "text" in each.kinds]
-            self.owned |= dict.fromkeys(own, "give this option before the --") | dict(kind.owned)
-        self.owned |= owned
+            refused |= dict.fromkeys(own, "give this option before the --") | dict(kind.owned)
+        refused |= owned
         self.options = group_words(words)
         for name, _ in self.options:
-            for each, instead in self.owned.items():
-                is_abbreviation = len(name) > 4 and each.startswith(name) and name not in self.owned
+            for each, instead in refused.items():
+                is_abbreviation = len(name) > 4 and each.startswith(name) and name not in refused
                 if name == each or is_abbreviation:
                     raise ValueError(f"{name} is not allowed after --: {instead}")
         kinds = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, *FEATURES)
@@ -555,16 +546,16 @@ class TrainOptions:
         Raises:
             ValueError: the number of batches per update is not a multiple of the number of processes.
         """
-        (words,) = self.last(BATCHES_PER_UPDATE) or ("1",)
+        (words,) = self.last("--update-freq") or ("1",)
         counts = [int(word) if word.isdecimal() else 0 for word in words.split(",")]
         if any(count == 0 or count % num_procs for count in counts):
             raise ValueError(
-                f"--num-procs {num_procs}: must divide the number of batches per update, found {BATCHES_PER_UPDATE} "
-                f"{words} (after --); set {BATCHES_PER_UPDATE} to a multiple of {num_procs}"
+                f"--num-procs {num_procs}: must divide the number of batches per update, found --update-freq "
+                f"{words} (after --); set --update-freq to a multiple of {num_procs}"
             )
         each = ",".join(str(count // num_procs) for count in counts)
         shared = copy(self)
-        shared.options = replace_option(self.options, BATCHES_PER_UPDATE, each)
+        shared.options = replace_option(self.options, "--update-freq", each)
         return shared
 
     def _positive(self, name: str) -> Optional[int]:

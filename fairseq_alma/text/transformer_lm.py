@@ -83,8 +83,14 @@ class CachedAttention(nn.Module):
             if cached is not None:
                 key, value = torch.cat([cached["key"], key], dim=2), torch.cat([cached["value"], value], dim=2)
             self.set_incremental_state(state, "attn_state", {"key": key, "value": value})
-        how: Any = {"dropout_p": dropout if self.training else 0.0, "enable_gqa": key.size(1) != query.size(1)}
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=state is None, **how)
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            dropout_p=dropout if self.training else 0.0,
+            is_causal=state is None,
+            enable_gqa=key.size(1) != query.size(1),
+        )
         return out.transpose(1, 2).flatten(2)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
@@ -115,11 +121,10 @@ class DecoderLayer(nn.Module):
         attention_norm, norm, feed_forward = self.norms_and_ffn()
         residual = self.self_attn(attention_norm(x), state, *positions)
         x = x + F.dropout(residual, self.dropout, self.training)
-        residual, routing, statistics = norm(x), None, None
         if isinstance(feed_forward, SwitchLayer):
-            residual, routing, statistics = feed_forward(residual.flatten(0, 1), padding.flatten())
+            residual, routing, statistics = feed_forward(norm(x).flatten(0, 1), padding.flatten())
         else:
-            residual = feed_forward(residual)
+            residual, routing, statistics = feed_forward(norm(x)), None, None
         return x + F.dropout(residual.view_as(x), self.dropout, self.training), routing, statistics
 
 

@@ -80,14 +80,14 @@ class PlannedRun:
         If the schedule is not supported, the message ends with ``alternative``, which names other supported schedules.
         """
         if (schedule := self.value("--lr-scheduler") or "fixed") not in ENDLESS:
-            choices = " or ".join(ENDLESS)
-            raise ValueError(f"{flag}: --lr-scheduler {schedule} is not supported; give {choices}{alternative}")
-        rates = self.value("--lr")
-        if "," in rates or self.last("--force-anneal") is not None:
-            given, remedy = "--force-anneal", "omit --force-anneal"
-            if "," in rates:
-                given, remedy = f"--lr {rates}", "give a single --lr"
-            raise ValueError(f"{flag}: {given} depends on the epoch number, which restarts in each stage; {remedy}")
+            raise ValueError(
+                f"{flag}: --lr-scheduler {schedule} is not supported; give {' or '.join(ENDLESS)}{alternative}"
+            )
+        reason = "depends on the epoch number, which restarts in each stage"
+        if "," in (rates := self.value("--lr")):
+            raise ValueError(f"{flag}: --lr {rates} {reason}; give a single --lr")
+        if self.last("--force-anneal") is not None:
+            raise ValueError(f"{flag}: --force-anneal {reason}; omit --force-anneal")
 
 
 @dataclass(frozen=True)
@@ -229,15 +229,11 @@ class Features:
     @classmethod
     def of(cls, values: Mapping[str, Any], setting: Setting) -> "Features":
         """Return the features that are active (`Feature.is_on`) in a task configuration of fairseq."""
-        each = []
-        for kind in FEATURES:
-            given = {}
-            for name, option in options_of(kind).items():
-                value = getattr(values.get(name), "value", values.get(name))  # fairseq's choices are enumerations
-                if value is not None and value != option.default_on(TRAINING):
-                    given[name] = value
-            each.append(kind(**given))
-        return cls([feature for feature in each if feature.is_on], setting)
+        options = {name: option for kind in FEATURES for name, option in options_of(kind).items()}
+        # fairseq's choices are enumerations.
+        found = {name: getattr(values.get(name), "value", values.get(name)) for name in options}
+        given = {name: each for name, each in found.items() if each not in (None, options[name].default_on(TRAINING))}
+        return cls(setting=setting).with_options(given)
 
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> "Features":
@@ -267,8 +263,7 @@ class Features:
                 " ".join(flag(name) + (value is not True) * f" {value}" for name, value in each) for each in testing
             ]
             raise ValueError(f"{given[0]}: {given[1]} also selects the checkpoint to evaluate; omit one of the options")
-        for each in self.each:
-            each.check(run)
+        self.call("check", run)
 
     def record(self, kind: Optional[str] = None) -> dict[str, Any]:
         """Return the options of the active features for run.json (field name -> value), without null values."""

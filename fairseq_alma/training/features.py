@@ -70,8 +70,9 @@ class CarriedOptimizer(Feature):
                     f"{len(run.plans)} stages, found {total or 'none'}; give at least {needed}, or --lr-scheduler fixed"
                 )
         else:
-            also = ", or polynomial_decay with a --total-num-update that covers all stages"
-            run.require_endless("--carry-optimizer", also)
+            run.require_endless(
+                "--carry-optimizer", ", or polynomial_decay with a --total-num-update that covers all stages"
+            )
         optimizer = run.value("--optimizer")
         if optimizer not in GROWABLE and any(each.growth for each in trainings):
             raise ValueError(
@@ -143,12 +144,11 @@ class WeightAverage(Feature):
             if self.average is None:
                 self.average = {name: tensor.detach().clone().float() for name, tensor in parameters.items()}
                 return
-            for name, tensor in parameters.items():  # averages from a checkpoint are on the CPU
-                self.average[name] = self.average[name].to(tensor.device)
-            averages = [self.average[name] for name in parameters]
+            # Averages from a checkpoint are on the CPU.
+            self.average = {name: self.average[name].to(tensor.device) for name, tensor in parameters.items()}
             weights = [tensor.float() for tensor in parameters.values()]
             decay = 2.0 ** float(-1 / (Fraction(self.ema_half_life) * (update + 1)))
-            torch._foreach_lerp_(averages, weights, 1.0 - decay)
+            torch._foreach_lerp_([*self.average.values()], weights, 1.0 - decay)
 
     def to_test(self, model: "nn.Module") -> "Optional[Mapping[str, Tensor]]":
         return self.average

@@ -61,21 +61,17 @@ TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
 CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
 """Option of fairseq -> (default for GPUs, default for CPUs)."""
-_MALLOPT = {-3: 2**30, -1: 2**31 - 1}
-"""Values of glibc's mallopt parameters M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1), in bytes."""
 GATHERED_BYTES = 2**20
 """Maximum size of a process's log outputs, in bytes; fairseq's ``--all-gather-list-size`` has a smaller default."""
 TASKS = ("alma_lm", "alma_image_classification")
-_STOCK_CRITERIONS = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
 # fairseq-validate builds the task and the criterion that a checkpoint names. Only these names are allowed.
 _ALLOWED = {
     "task": (*TASKS, "language_modeling"),
-    "criterion": ("alma_switch_cross_entropy", "alma_image_cross_entropy", *_STOCK_CRITERIONS),
+    "criterion": (
+        *("alma_switch_cross_entropy", "alma_image_cross_entropy"),
+        *("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss"),
+    ),
 }
-_REMEDY = (
-    "give the options of the interrupted run, or --reset-optimizer --reset-lr-scheduler --reset-meters "
-    "--reset-dataloader to start a new training run from the weights in the checkpoint"
-)
 _changes: dict[str, Callable[[Checkpoint], None]] = {}
 _stock_load, _stock_load_training = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
 
@@ -97,17 +93,18 @@ def fairseq_config(name: str, base: type, parts: Sequence[type], kind: Optional[
         parts: dataclasses that declare options.
         kind: ``text`` or ``images``, to omit the options for the other kind of data; None: use all options.
     """
-    options = [each for part in parts for each in options_of(declared(part)).values()]
+    options = [
+        each
+        for part in parts
+        for each in options_of(declared(part)).values()
+        if each.side != PLAN and (kind is None or kind in each.kinds)
+    ]
     fields: dict[str, tuple[str, Any, Any]] = {}
     for option in options:
-        if option.side == PLAN or (kind is not None and kind not in option.kinds):
-            continue
-        default = option.default_on(TRAINING)
+        default = bool(option.default_on(TRAINING)) if option.type is bool else option.default_on(TRAINING)
         annotation: Any = option.type if option.type in (bool, int, float) else str
         if option.choices:
             annotation = ChoiceEnum([*([NONE] if default == NONE else []), *option.choices])
-        if option.type is bool:
-            default = bool(default)
         described = field(default=default, metadata={"help": option.help, "option": option})
         fields[option.name] = (option.name, Optional[annotation] if default is None else annotation, described)
     config = make_dataclass(name, fields.values(), bases=(base,))
@@ -125,9 +122,11 @@ def configuration_of(args: argparse.Namespace) -> DictConfig:
     Args:
         args: arguments parsed by a parser of fairseq.
     """
-    registries: dict[str, dict[str, Any]] = {name: each["dataclass_registry"] for name, each in REGISTRIES.items()}
-    models = {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()}
-    registries |= {"task": TASK_DATACLASS_REGISTRY, "model": models}
+    registries: dict[str, dict[str, Any]] = {
+        **{name: each["dataclass_registry"] for name, each in REGISTRIES.items()},
+        "task": TASK_DATACLASS_REGISTRY,
+        "model": {arch: getattr(model, "__dataclass", None) for arch, model in ARCH_MODEL_REGISTRY.items()},
+    }
     groups: dict[str, Any] = {}
     for group, declaration in FairseqConfig.__dataclass_fields__.items():
         choice, config = "", declaration.type
@@ -147,13 +146,8 @@ def configuration_of(args: argparse.Namespace) -> DictConfig:
                 values[name] = float(values[name])
         if choice:
             values["_name"] = choice
-    for values in filter(None, groups.values()):
-        for name, value in values.items():
-            while isinstance(value, str) and value.startswith("${"):  # a reference such as ${common.cpu}
-                group, _, other = value[2:-1].partition(".")
-                value = groups[group][other]
-            values[name] = value
     cfg = OmegaConf.create(groups)
+    OmegaConf.resolve(cfg)  # references such as ${common.cpu}
     OmegaConf.set_struct(cfg, True)
     return cast(DictConfig, cfg)
 
@@ -205,8 +199,8 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        for option, size in _MALLOPT.items():
-            mallopt(option, size)
+        mallopt(-3, 2**30)  # M_MMAP_THRESHOLD, in bytes
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, in bytes
 
 
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
@@ -291,8 +285,8 @@ class StageTask(FairseqTask):
         super().add_args(parser)
         bound_options(parser)
         by_name = {action.dest: action for action in parser._actions}
-        is_validate = "path" in by_name and not {"output_word_probs", "beam"} & by_name.keys()
-        if is_validate:  # fairseq-validate opens the checkpoint before `setup_task`
+        # fairseq-validate opens the checkpoint before `setup_task`.
+        if "path" in by_name and not {"output_word_probs", "beam"} & by_name.keys():
             by_name["path"].required, by_name["path"].type = True, _existing_checkpoint
 
     @classmethod
@@ -340,8 +334,9 @@ class StageTask(FairseqTask):
         check_architecture(checkpoint, path, cfg)
         model = super().build_model(cfg)
         if checkpoint["cfg"]["model"]["_name"].startswith("alma_"):  # also compare shapes that no option sets
-            remedy = "give the options with which the checkpoint was trained"
-            refuse_other_shapes(checkpoint["model"], model, path, remedy)
+            refuse_other_shapes(
+                checkpoint["model"], model, path, "give the options with which the checkpoint was trained"
+            )
         return model
 
     def train_step(self, sample: Any, model: nn.Module, criterion: Any, *args: Any, **kwargs: Any) -> Any:
@@ -356,14 +351,11 @@ class StageTask(FairseqTask):
         total size of these log outputs. Therefore each log output contains the sums over all batches so far, and this
         method clears the log output of the previous batch.
         """
-        is_shared = self.checkpoint_path is not None and distributed_utils.get_global_world_size() > 1
-        if is_shared and not sample:  # this process has fewer batches than other processes
-            loss, size, log = 0.0, 0, {}
-        else:
-            criterion = self.features.around_forward(model)(criterion)
-            loss, size, log = super().valid_step(sample, model, criterion, **kwargs)
-        if not is_shared:
-            return loss, size, log
+        criterion = self.features.around_forward(model)(criterion)
+        if self.checkpoint_path is None or distributed_utils.get_global_world_size() == 1:
+            return super().valid_step(sample, model, criterion, **kwargs)
+        # The sample is empty if this process has fewer batches than other processes.
+        loss, size, log = super().valid_step(sample, model, criterion, **kwargs) if sample else (0.0, 0, {})
         log = {key: value.item() if isinstance(value, Tensor) else value for key, value in log.items()}
         before = self._sums or {}
         self._sums = {key: before.get(key, 0) + log.get(key, 0) for key in {**before, **log}}
@@ -417,9 +409,11 @@ def features_of(cfg: DictConfig) -> Features:
     name = getattr(root.get("optimizer"), "_name", None)
     batches = None
     if root.get("optimization") is not None:
-        batches = {name: root.dataset[name] for name in ("batch_size", "max_tokens")}
-        batches["update_freq"] = [int(each) for each in root.optimization.update_freq]
-        batches["num_procs"] = root.distributed_training.distributed_world_size
+        batches = {
+            **{name: root.dataset[name] for name in ("batch_size", "max_tokens")},
+            "update_freq": [int(each) for each in root.optimization.update_freq],
+            "num_procs": root.distributed_training.distributed_world_size,
+        }
     setting = Setting(
         device="cpu" if cfg.cpu or not torch.cuda.is_available() else "cuda",
         optimizer=OPTIMIZER_REGISTRY[name].__name__ if name in OPTIMIZER_REGISTRY else None,
@@ -491,7 +485,11 @@ def _load_training(trainer: Trainer, filename: str, *arguments: Any, **more: Any
             raise
         is_sentence = isinstance(error, (AssertionError, ValueError, UnfitCheckpoint))
         reason = str(error) if is_sentence else f"{type(error).__name__}: {error}"
-        raise AlmaError(f"{filename}: cannot resume training ({reason[:300]}); {_REMEDY}") from error
+        raise AlmaError(
+            f"{filename}: cannot resume training ({reason[:300]}); give the options of the interrupted run, or "
+            "--reset-optimizer --reset-lr-scheduler --reset-meters --reset-dataloader to start a new training run from "
+            "the weights in the checkpoint"
+        ) from error
 
 
 checkpoint_utils.load_checkpoint_to_cpu = _load_checkpoint_to_cpu
@@ -504,15 +502,18 @@ def check_architecture(checkpoint: Checkpoint, path: str, model_cfg: Any) -> Non
     kinds = [ARCH_MODEL_NAME_REGISTRY.get(config["_name"]) for config in (found, model_cfg)]
     if kinds[0] != kinds[1]:
         remedy = "" if found["_name"] == ENSEMBLE_ARCH else f"give --arch {found['_name']}, or "
-        expected = f"expected architecture {model_cfg['_name']}, found {found['_name']}"
-        raise AlmaError(f"{path}: {expected}; {remedy}start from another checkpoint")
+        raise AlmaError(
+            f"{path}: expected architecture {model_cfg['_name']}, found {found['_name']}; {remedy}start from another "
+            "checkpoint"
+        )
     if differing := _differing_options(found, model_cfg):
         raise AlmaError(f"{path}: the model sizes in this file differ from the command line; give {differing}")
     joint: Any = MODEL_REGISTRY.get(kinds[0])
     if hasattr(joint, "member_config"):
-        of_members = [(config["member_arch"], config["member_options"]) for config in (found, model_cfg)]
-        members = [vars(joint.member_config(*options)[1]) for options in of_members]
-        if differing := _differing_options(*members):
+        there, here = (
+            joint.member_config(each["member_arch"], each["member_options"])[1] for each in (found, model_cfg)
+        )
+        if differing := _differing_options(vars(there), vars(here)):
             raise AlmaError(
                 f"{path}: the member options in this file ({found['member_options']!r}) differ from the command line; "
                 f"give {differing} in --member-options"
@@ -524,9 +525,7 @@ def _differing_options(found: Mapping[str, Any], given: Mapping[str, Any]) -> st
     ours = {each for each in MODEL_DATACLASS_REGISTRY.values() if each.__module__.startswith("fairseq_alma.")}
     shape = {name for each in ours for name, option in options_of(each).items() if option.shape}
     words = []
-    for name in given:
-        if name not in shape or name not in found or given[name] is None:
-            continue
+    for name in (name for name in given if name in shape & found.keys() and given[name] is not None):
         there, here = (str(each) if isinstance(each, Enum) else each for each in (found[name], given[name]))
         if there != here:
             no = "" if there else "no "

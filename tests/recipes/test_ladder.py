@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.train_options import Context, Preferences, complete
+from fairseq_alma.text.train_options import Context, complete
 from tests.report.fakes import text_stream, write_run
 
 
@@ -27,7 +27,7 @@ def test_a_dry_run_prints_hours_and_both_rates_of_a_row_for_each_schedule(ladder
     for tokens, found in zip(re.findall(head, out, re.MULTILINE), (rates[:4], rates[4:]), strict=True):
         # The rate that alma-stream will choose for the stream, which does not exist yet, and twice this rate.
         given = ["--arch", "alma_transformer_lm", "--max-update", "9"]
-        rate = complete(given, Preferences(), Context(), [int(tokens.replace(",", ""))] * 4).chosen["--lr"]
+        rate = complete(given, Context(), [int(tokens.replace(",", ""))] * 4).chosen["--lr"]
         assert found == [rate, f"{2 * float(rate):g}"] * 2
     assert list(tmp_path.iterdir()) == []
 

@@ -97,21 +97,18 @@ def test_a_position_outside_of_the_epoch_is_refused(task, version, position, fou
         iterator_of(task, 4).load_state_dict({"epoch": 1, "version": version, "iterations_in_epoch": position})
 
 
-class Numbers:
-    def __getitem__(self, index):
-        return index
-
+class Numbers(list):
     def collater(self, samples):
         return samples
 
 
 def test_the_new_sequences_come_first_and_once():
     limits = {"max_tokens": None, "max_sentences": 2}
-    iterator = SequenceBatches(Numbers(), np.arange(40), limits, (1,), np.arange(30, 40))
+    iterator = SequenceBatches(Numbers(range(40)), limits, (1,), np.arange(30, 40))
     one, two = ([index for batch in iterator.next_epoch_itr() for index in batch] for _ in range(2))
     assert sorted(one[:10]) == [*range(30, 40)] and one[:10] != sorted(one[:10])
     assert sorted(one[10:]) == sorted(two) == [*range(40)]
-    resumed = SequenceBatches(Numbers(), np.arange(40), limits, (1,), np.arange(30, 40))
+    resumed = SequenceBatches(Numbers(range(40)), limits, (1,), np.arange(30, 40))
     resumed.load_state_dict({"epoch": 1, "version": 3, "iterations_in_epoch": 44})
     assert [index for batch in resumed.next_epoch_itr() for index in batch] == one[44:]
 

@@ -38,7 +38,7 @@ def train(job, plan=PLAN):
 
 
 def figures_of(job, plan=PLAN):
-    return run_steps(job, plan, (text_steps.Count, text_steps.Before, text_steps.Join, text_steps.Test))
+    return run_steps(job, plan, (text_steps.Before, text_steps.Join, text_steps.Test))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def launched(monkeypatch):
     """Programs launched so far; each test returns ``launched.loss``."""
     record = SimpleNamespace(programs=[], loss=3.0)
 
-    def run(command, log, files=(), watch=None, further=()):
+    def run(command, log, files=(), watch=None, given=()):
         record.programs.append(command.program)
         words = command.arguments
         splits = words[words.index("--gen-subset") + 1].split(",") if "--gen-subset" in words else []

@@ -12,7 +12,6 @@ from fairseq_alma.text.train_options import (
     OWNED,
     TABLE,
     Context,
-    Preferences,
     TrainOptions,
     complete,
     complete_sizes,
@@ -29,8 +28,7 @@ BASE = ["--arch", "alma_switch_lm_tiny", "--max-update", "10"]
 
 
 def made(words=(), tokens=TOKENS, before=None, vocab_size=996, **given):
-    context = {name: given.pop(name) for name in list(given) if name in Context.__dataclass_fields__}
-    return complete([*words], Preferences(**given), Context(**context), tokens, vocab_size, before)
+    return complete([*words], Context(**given), tokens, vocab_size, before)
 
 
 def options(found):
