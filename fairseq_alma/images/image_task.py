@@ -109,7 +109,6 @@ class ImageDataset(FairseqDataset):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
         self.epoch = epoch
 
     @property
@@ -155,8 +154,7 @@ class AlmaImageClassificationTask(StageTask):
     def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
         """Create the task: check the ranges of all options and open the stream."""
         check_options(cfg)
-        stream = ImageStream.open(cfg.data)
-        task = cls(cfg, stream)
+        task = cls(cfg, ImageStream.open(cfg.data))
         load_for_task(str(cfg.continue_once), task.features.begin)
         return task
 
@@ -216,8 +214,7 @@ class AlmaImageCrossEntropy(FairseqCriterion):
         The loss is the sum over images if ``reduce`` is True, else a tensor with one value per image.
         """
         logits, target = model(**sample["net_input"]), sample["target"]
-        loss = F.cross_entropy(logits, target, reduction="sum" if reduce else "none")
-        num_images = target.size(0)
+        loss, num_images = F.cross_entropy(logits, target, reduction="sum" if reduce else "none"), len(target)
         log = {
             "loss": loss.detach().sum(),
             "num_wrong": (logits.argmax(dim=-1) != target).sum(),
