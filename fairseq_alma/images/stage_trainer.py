@@ -36,7 +36,6 @@ from fairseq_alma.images.model_store import (
     Examples,
     ImageSettings,
     ModelStore,
-    Predictions,
     TrainedModel,
     build_network,
     measure,
@@ -360,13 +359,11 @@ class StageTrainer:
         how = settings, features.predicts_with, None if grows else settings.read_grown({})
         self.stores = {run.folder.root: ModelStore(run.folder, *how) for run in runs}
         self.test_examples = self._examples(self.stream.indices("test"))
-        self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        groups = [tuple(plan.trainings)]
-        if self.request.trains_members_separately:
-            groups = [(training,) for training in plan.trainings]
-        return [*(ImageStep(self, folder, group) for group in groups), ImageStep(self, folder, ())]
+        is_separate = self.request.trains_members_separately
+        groups = [(training,) for training in plan.trainings] if is_separate else [plan.trainings]
+        return [ImageStep(self, folder, group) for group in (*groups, ())]
 
     def keep_only(
         self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
@@ -404,9 +401,9 @@ class StageTrainer:
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test the models that predict after a stage. Return the results for stage.json."""
-        plan, store, predictions = work.plan, self.stores[work.folder.root], self.predictions[work.folder.root]
-        valid = predictions.on_valid(plan, self._examples(self.stream.indices("valid", plan.stage.megabatches)))
-        test, usage = predictions.on_test(plan)
+        plan, store = work.plan, self.stores[work.folder.root]
+        valid = store.validate(plan, *self._examples(self.stream.indices("valid", plan.stage.megabatches)))
+        test, usage = store.test(plan, *self.test_examples)
         models = [store[model] for model in plan.predictors]
         figures: dict[str, Any] = {
             # batch norm statistics are not parameters
@@ -419,8 +416,7 @@ class StageTrainer:
             "valid": valid,
             "test": test,
         }
-        trained = len(plan.trainings)
-        for model in models[-trained:]:
+        for model in models[-len(plan.trainings) :]:
             figures.update(model.growth)
             if model.grown.trees:
                 figures["gate_trees"] = nested_gate_trees(model.grown.trees)
@@ -540,8 +536,7 @@ class StageTrainer:
                 loss = training.run_epoch()
                 now = time.monotonic()
                 epochs, _ = training.num_epochs
-                rate = (epochs - done) * num_images / max(now - began, 1e-9)
-                progress.update(epochs * per_epoch, loss, rate)
+                progress.update(epochs * per_epoch, loss, (epochs - done) * num_images / max(now - began, 1e-9))
                 if now - saved >= self.save_every and not training.is_over:
                     write_checkpoint({**training.state_dict(), SEEDS: seeds}, unfinished)
                     saved = time.monotonic()
@@ -552,9 +547,8 @@ class StageTrainer:
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return (uint8 images, labels) at indices ``rows`` of the stream, on the device."""
-        arrays = self.stream.images[rows], self.stream.labels[rows]
-        images, labels = (torch.from_numpy(array).to(self.settings.device) for array in arrays)
-        return images, labels
+        images, labels = torch.from_numpy(self.stream.images[rows]), torch.from_numpy(self.stream.labels[rows])
+        return images.to(self.settings.device), labels.to(self.settings.device)
 
 
 @dataclass(frozen=True)
@@ -570,9 +564,8 @@ class ImageStep(Step):
         return tuple(training.model for training in self.trainings)
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        models = [each for each in self.trains if model in (None, each)]
         store = self.trainer.stores[self.folder.root]
-        return bool(self.trainings) and all(store.is_complete(each) for each in models)
+        return bool(self.trains) and all(store.is_complete(each) for each in self.trains if model in (None, each))
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         return self.trainer.train(work, self.trainings) if self.trainings else self.trainer.test(work)
