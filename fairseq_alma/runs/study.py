@@ -301,9 +301,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
         """Build the request from parsed arguments. A preset sets learner options that the user does not give."""
-        names: list[str] = []
-        if arguments.preset is not None:
-            options, names = with_preset(options, arguments.preset.learners.get(learner.name, {}))
+        of_preset = {} if arguments.preset is None else arguments.preset.learners.get(learner.name, {})
+        options, names = with_preset(options, of_preset)
         own = {"learner": learner, "learner_options": options, "overridden": tuple(map(flag, names))}
         return cls.read(arguments, **own, features=Features.read(arguments))
 
@@ -317,8 +316,9 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
                 raise ValueError(f"{flag(given[0])} requires one seed, found {len(self.seeds)} seeds; give one --seed")
             if kind == "images" and not self.learner.stacks_seeds:
                 possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
-                name = self.learner.name
-                raise ValueError(f"--seed: several seeds on images require --learner {possible}, found {name}")
+                raise ValueError(
+                    f"--seed: several seeds on images require --learner {possible}, found {self.learner.name}"
+                )
         if len(given) == 2:
             raise ValueError("--jobs (all members) and --member (some members) exclude each other; remove one")
         if self.iid is not None:
