@@ -338,8 +338,7 @@ class ModelStore:
         """
         networks = self.networks_of(plan)
         usage: list[list[float]] = []
-        is_begun = self.counted == [*networks][: len(self.counted)]
-        if not is_begun or self.tally.combine != plan.combine or plan.combine == "single":
+        if self.tally.combine != plan.combine or self.counted != [*networks][: len(self.counted)]:
             self.tally, self.counted = Tally(plan.combine), []
         for models in [*networks][len(self.counted) :]:
             logits, shares = predict(networks[models], images)
@@ -374,11 +373,11 @@ class Tally:
     If the models are added in the same order, the sums are bit-identical after a restart.
 
     Args:
-        combine: rule for the predicted class: ``probabilities`` (largest mean probability; also for a ``single``
-            model), ``logits`` (largest mean logit), or ``vote`` (most votes; ties: largest mean probability).
+        combine: rule for the predicted class: ``probabilities`` (largest mean probability), ``logits`` (largest mean
+            logit), or ``vote`` (most votes; ties: largest mean probability).
     """
 
-    def __init__(self, combine: str = "single") -> None:
+    def __init__(self, combine: str = "probabilities") -> None:
         self.combine = combine
         self.num_models = 0
         self.log_sum: Optional[Tensor] = None  # sum of logits for "logits", else log of summed probabilities

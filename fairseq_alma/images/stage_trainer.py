@@ -376,17 +376,18 @@ class StageTrainer:
         If ``trainings`` contains all models of the stage, the same network may train models of runs with other seeds.
         If the checkpoint of a model is missing, train all models of the network again, with bit-identical results.
         """
-        own = replace(work, plan=replace(work.plan, trainings=trainings))
-        works = [own] if trainings != work.plan.trainings else work.in_step or [own]
-        group = [(self.stores[each.folder.root], training) for each in works for training in each.plan.trainings]
-        plan = works[0].plan
-        unfinished = works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
-        if any(training.model not in store for store, training in group):
-            self._train_stage(works[0], group, unfinished)
+        store = self.stores[work.folder.root]
+        group = [(store, training) for training in trainings]
+        if trainings == work.plan.trainings:
+            works = work.in_step or [work]
+            group = [(self.stores[each.folder.root], training) for each in works for training in each.plan.trainings]
+        unfinished = group[0][0].folder.model_folder(group[0][1].model) / UNFINISHED
+        if any(training.model not in each for each, training in group):
+            self._train_stage(work, group, unfinished)
         unfinished.unlink(missing_ok=True)
         sweep(unfinished.parent)
 
-        store = self.stores[work.folder.root]
+        plan = work.plan
         models = [store[training.model] for training in trainings]
         described = self.features.describe(self._part(len(self.stream.indices("train", plan.stage.megabatches))))
         return {

@@ -144,12 +144,12 @@ class TextJob:
             steps += [Train(job, plan, training, part) for part in parts]
             steps += [Average(job, plan, training)] if job.features.predicts_with == "average" else []
         steps.append(Count(job, plan))
-        steps += [Join(job, plan)] if plan.combine != "single" else []
+        steps += [Join(job, plan)] if len(plan.predictors) > 1 else []
         return [*steps, Test(job, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
         """Return a tuple of one path: the checkpoint to test after a stage, a single model or an ensemble."""
-        if plan.combine == "single":
+        if len(plan.predictors) == 1:
             (model,) = plan.predictors
             return (self.of(folder).predicting(model),)
         assert plan.combine == "probabilities", plan.combine  # learners for text support no other combination

@@ -475,7 +475,7 @@ class Test(TextStep):
         """Return the test metrics of each split. For an ensemble, compute only predictions that no file stores yet."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[str, ...] = ()
-        if self.plan.combine != "single":
+        if len(self.plan.predictors) > 1:
             before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE
             known = ("--known", str(before)) if self.plan.stage.index else ()
             kept = (*known, "--out", str(self.here / PREDICTIONS_FILE))
