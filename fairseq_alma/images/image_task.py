@@ -21,8 +21,7 @@ from omegaconf import II, MISSING
 from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
+from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH, read_checkpoint
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_models import image_architectures

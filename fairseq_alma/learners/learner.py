@@ -98,8 +98,8 @@ def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: b
 MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Maximum number of members that one stage trains."""
-MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Seed difference of consecutive members; maximum number of members with seeds below 2**32 (NumPy's limit)."""
+MEMBER_SEED_STEP = 10_000_000
+"""Seed difference of consecutive members."""
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -109,7 +109,7 @@ def member_seed(seed: int, member: int) -> int:
     therefore exceed the number of updates in a stage. The minimum distance is 10,000,000 for up to 400 members, and is
     halved each time the number of members doubles.
     """
-    turn, step = divmod(member, _STEPS_OF_SEEDS)
+    turn, step = divmod(member, 400)  # 400 steps keep all seeds below 2**32 (NumPy's limit)
     # 0, 1/2, 1/4, 3/4, 1/8, … of MEMBER_SEED_STEP
     between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()
     return seed + MEMBER_SEED_STEP * step + between

@@ -10,6 +10,7 @@ class that checks the file on reading. A file may have further keys: keys of one
 
 import contextlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Callable, Generic, Iterator, Mapping, Optional, Sequence, TypeVar, Union
 
@@ -239,11 +240,11 @@ def read_clock(path: Path) -> ClockRecord:
     return ClockRecord(spent=0.0, started=None)
 
 
+@dataclass(frozen=True)
 class RunFolder:
     """Files of a run; ``root`` is the run folder, which need not exist."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    root: Path
 
     @property
     def name(self) -> str:
