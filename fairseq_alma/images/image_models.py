@@ -31,7 +31,6 @@ from fairseq.models import (
     BaseFairseqModel,
     register_model,
 )
-from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import JOINT_MODEL
@@ -288,7 +287,7 @@ class AlmaUMix(BaseFairseqModel):
     """fairseq model ``alma_umix``, which builds an `ImageClassifier` with several members."""
 
     @classmethod
-    def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
+    def build_model(cls, cfg: Any, task: Any) -> BaseFairseqModel:
         """Build a model whose members have different initial weights. Raises AlmaError as `member_config` does."""
         check_options(cfg)
         model, config = cls.member_config(cfg.member_arch, cfg.member_options)

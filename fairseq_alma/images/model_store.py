@@ -276,17 +276,14 @@ class ModelStore:
         """Return a trained model. Raises AlmaError if its checkpoint is missing, damaged, or of another network."""
         if model in self.models:
             return self.models[model]
-        path, tested = self.folder.checkpoint(model), self._tested(model)
         remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
-        trained = read_model(path, self.settings.read_grown, remedy)
-        network = self.settings.build(1, self.sizes or trained.grown)
-        refuse_other_shapes(trained.state, network, str(path), remedy)
-        if tested != path:
-            weights = read_model(tested, self.settings.read_grown, remedy).state
-            refuse_other_shapes(weights, network, str(tested), remedy)
-            trained = replace(trained, tested=weights)
-        self.models[model] = trained
-        return trained
+        path, tested = self.folder.checkpoint(model), self._tested(model)
+        found = {each: read_model(each, self.settings.read_grown, remedy) for each in (path, tested)}
+        network = self.settings.build(1, self.sizes or found[path].grown)
+        for each, trained in found.items():
+            refuse_other_shapes(trained.state, network, str(each), remedy)
+        self.models[model] = replace(found[path], tested=None if tested == path else found[tested].state)
+        return self.models[model]
 
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Add a trained model and write the model's checkpoints."""

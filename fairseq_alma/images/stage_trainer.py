@@ -51,14 +51,8 @@ from fairseq_alma.training.feature import Features, Part
 from fairseq_alma.training.features import LRBranch
 from fairseq_alma.training.stage_task import keep_freed_memory
 
-SEEDS = "seeds"
-"""Key in the file of an unfinished training run; the value is the list of the models' random seeds."""
-GROWTH_FLOPS = "growth_flops"
-"""Key in stage.json for the FLOPs of Firefly's growth step; ``train_flops`` includes these FLOPs."""
 INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
 PADDING = 4
-COUNTS = ("ntokens", "nsentences", "sample_size")
-"""Keys in fairseq's logging outputs for the number of images in an update; N separate models count an image N times."""
 
 
 def seeded(*numbers: int) -> torch.Generator:
@@ -116,8 +110,7 @@ class TrainingImages:
     def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
         self.images = images if source.augment else source.normalised(images)
         self.labels, self.source = labels, source
-        everything = torch.arange(len(labels))
-        self.rows = [everything if own is None else own for own in rows]
+        self.rows = [torch.arange(len(labels)) if own is None else own for own in rows]
         self.rows_are_shared = all(own is None for own in rows)
         self.num_images = len(self.rows[0])
 
@@ -246,7 +239,8 @@ class StageTraining:
             self.features.before_step(self.optimizer, update)
             self.optimizer.step()
             self.features.after_step(self.network, update)
-            self.features.count([{"loss": loss.detach(), **dict.fromkeys(COUNTS, labels.numel())}])
+            counts = dict.fromkeys(("ntokens", "nsentences", "sample_size"), labels.numel())
+            self.features.count([{"loss": loss.detach(), **counts}])  # N models count an image N times
         self.epoch += 1
         self._select()
         return loss.detach() / len(self.units)
@@ -394,7 +388,7 @@ class StageTrainer:
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
             "train_flops": sum(
-                model.num_images * store.flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
+                model.num_images * store.flops_of(model.grown).train + model.growth.get("growth_flops", 0)
                 for model in models
             ),
             **({"anytime": described} if described else {}),
@@ -495,7 +489,7 @@ class StageTrainer:
                 grow_losing_experts(network, *valid, generator, how.method)
         growth["after_growth"] = {"valid": measure(network, *valid)}
         if flops:
-            growth[GROWTH_FLOPS] = flops
+            growth["growth_flops"] = flops
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
@@ -521,7 +515,7 @@ class StageTrainer:
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
         """Resume from ``unfinished`` if the file exists, run all remaining epochs, and save the state at intervals."""
         before = read_unfinished(unfinished)
-        if before is not None and before.get(SEEDS) == seeds:  # with other seeds, the file belongs to other runs
+        if before is not None and before.get("seeds") == seeds:  # with other seeds, the file belongs to other runs
             try:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -539,7 +533,7 @@ class StageTrainer:
                 epochs, _ = training.num_epochs
                 progress.update(epochs * per_epoch, loss, (epochs - done) * num_images / max(now - began, 1e-9))
                 if now - saved >= self.save_every and not training.is_over:
-                    write_checkpoint({**training.state_dict(), SEEDS: seeds}, unfinished)
+                    write_checkpoint({**training.state_dict(), "seeds": seeds}, unfinished)
                     saved = time.monotonic()
 
     def _examples(self, rows: np.ndarray) -> Examples:

@@ -9,7 +9,6 @@ from 1; files and options number them from 0.
 """
 
 import contextlib
-import functools
 import math
 import operator
 import sys
@@ -34,7 +33,6 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_flops": operator.add,
 }
 """Key of ``stage.json`` -> function that combines the values of two training runs of a stage."""
-LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
@@ -49,14 +47,14 @@ class TrainingProgress:
     """Progress of the current training run.
 
     Attributes:
-        show: function that displays (number of updates, final number of updates or None, text).
-        unit: ``token`` or ``image``.
+        display: display of the run.
+        title: title of the stage, and member.
         max_update: final number of updates; None if not known yet.
         first: (number of updates, time in seconds) at the first call of `update`; None before.
     """
 
-    show: Callable[[int, Optional[int], str], None]
-    unit: str
+    display: "RunDisplay"
+    title: str
     max_update: Optional[int]
     first: Optional[tuple[int, float]] = None
 
@@ -70,15 +68,15 @@ class TrainingProgress:
             loss: bits per token, or nats per image.
             rate: tokens or images per second.
         """
-        now = time.monotonic()
+        now, unit = time.monotonic(), self.display.unit
         self.first = self.first or (num_updates, now)
-        text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
+        text = [] if loss is None else [f"loss {float(loss):.3f} {'bits' if unit == 'token' else 'nats'}"]
         if rate is not None and math.isfinite(float(rate)):
-            text.append(f"{float(rate):,.0f} {self.unit}s/s")
+            text.append(f"{float(rate):,.0f} {unit}s/s")
         if self.max_update is not None and num_updates > self.first[0]:
             per_update = (now - self.first[1]) / (num_updates - self.first[0])
             text.append(f"{format_duration(per_update * max(0, self.max_update - num_updates))} left")
-        self.show(num_updates, self.max_update, ", ".join(text))
+        self.display.show(self.title, num_updates, self.max_update, ", ".join(text))
 
 
 class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
@@ -109,10 +107,9 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     ) -> Iterator[TrainingProgress]:
         """Show progress from update ``done`` on, and yield the `TrainingProgress`. On images, ``training`` is None."""
         title = self._title(plan, training)
-        progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
-        self._show(title, done, max_update, "")
+        self.show(title, done, max_update, "")
         try:
-            yield progress
+            yield TrainingProgress(self, title, max_update)
         finally:
             if self.progress is not None:
                 self.progress.stop()
@@ -149,7 +146,8 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
         member = "" if training is None or len(plan.trainings) == 1 else f", member {training.model.member}"
         return f"{self.name}{describe_stage(plan, self.num_stages)}{member}"
 
-    def _show(self, title: str, done: int, total: Optional[int], text: str) -> None:
+    def show(self, title: str, done: int, total: Optional[int], text: str) -> None:
+        """Show the number of updates of a training, if enough time has passed since the last line."""
         now = time.monotonic()
         if now < self.next:
             return
@@ -264,8 +262,7 @@ class NeededModels:
             self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
             self.last_use.update(dict.fromkeys(plan.predictors, index))
         for arrival in kept:
-            stages = [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]
-            if stages:
+            if stages := [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]:
                 models, here = stages[-1].predictors, run.folder.stage_folder(stages[-1].stage.index)
                 self.last_use.update(dict.fromkeys(models, len(plans)))
                 are_kept = all(run.folder.checkpoint(model).is_file() for model in models)
@@ -288,7 +285,7 @@ class NeededModels:
         def is_complete(index: int) -> bool:  # An earlier stage may still train (--stage, --init scratch).
             return (run.folder.stage_folder(index) / STAGE_RECORD).is_file()
 
-        unused = [model for model, last in self.last_use.items() if first <= last < done]
+        unused = (model for model, last in self.last_use.items() if first <= last < done)
         gone = sorted(model for model in unused if is_complete(model.stage))
         if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):
             self.user_knows = True
