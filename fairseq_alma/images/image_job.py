@@ -78,9 +78,6 @@ class LoopOptions(Options):
         return score < best and score <= best - self.least_gain + 1e-9  # the difference of two accuracies is rounded
 
 
-TRAINING_OPTIONS = ("--arch", "--optimizer", "--cpu", *flags_of(LoopOptions))
-
-
 class ImageTrainOptions:
     """Options after ``--`` of a run on images. Without a preset, the defaults are the settings of the paper.
 
@@ -104,7 +101,8 @@ class ImageTrainOptions:
         self, words: Sequence[str], learner: type[Learner], for_photographs: bool, preset: Optional[Preset] = None
     ) -> None:
         given = dict(group_words(words))
-        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *feature_options()}.union(*OPTIMIZERS.values())
+        known = {"--arch", "--optimizer", "--cpu", *MODEL_OPTIONS, *flags_of(LoopOptions)}
+        known.update(CURVE_OPTIONS, feature_options(), *OPTIMIZERS.values())
         for name, instead in learner.owned.items():
             if any(given.get(name, ())):
                 raise ValueError(f"{name} after --: {instead}")

@@ -120,11 +120,12 @@ class MixtureLayer(nn.Module):
         routing: routing of the last batch, without gradient; see `shares`.
     """
 
+    routing: Routing
+
     def __init__(self, in_features: int, tree: GateTree, gate: str) -> None:
         super().__init__()
         self.gate = ParallelGate(in_features, tree)
         self.is_hard = gate == "hard"
-        self.routing: Optional[Routing] = None
 
     @property
     def num_experts(self) -> int:
@@ -154,7 +155,6 @@ class MixtureLayer(nn.Module):
 
     def shares(self) -> Tensor:
         """Return the weight of each expert for each image of the last batch, (B, E); rows sum to 1."""
-        assert self.routing is not None
         if self.is_hard:
             return F.one_hot(self.routing.expert, self.num_experts).to(self.routing.probs.dtype)
         return self.routing.probs

@@ -234,15 +234,12 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
     """Return the state of an unfinished training run; None if the file is missing or damaged."""
-    if not path.is_file():
-        return None
-    state = None
-    with contextlib.suppress(Exception):  # a damaged file raises errors of many types
-        state = load_archive(path, mmap=False)
-    if not isinstance(state, dict):
+    if path.is_file():
+        with contextlib.suppress(Exception):  # a damaged file raises errors of many types
+            if isinstance(state := load_archive(path, mmap=False), dict):
+                return state
         print_line(f"note: {path}: damaged; restarting the training of the stage", sys.stderr)
-        return None
-    return state
+    return None
 
 
 class ModelStore:

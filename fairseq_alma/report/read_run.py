@@ -30,8 +30,6 @@ COLUMNS = (
     "stage", "value", "loss", "bits_per_byte", "valid", "before_growth", "after_growth", *COUNTS, "test_flops",
     "evaluation", "holdouts",
 )  # fmt: skip
-NEUTRAL_TRAIN_OPTIONS = ("--num-workers", "--cpu")
-"""Training options that may differ between the runs of one experiment."""
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
@@ -155,7 +153,7 @@ class RecordedRun:
     @cached_property
     def settings(self) -> dict[str, str]:
         """Return the options that are equal in all runs of one experiment (flag -> value)."""
-        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS} - {*BATCH_OPTIONS, NEW_FIRST}
+        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, "--num-workers", "--cpu"} - {*BATCH_OPTIONS, NEW_FIRST}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
         found = {"--preset": preset} if preset not in ("", "paper") else {}
