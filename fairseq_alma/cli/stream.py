@@ -21,7 +21,7 @@ from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, ModelId, Stage, StagePlan
 from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of, without
 from fairseq_alma.runs.curves import CURVE_OPTIONS, ArrivalCurves
-from fairseq_alma.runs.evaluation import StageEvaluation
+from fairseq_alma.runs.evaluation import evaluate
 from fairseq_alma.runs.loop import Backend, Run, RunDisplay, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD
 from fairseq_alma.runs.study import (
@@ -214,10 +214,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             curves = ArrivalCurves(folder, planned, job.train_options()) if wants_curves else None
             # A process that trains members writes no curves.
             display = RunDisplay(planned, job.unit, curves if request.member is None else None, name)
-            runs.append(Run(folder, planned, contexts.enter_context(display)))
-            if request.then_evaluate is not None:
-                evaluation = StageEvaluation(request.then_evaluate, request.stream, job.predictors)
-                runs[-1] = replace(runs[-1], evaluate=evaluation.run)
+            evaluates = partial(evaluate, request, job.predictors)
+            runs.append(Run(folder, planned, contexts.enter_context(display), evaluates))
         backend: Backend = job if isinstance(job, TextJob) else build_trainer(runs)
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage)

@@ -36,10 +36,7 @@ from fairseq_alma.images.networks import BATCH_NORM_EPS, NUM_CONVOLUTIONS, VGG, 
 
 TUNING_RATE = 0.1
 FEWEST_NEW = 4  # minimum number of new channels that are candidates in each layer
-NUM_PASSES = 2  # passes (forward and backward) over the images: tune directions, compute scores
 Batches = Sequence[tuple[Tensor, Tensor]]
-SizeOf = Callable[[Sequence[int]], int]
-"""Function that computes the size of a VGG network from the output channels of each convolution."""
 
 
 class KeptCandidates(NamedTuple):
@@ -49,35 +46,20 @@ class KeptCandidates(NamedTuple):
     new: list[int]
 
 
-class Steps(NamedTuple):
-    """Step sizes of candidates; small steps change the output of the network only slightly.
-
-    Attributes:
-        split: norm of the change d of a split channel's weights w, relative to the norm of w.
-        new: norm of a new channel's outgoing weights, relative to the RMS norm of old channels' outgoing weights.
-    """
-
-    split: float = 0.2
-    new: float = 0.05
-
-
-DEFAULT_STEPS = Steps()
-
-
 class CandidateLayer(nn.Module):
     """Base class of layers with candidate channels. Holds the input weights for the new channels of the previous layer.
 
     Args:
         weight: weight of the layer without candidates, (O, I, …).
-        steps: step sizes of the candidates.
+        new_step: see `CandidateVGG`.
     """
 
     outgoing: nn.Parameter
 
-    def __init__(self, weight: Tensor, steps: Steps) -> None:
+    def __init__(self, weight: Tensor, new_step: float) -> None:
         super().__init__()
         self.weight = weight
-        self.outgoing_length = steps.new * (weight.square().sum() / weight.size(1)).sqrt()
+        self.outgoing_length = new_step * (weight.square().sum() / weight.size(1)).sqrt()
 
     def sample_directions(self, num_directions: int, num_channels: int, generator: Generator) -> nn.Parameter:
         """Return random directions of norm 1, (num_directions, num_channels, …), equal on all devices."""
@@ -92,13 +74,21 @@ class CandidateLayer(nn.Module):
 class CandidateBlock(CandidateLayer):
     """`ConvBlock` with candidates: P = ``num_new_before`` new input channels, Q = ``num_new`` new output channels."""
 
-    def __init__(self, block: ConvBlock, num_new_before: int, num_new: int, steps: Steps, generator: Generator) -> None:
-        super().__init__(block.conv.weight.detach()[0], steps)
+    def __init__(
+        self,
+        block: ConvBlock,
+        num_new_before: int,
+        num_new: int,
+        generator: Generator,
+        split_step: float,
+        new_step: float,
+    ) -> None:
+        super().__init__(block.conv.weight.detach()[0], new_step)
         out_channels, in_channels = self.weight.shape[:2]
         self.norm_weight, self.norm_bias = block.norm.weight.detach()[0], block.norm.bias.detach()[0]
         self.new_norm = nn.BatchNorm2d(num_new, affine=False, momentum=None).to(self.weight)
         lengths = self.weight.flatten(1).norm(dim=1)
-        self.split_lengths = steps.split * lengths.view(-1, 1, 1, 1)
+        self.split_lengths = split_step * lengths.view(-1, 1, 1, 1)
         self.new_length = lengths.square().mean().sqrt()
         self.split = self.sample_directions(out_channels, in_channels, generator)
         self.new = self.sample_directions(num_new, in_channels, generator)
@@ -146,8 +136,8 @@ class CandidateBlock(CandidateLayer):
 class CandidateClassifier(CandidateLayer):
     """Last linear layer, with weights for the new channels of the last convolution."""
 
-    def __init__(self, classifier: MemberLinear, num_new_before: int, steps: Steps, generator: Generator) -> None:
-        super().__init__(classifier.weight.detach()[0], steps)
+    def __init__(self, classifier: MemberLinear, num_new_before: int, generator: Generator, new_step: float) -> None:
+        super().__init__(classifier.weight.detach()[0], new_step)
         self.bias = classifier.bias.detach()[0]
         self.outgoing = self.sample_directions(num_new_before, len(self.weight), generator)
 
@@ -165,20 +155,27 @@ class CandidateVGG(VGG):
         network: network of `ConvBlock`s with one member; not modified.
         num_new: number of new channels that are candidates, for each convolution.
         generator: random generator for the initial directions, on the CPU.
-        steps: step sizes of the candidates.
+        split_step: norm of the change d of a split channel's weights w, relative to the norm of w. With small steps,
+            candidates change the output of the network only slightly.
+        new_step: norm of a new channel's outgoing weights, relative to the RMS norm of old channels' outgoing weights.
     """
 
     def __init__(
-        self, network: VGG, num_new: Sequence[int], generator: Generator, steps: Steps = DEFAULT_STEPS
+        self,
+        network: VGG,
+        num_new: Sequence[int],
+        generator: Generator,
+        split_step: float = 0.2,
+        new_step: float = 0.05,
     ) -> None:
         assert network.num_members == 1
         blocks = [
-            CandidateBlock(block, new_before, new, steps, generator)
+            CandidateBlock(block, new_before, new, generator, split_step, new_step)
             for block, new_before, new in zip(network.blocks, [0, *num_new[:-1]], num_new, strict=True)
         ]
         sizes = network.image_shape, network.num_classes, network.channels
         super().__init__(*sizes, last_pool=network.last_pool, blocks=blocks)
-        self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], steps, generator))
+        self.add_module("classifier", CandidateClassifier(network.classifier, num_new[-1], generator, new_step))
 
 
 def join_halves(x: Tensor, num_old: int) -> tuple[Tensor, Tensor]:
@@ -210,10 +207,8 @@ def keep_candidates(network: VGG, candidates: CandidateVGG, growth: Sequence[Kep
     before, state = KeptCandidates([], []), {}
     for number, (old, block, kept) in enumerate(zip(network.blocks, candidates.blocks, growth, strict=True)):
         change, new_weight = block.candidate_weights()
-        first_halves = block.weight.clone()
-        first_halves[kept.split] += change[kept.split]
-        second_halves = block.weight[kept.split] - change[kept.split]
-        weight = torch.cat([first_halves, second_halves, new_weight[kept.new]])
+        weight = torch.cat([block.weight, block.weight[kept.split] - change[kept.split], new_weight[kept.new]])
+        weight[kept.split] += change[kept.split]
         # Weights for the new channels of the previous layer: both halves of a split channel get the weights of this
         # channel; new channels get zeros.
         outgoing = block.outgoing_weight()
@@ -243,9 +238,9 @@ def _widen_inputs(weight: Tensor, outgoing: Tensor, before: KeptCandidates) -> T
         outgoing: weight for all new channels of the previous layer, (O, P, …).
         before: kept candidates of the previous layer.
     """
-    first_halves = weight.clone()
-    first_halves[:, before.split] /= 2
-    return torch.cat([first_halves, first_halves[:, before.split], outgoing[:, before.new]], dim=1)
+    halves = weight.clone()
+    halves[:, before.split] /= 2
+    return torch.cat([halves, halves[:, before.split], outgoing[:, before.new]], dim=1)
 
 
 class LayerScores(NamedTuple):
@@ -265,14 +260,15 @@ def vgg_size(image_channels: int, channels: Sequence[int], num_classes: int, sha
 
 
 def select_candidates(
-    scores: Sequence[LayerScores], channels: Sequence[int], size_of: SizeOf, num_added: float
+    scores: Sequence[LayerScores], channels: Sequence[int], size_of: Callable[[Sequence[int]], int], num_added: float
 ) -> list[KeptCandidates]:
     """Return the candidates to keep, for each layer ("greedy selection" in Wu et al. 2020).
 
     The function adds candidates in ascending order of the score, until the size of the grown network is closest to the
-    size before growth plus ``num_added``. ``size_of`` defines the unit of both (parameters or neurons).
+    size before growth plus ``num_added``. ``size_of`` computes the size (parameters or neurons) from the output
+    channels of each convolution.
     """
-    kept: list[tuple[list[int], list[int]]] = [([], []) for _ in scores]
+    kept = [KeptCandidates([], []) for _ in scores]
     size = size_of(channels)
     goal = size + num_added
     ranked = sorted(
@@ -283,11 +279,10 @@ def select_candidates(
     )
     for _, layer, kind, index in ranked:
         kept[layer][kind].append(index)
-        next_size = size_of([old + len(split) + len(new) for old, (split, new) in zip(channels, kept, strict=True)])
-        if next_size - goal > goal - size:
+        before, size = size, size_of([old + sum(map(len, own)) for old, own in zip(channels, kept, strict=True)])
+        if size - goal > goal - before:
             kept[layer][kind].pop()
             break
-        size = next_size
     return [KeptCandidates(sorted(split), sorted(new)) for split, new in kept]
 
 
@@ -319,16 +314,16 @@ def grow_firefly(
     """
     image_channels = network.image_shape[0]
     num_added = amount_to_add(image_channels, first_channels, network.num_classes, share, share_of)
-    num_new = max(FEWEST_NEW, math.ceil(share * first_channels))
-    candidates = CandidateVGG(network, [num_new] * NUM_CONVOLUTIONS, generator)
+    num_new = [max(FEWEST_NEW, math.ceil(share * first_channels))] * NUM_CONVOLUTIONS
+    candidates = CandidateVGG(network, num_new, generator)
     tune_directions(candidates, batches)
     scores = score_candidates(candidates, batches)
     size_of = partial(vgg_size, image_channels, num_classes=network.num_classes, share_of=share_of)
     growth = select_candidates(scores, network.channels, size_of, num_added)
     if not any(kept.split or kept.new for kept in growth):
         raise _too_small(share, num_added, share_of)
-    num_images = sum(len(labels) for _, labels in batches)
-    flops = NUM_PASSES * num_images * count_flops(candidates, batches[0][0].shape[1:]).train
+    # Each image passes forward and backward twice: to tune the directions, and to compute the scores.
+    flops = 2 * sum(len(labels) for _, labels in batches) * count_flops(candidates, network.image_shape).train
     return keep_candidates(network, candidates, growth), flops
 
 

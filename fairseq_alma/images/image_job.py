@@ -46,8 +46,6 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 These optimizers update each weight independently, so the members of a network do not affect each other.
 """
 MODEL_OPTIONS = flags_of(*IMAGE_NETWORKS)
-OWN_OPTIONS = ("--select", "--least-gain")
-ROUNDING = 1e-9  # tolerance for rounding errors in a difference of two accuracies
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,7 @@ class LoopOptions(Options):
 
     def is_better(self, score: float, best: float) -> bool:
         """Return whether a score is lower than the best score by at least ``least_gain``."""
-        return score < best and score <= best - self.least_gain + ROUNDING
-
-
-TRAINING_OPTIONS = ("--arch", "--optimizer", "--cpu", *flags_of(LoopOptions))
+        return score < best and score <= best - self.least_gain + 1e-9  # the difference of two accuracies is rounded
 
 
 class ImageTrainOptions:
@@ -106,8 +101,8 @@ class ImageTrainOptions:
         self, words: Sequence[str], learner: type[Learner], for_photographs: bool, preset: Optional[Preset] = None
     ) -> None:
         given = dict(group_words(words))
-        of_optimizers = [name for names in OPTIMIZERS.values() for name in names]
-        known = {*MODEL_OPTIONS, *TRAINING_OPTIONS, *CURVE_OPTIONS, *of_optimizers, *feature_options()}
+        known = {"--arch", "--optimizer", "--cpu", *MODEL_OPTIONS, *flags_of(LoopOptions)}
+        known.update(CURVE_OPTIONS, feature_options(), *OPTIMIZERS.values())
         for name, instead in learner.owned.items():
             if any(given.get(name, ())):
                 raise ValueError(f"{name} after --: {instead}")
@@ -126,15 +121,14 @@ class ImageTrainOptions:
                     f"--optimizer {' '.join(given['--optimizer'])} after --: requires a learning rate; give --lr"
                 )
         defaults.update(learner.train_defaults)
-        self.overridden: tuple[str, ...] = ()
+        of_preset: Mapping[str, Optional[str]] = {}
         if preset is not None:
             arch = " ".join(given.get("--arch", (defaults["--arch"],)))
             own, of_vgg = preset.own_training.get(learner.name, {}), preset.vgg if "vgg" in arch else {}
             of_preset = {**preset.training, **own, **of_vgg}
-            one_word = {name: " ".join(values) for name, values in given.items() if name in of_preset}
-            needed, overridden = with_preset(one_word, of_preset)
-            self.overridden = tuple(overridden)
-            given = {**{name: (str(value),) for name, value in needed.items()}, **given}
+        one_word = {name: " ".join(values) for name, values in given.items() if name in of_preset}
+        needed, self.overridden = with_preset(one_word, of_preset)
+        given = {**{name: (str(value),) for name, value in needed.items()}, **given}
         self.values = {**{name: (value,) for name, value in defaults.items()}, **given}
 
         optimizer = " ".join(self.values["--optimizer"])
@@ -149,9 +143,8 @@ class ImageTrainOptions:
         if prefix is not None and not self.arch.startswith(prefix):
             raise ValueError(f"--arch {self.arch}: --learner {learner.name} requires an architecture named {prefix}_…")
         self.loop = LoopOptions(**self.values_of(options_of(LoopOptions).values()))
-        for kind in IMAGE_NETWORKS:
-            self.values_of(options_of(kind).values())  # raises ValueError if a value is out of range
-        self.values_of(feature_options().values())
+        for options in (*map(options_of, IMAGE_NETWORKS), feature_options()):
+            self.values_of(options.values())  # raises ValueError if a value is out of range
 
     def words(self, names: Optional[Iterable[str]] = None) -> list[str]:
         """Return the options ``names`` (None: all options) and their values as command-line arguments."""
@@ -159,7 +152,7 @@ class ImageTrainOptions:
 
     def fairseq_words(self) -> list[str]:
         """Return the options of this job that fairseq-train supports too, as command-line arguments."""
-        others = {*CURVE_OPTIONS, *OWN_OPTIONS, *feature_options()}
+        others = {*CURVE_OPTIONS, "--select", "--least-gain", *feature_options()}
         return self.words(name for name in self.values if name not in others)
 
     def values_of(self, options: Iterable[Option]) -> dict[str, Any]:
@@ -202,10 +195,9 @@ class ImageJob:
     def __init__(
         self, request: RunRequest, own_words: Sequence[str], words: Sequence[str], images: ImageStream
     ) -> None:
-        self.request, self.own_words = request, own_words
-        self.images = images
-        self.options = ImageTrainOptions(words, request.learner, self.images.has_photographs, request.preset)
-        self.overridden: tuple[str, ...] = self.options.overridden
+        self.request, self.own_words, self.images = request, own_words, images
+        self.options = ImageTrainOptions(words, request.learner, images.has_photographs, request.preset)
+        self.overridden: Sequence[str] = self.options.overridden
         self.features = request.features.with_options(self.options.values_of(feature_options().values()))
 
     def last(self, name: str) -> Optional[tuple[str, ...]]:

@@ -31,7 +31,6 @@ from fairseq.models import (
     BaseFairseqModel,
     register_model,
 )
-from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import JOINT_MODEL
@@ -61,12 +60,9 @@ class GrownLayers:
 
     def options(self) -> dict[str, Any]:
         """Return the layer sizes as model options, which `ImageClassifier.read_grown` reads."""
-        options: dict[str, Any] = {}
         if self.trees:
-            options.update(num_experts=self.trees[0].num_experts, gate_trees=format_gate_trees(self.trees))
-        if self.channels:
-            options.update(layer_channels=",".join(map(str, self.channels)))
-        return options
+            return {"num_experts": self.trees[0].num_experts, "gate_trees": format_gate_trees(self.trees)}
+        return {"layer_channels": ",".join(map(str, self.channels))} if self.channels else {}
 
 
 class ImageClassifier(BaseFairseqModel):
@@ -157,8 +153,7 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return fp32 log-probabilities (B, K) for normalized images (B, C, H, W)."""
-        logits = (member(images) for member in self.members)
-        return log_of_mean((F.log_softmax(each.float(), dim=-1) for each in logits), self.weights)
+        return log_of_mean((F.log_softmax(each(images).float(), dim=-1) for each in self.members), self.weights)
 
 
 def image_architectures() -> list[str]:
@@ -199,8 +194,8 @@ class MixtureClassifier(ImageClassifier):
 
     @classmethod
     def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        trees = [layer.gate.tree for layer in mixture_layers(network)]
-        return GrownLayers(trees=tuple(trees[: len(trees) // network.num_members]))
+        layers = mixture_layers(network)
+        return GrownLayers(tuple(layer.gate.tree for layer in layers[: len(layers) // network.num_members]))
 
 
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
@@ -273,11 +268,9 @@ def _build_vgg(
     blocks: Optional[Sequence[nn.Module]] = None,
 ) -> VGG:
     """Build a VGG network. Raises AlmaError if the images are too small for the max pooling layers."""
-    _, height, width = images.shape
-    last_pool = str(cfg.last_pool)
-    smallest = 2 * SMALLEST_IMAGE if last_pool == "max" else SMALLEST_IMAGE
+    (_, height, width), last_pool = images.shape, str(cfg.last_pool)
+    option, smallest = (" --last-pool max", 2 * SMALLEST_IMAGE) if last_pool == "max" else ("", SMALLEST_IMAGE)
     if min(height, width) < smallest:
-        option = " --last-pool max" if last_pool == "max" else ""
         remedy = "--last-pool mean or " if min(height, width) >= SMALLEST_IMAGE else ""
         raise AlmaError(
             f"--arch {arch}{option}: expected images of at least {smallest} x {smallest} pixels, found {height} x "
@@ -294,7 +287,7 @@ class AlmaUMix(BaseFairseqModel):
     """fairseq model ``alma_umix``, which builds an `ImageClassifier` with several members."""
 
     @classmethod
-    def build_model(cls, cfg: Any, task: FairseqTask) -> BaseFairseqModel:
+    def build_model(cls, cfg: Any, task: Any) -> BaseFairseqModel:
         """Build a model whose members have different initial weights. Raises AlmaError as `member_config` does."""
         check_options(cfg)
         model, config = cls.member_config(cfg.member_arch, cfg.member_options)

@@ -21,8 +21,7 @@ from omegaconf import II, MISSING
 from torch import Tensor
 
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH
+from fairseq_alma.checkpoints.checkpoint_file import ENSEMBLE_ARCH, read_checkpoint
 from fairseq_alma.data.image_stream import ImageStream
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.images.image_models import image_architectures
@@ -109,7 +108,6 @@ class ImageDataset(FairseqDataset):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        super().set_epoch(epoch)
         self.epoch = epoch
 
     @property
@@ -155,8 +153,7 @@ class AlmaImageClassificationTask(StageTask):
     def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
         """Create the task: check the ranges of all options and open the stream."""
         check_options(cfg)
-        stream = ImageStream.open(cfg.data)
-        task = cls(cfg, stream)
+        task = cls(cfg, ImageStream.open(cfg.data))
         load_for_task(str(cfg.continue_once), task.features.begin)
         return task
 
@@ -216,8 +213,7 @@ class AlmaImageCrossEntropy(FairseqCriterion):
         The loss is the sum over images if ``reduce`` is True, else a tensor with one value per image.
         """
         logits, target = model(**sample["net_input"]), sample["target"]
-        loss = F.cross_entropy(logits, target, reduction="sum" if reduce else "none")
-        num_images = target.size(0)
+        loss, num_images = F.cross_entropy(logits, target, reduction="sum" if reduce else "none"), len(target)
         log = {
             "loss": loss.detach().sum(),
             "num_wrong": (logits.argmax(dim=-1) != target).sum(),

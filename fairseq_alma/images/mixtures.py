@@ -17,7 +17,7 @@ the gate weight (one for each child of each inner node), Q inner nodes, P maximu
 
 import itertools
 import math
-from typing import Any, Optional, Sequence
+from typing import Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from fairseq_alma.images.networks import (
     MemberLinear,
     in_chunks,
     init_as_linear,
+    reset_parameters,
 )
 from fairseq_alma.moe.gate import ExpertLosses, Routing, dispatch_to_experts
 
@@ -92,22 +93,16 @@ class ParallelGate(nn.Module):
     def _set_tree(self, tree: GateTree) -> None:
         """Set the gate tree, and the buffers that represent it as index tensors."""
         self.tree = tree
-        largest_node = max(node.stop - node.start for node in tree.nodes)
-        slots = torch.full((len(tree.nodes), largest_node), tree.num_rows)
-        slot_of_row: list[int] = []
-        for number, node in enumerate(tree.nodes):
-            num_children = node.stop - node.start
-            slots[number, :num_children] = torch.arange(node.start, node.stop)
-            slot_of_row += [number * largest_node + child for child in range(num_children)]
-        paths = torch.zeros(tree.num_rows, tree.num_experts)
-        parents = {row: node.parent_row for node in tree.nodes for row in range(node.start, node.stop)}
-        for expert in range(tree.num_experts):
-            row: Optional[int] = tree.row_expert.index(expert)
-            while row is not None:
-                paths[row, expert] = 1
-                row = parents[row]
-        tensors = {"slots": slots, "slot_of_row": torch.tensor(slot_of_row), "paths": paths}
-        for name, tensor in {**tensors, "path_lengths": paths.sum(dim=0)}.items():
+        rows = [torch.arange(node.start, node.stop) for node in tree.nodes]
+        slots = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tree.num_rows)
+        on_path = torch.eye(tree.num_rows)  # (R, R) row r has the rows on the path to the child of row r
+        for node in tree.nodes[1:]:  # parents come before their children
+            on_path[node.start : node.stop] += on_path[node.parent_row]
+        leaves = [tree.row_expert.index(expert) for expert in range(tree.num_experts)]
+        paths = on_path[leaves].T.contiguous()
+        slot_of_row = (slots < tree.num_rows).flatten().nonzero().flatten()
+        tensors = {"slots": slots, "slot_of_row": slot_of_row, "paths": paths, "path_lengths": paths.sum(dim=0)}
+        for name, tensor in tensors.items():
             self.register_buffer(name, tensor.to(self.weight.device), persistent=False)
 
 
@@ -125,11 +120,12 @@ class MixtureLayer(nn.Module):
         routing: routing of the last batch, without gradient; see `shares`.
     """
 
+    routing: Routing
+
     def __init__(self, in_features: int, tree: GateTree, gate: str) -> None:
         super().__init__()
         self.gate = ParallelGate(in_features, tree)
         self.is_hard = gate == "hard"
-        self.routing: Optional[Routing] = None
 
     @property
     def num_experts(self) -> int:
@@ -155,13 +151,10 @@ class MixtureLayer(nn.Module):
         """Initialize the gate and the experts with the only random generator in ``generators``."""
         init_as_linear(self.gate.weight, self.gate.bias, *generators)
         for module in self.expert_modules():
-            if hasattr(module, "reset_parameters"):  # batch norm does not have the method
-                reset: Any = module.reset_parameters
-                reset([*generators] * self.num_experts)
+            reset_parameters(module, [*generators] * self.num_experts)
 
     def shares(self) -> Tensor:
         """Return the weight of each expert for each image of the last batch, (B, E); rows sum to 1."""
-        assert self.routing is not None
         if self.is_hard:
             return F.one_hot(self.routing.expert, self.num_experts).to(self.routing.probs.dtype)
         return self.routing.probs
@@ -190,7 +183,7 @@ class MixtureLayer(nn.Module):
 
     def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
         """Return the sum over experts of the (B, E, …) outputs, weighted by the (B, E) weights."""
-        raise NotImplementedError
+        return torch.einsum("be,be...->b...", combine_weights, outputs)
 
 
 @torch.no_grad()
@@ -211,8 +204,7 @@ class MixtureLinear(MixtureLayer):
         self.linear = MemberLinear(tree.num_experts, in_features, out_features)
 
     def all_experts(self, x: Tensor) -> Tensor:
-        out = F.linear(x, self.linear.weight.flatten(0, 1), self.linear.bias.flatten())
-        return F.relu(out).unflatten(1, (self.num_experts, -1))
+        return F.relu(self.linear(x)).transpose(0, 1)
 
     def one_expert(self, x: Tensor, expert: int) -> Tensor:
         return F.relu(F.linear(x, self.linear.weight[expert], self.linear.bias[expert]))
@@ -238,9 +230,6 @@ class MixtureConv(MixtureLayer):
         scale = norm.weight[expert] * (norm.running_var[expert] + BATCH_NORM_EPS).rsqrt()
         shift = norm.bias[expert] - norm.running_mean[expert] * scale
         return F.relu(out * scale[:, None, None] + shift[:, None, None])
-
-    def combine(self, outputs: Tensor, combine_weights: Tensor) -> Tensor:
-        return torch.einsum("be,beohw->bohw", combine_weights, outputs)
 
 
 class MixtureMLP(ImageNetwork):

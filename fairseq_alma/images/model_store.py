@@ -1,9 +1,8 @@
 """Models of a run: construction from options, storage and predictions.
 
 `ImageSettings` parses the options with fairseq's parser, so that fairseq's commands can load and test the models.
-`ModelStore` keeps the models in fairseq checkpoints and in memory. `Tally` combines the predictions of several models
-by mean of probabilities, mean of logits, or majority vote. `Predictions` keeps the sum of the predictions on the test
-set, so that each model of a growing ensemble predicts the test set only once.
+`ModelStore` keeps the models in fairseq checkpoints and in memory, and tests them. `Tally` combines the predictions of
+several models by mean of probabilities, mean of logits, or majority vote.
 
 Letters in shapes: N models, B images, C channels, H height, W width, K classes.
 """
@@ -41,7 +40,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically
 from fairseq_alma.images.image_job import MODEL_OPTIONS, ImageTrainOptions
 from fairseq_alma.images.image_models import GrownLayers, ImageClassifier, image_architectures
-from fairseq_alma.images.mixtures import MixtureLayer, mixture_layers
+from fairseq_alma.images.mixtures import mixture_layers
 from fairseq_alma.images.networks import ImageKind, ImageNetwork, NetworkFlops, count_flops, in_chunks, load_exactly
 from fairseq_alma.learners.learner import ModelId, StagePlan
 from fairseq_alma.runs.run_folder import AVERAGE_FILE, BRANCH, RunFolder, predicting_checkpoint
@@ -53,8 +52,6 @@ TRAINING_KEY = "alma_image_training"
 """Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel`, except the weights."""
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
-EXPERTS_FILE = "test-experts.npz"
-NUM_SHOWN = 2000
 Metrics = dict[str, float]
 Examples = tuple[Tensor, Tensor]
 """Pair (normalized images (B, C, H, W), int64 labels (B))."""
@@ -103,10 +100,9 @@ class ImageSettings:
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
         self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
-        use_gpu = torch.cuda.is_available() and not self.cfg.common.cpu
-        self.device = torch.device("cuda" if use_gpu else "cpu")
-        content: Any = OmegaConf.to_container(self.cfg, resolve=True)
-        self._plain = json.loads(json.dumps(content, default=str))  # default=str converts enumeration values
+        self.device = torch.device("cuda" if torch.cuda.is_available() and not self.cfg.common.cpu else "cpu")
+        content = json.dumps(OmegaConf.to_container(self.cfg, resolve=True), default=str)  # str converts enumerations
+        self._plain: dict[str, Any] = json.loads(content)
         try:
             self._optimizer = build_optimizer(self.cfg.optimizer, [nn.Parameter(torch.zeros(1))]).optimizer
             _, _ = self._optimizer.defaults.get("betas", (0, 0))  # fairseq evaluates --adam-betas
@@ -151,15 +147,15 @@ class ImageSettings:
 
     def checkpoint_config(self, grown: GrownLayers) -> dict[str, Any]:
         """Return the fairseq configuration (``cfg``) to store in a checkpoint."""
-        model = {**self._plain["model"], **grown.options()}
-        if self.joint_logits is not None:
-            model = {
-                "_name": JOINT_MODEL,
-                "num_members": self.num_joint,
-                "member_arch": self.options.arch,
-                "member_options": shlex.join(self._model_words),
-                "joint_logits": self.joint_logits,
-            }
+        if self.joint_logits is None:
+            return {**self._plain, "model": {**self._plain["model"], **grown.options()}}
+        model = {
+            "_name": JOINT_MODEL,
+            "num_members": self.num_joint,
+            "member_arch": self.options.arch,
+            "member_options": shlex.join(self._model_words),
+            "joint_logits": self.joint_logits,
+        }
         return {**self._plain, "model": model}
 
 
@@ -202,8 +198,12 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
         "lr_scheduler_state": {},
         "num_updates": model.num_updates,
     }
-    facts: dict[str, Any] = {"grown": model.grown.options(), "growth": dict(model.growth)}
-    facts |= {"num_updates": model.num_updates, "num_images": model.num_images}
+    facts = {
+        "grown": model.grown.options(),
+        "growth": dict(model.growth),
+        "num_updates": model.num_updates,
+        "num_images": model.num_images,
+    }
     weights = {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()}
     checkpoint = untrained_checkpoint(dict(config), weights, {})
     write_checkpoint({**checkpoint, "optimizer_history": [history], "extra_state": {TRAINING_KEY: facts}}, path)
@@ -234,15 +234,12 @@ def read_model(path: Path, read_grown: Callable[[Mapping[str, Any]], GrownLayers
 
 def read_unfinished(path: Path) -> Optional[dict[str, Any]]:
     """Return the state of an unfinished training run; None if the file is missing or damaged."""
-    if not path.is_file():
-        return None
-    state = None
-    with contextlib.suppress(Exception):  # a damaged file raises errors of many types
-        state = load_archive(path, mmap=False)
-    if not isinstance(state, dict):
+    if path.is_file():
+        with contextlib.suppress(Exception):  # a damaged file raises errors of many types
+            if isinstance(state := load_archive(path, mmap=False), dict):
+                return state
         print_line(f"note: {path}: damaged; restarting the training of the stage", sys.stderr)
-        return None
-    return state
+    return None
 
 
 class ModelStore:
@@ -262,6 +259,8 @@ class ModelStore:
         self.models: dict[ModelId, TrainedModel] = {}
         self.flops: dict[GrownLayers, NetworkFlops] = {}
         self.built: dict[tuple[ModelId, ...], ImageNetwork] = {}
+        self.tally = Tally()  # predictions of the models in `counted` on the test set
+        self.counted: list[tuple[ModelId, ...]] = []
 
     def __contains__(self, model: ModelId) -> bool:
         return self.folder.checkpoint(model).is_file()
@@ -274,17 +273,14 @@ class ModelStore:
         """Return a trained model. Raises AlmaError if its checkpoint is missing, damaged, or of another network."""
         if model in self.models:
             return self.models[model]
-        path, tested = self.folder.checkpoint(model), self._tested(model)
         remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
-        trained = read_model(path, self.settings.read_grown, remedy)
-        network = self.settings.build(1, self.sizes or trained.grown)
-        refuse_other_shapes(trained.state, network, str(path), remedy)
-        if tested != path:
-            weights = read_model(tested, self.settings.read_grown, remedy).state
-            refuse_other_shapes(weights, network, str(tested), remedy)
-            trained = replace(trained, tested=weights)
-        self.models[model] = trained
-        return trained
+        path, tested = self.folder.checkpoint(model), self._tested(model)
+        found = {each: read_model(each, self.settings.read_grown, remedy) for each in (path, tested)}
+        network = self.settings.build(1, self.sizes or found[path].grown)
+        for each, trained in found.items():
+            refuse_other_shapes(trained.state, network, str(each), remedy)
+        self.models[model] = replace(found[path], tested=None if tested == path else found[tested].state)
+        return self.models[model]
 
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
         """Add a trained model and write the model's checkpoints."""
@@ -327,6 +323,32 @@ class ModelStore:
             self.flops = {grown: count_flops(network, self.settings.stream.shape)}
         return self.flops[grown]
 
+    def test(self, plan: StagePlan, images: Tensor, labels: Tensor) -> tuple[Metrics, list[list[float]]]:
+        """Test the models that predict after a stage. Models of a growing ensemble predict the test set only once.
+
+        Returns:
+            (mean loss and error on the test set; for each mixture layer of the newest network, the share of the test
+            images that the gate assigns to each expert).
+        """
+        networks = self.networks_of(plan)
+        usage: list[list[float]] = []
+        if self.tally.combine != plan.combine or self.counted != [*networks][: len(self.counted)]:
+            self.tally, self.counted = Tally(plan.combine), []
+        for models in [*networks][len(self.counted) :]:
+            logits, shares = predict(networks[models], images)
+            self.tally.add(logits)
+            self.counted.append(models)
+            totals = (sum(each.sum(dim=0) for each in of_layer) / len(images) for of_layer in zip(*shares, strict=True))
+            usage = [[round(share, 4) for share in total.tolist()] for total in totals]
+        return self.tally.result(labels), usage
+
+    def validate(self, plan: StagePlan, images: Tensor, labels: Tensor) -> Metrics:
+        """Return mean loss and error of the stage's predictors on the validation set of the stage."""
+        tally = Tally(plan.combine)
+        for network in self.networks_of(plan).values():
+            tally.add(predict(network, images)[0])
+        return tally.result(labels)
+
     def _tested(self, model: ModelId) -> Path:
         return predicting_checkpoint(self.folder, model, self.predicts_with)
 
@@ -345,11 +367,11 @@ class Tally:
     If the models are added in the same order, the sums are bit-identical after a restart.
 
     Args:
-        combine: rule for the predicted class: ``single`` or ``probabilities`` (largest mean probability), ``logits``
-            (largest mean logit), or ``vote`` (most votes; ties: largest mean probability).
+        combine: rule for the predicted class: ``probabilities`` (largest mean probability), ``logits`` (largest mean
+            logit), or ``vote`` (most votes; ties: largest mean probability).
     """
 
-    def __init__(self, combine: str) -> None:
+    def __init__(self, combine: str = "probabilities") -> None:
         self.combine = combine
         self.num_models = 0
         self.log_sum: Optional[Tensor] = None  # sum of logits for "logits", else log of summed probabilities
@@ -379,73 +401,35 @@ class Tally:
 
 
 @torch.no_grad()
-def predict(
-    network: ImageNetwork, images: Tensor, layers: Sequence[MixtureLayer] = ()
-) -> tuple[Tensor, list[list[float]]]:
+def predict(network: ImageNetwork, images: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
     """Return predictions for normalized images (B, C, H, W).
 
     Returns:
-        (logits of the U models (U, B, K); share of the images that the gate assigns to each expert, for each mixture
-        layer in ``layers``).
+        (logits of the U models (U, B, K); for each chunk of the images, the weight of each expert for each image (b, E)
+        in each mixture layer).
     """
     network.eval()
-    totals: list[Tensor] = [torch.zeros(layer.num_experts, device=images.device) for layer in layers]
-    parts = []
+    layers = mixture_layers(network)
+    logits, shares = [], []
     for some in in_chunks(images):
-        parts.append(network(some))
-        totals = [total + layer.shares().sum(dim=0) for total, layer in zip(totals, layers, strict=True)]
-    usage = [[round(share, 4) for share in (total / len(images)).tolist()] for total in totals]
-    return torch.cat(parts, dim=1), usage
+        logits.append(network(some))
+        shares.append([layer.shares() for layer in layers])
+    return torch.cat(logits, dim=1), shares
 
 
 def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
     """Return ``loss`` (mean, nats) and ``error`` (0 to 1) of a network with one member on labeled images."""
-    tally = Tally("single")
+    tally = Tally()
     tally.add(predict(network, images)[0])
     return tally.result(labels)
 
 
-@torch.no_grad()
 def write_experts(folder: Path, network: ImageNetwork, images: Tensor) -> None:
-    """Write which expert has the largest weight in each mixture layer, for each of the first `NUM_SHOWN` test images.
+    """Write which expert has the largest weight in each mixture layer, for each of the first 2,000 test images.
 
     The file contains the array ``expert`` (layers, n).
     """
-    layers = mixture_layers(network)
-    network.eval()
-    experts = []
-    for some in in_chunks(images[:NUM_SHOWN]):
-        network(some)
-        experts.append(torch.stack([layer.shares().argmax(dim=-1) for layer in layers]))
-    with open_atomically(folder / EXPERTS_FILE) as file:
+    _, shares = predict(network, images[:2000])
+    experts = [torch.stack([each.argmax(dim=-1) for each in of_layers]) for of_layers in shares]
+    with open_atomically(folder / "test-experts.npz") as file:
         np.savez_compressed(file, expert=torch.cat(experts, dim=1).cpu().numpy())
-
-
-class Predictions:
-    """Evaluator of the models of a run, on the test set and on the validation set of each stage."""
-
-    def __init__(self, store: ModelStore, test: Examples) -> None:
-        self.store, self.test = store, test
-        self._tally = Tally("single")
-        self._counted: list[tuple[ModelId, ...]] = []
-
-    def on_test(self, plan: StagePlan) -> tuple[Metrics, list[list[float]]]:
-        """Return (mean loss and error on the test set, share of test images for each expert of the newest network)."""
-        networks = self.store.networks_of(plan)
-        is_begun = self._counted == [*networks][: len(self._counted)]
-        if not is_begun or self._tally.combine != plan.combine or plan.combine == "single":
-            self._tally, self._counted = Tally(plan.combine), []
-        usage: list[list[float]] = []
-        for models in [*networks][len(self._counted) :]:
-            layers = mixture_layers(networks[models]) if self.store[models[-1]].grown.trees else ()
-            logits, usage = predict(networks[models], self.test[0], layers)
-            self._tally.add(logits)
-            self._counted.append(models)
-        return self._tally.result(self.test[1]), usage
-
-    def on_valid(self, plan: StagePlan, valid: Examples) -> Metrics:
-        """Return mean loss and error of the stage's predictors on ``valid``, the validation set of the stage."""
-        tally = Tally(plan.combine)
-        for network in self.store.networks_of(plan).values():
-            tally.add(predict(network, valid[0])[0])
-        return tally.result(valid[1])

@@ -72,15 +72,15 @@ class ImageNetwork(nn.Module):
     def check_batch(self, num_images: int) -> None:
         """Raise AlmaError if the network cannot train on a batch of ``num_images`` images."""
         if num_images < self.min_batch:
-            size = 2 * SMALLEST_IMAGE
             raise AlmaError(
-                f"--batch-size: batch norm cannot train on a batch of 1 image below {size} x {size} pixels; give "
-                "--batch-size 2 or more, a stage with at least 2 training images, or an --arch without convolutions"
+                "--batch-size: batch norm cannot train on a batch of 1 image below 32 x 32 pixels; give --batch-size "
+                "2 or more, a stage with at least 2 training images, or an --arch without convolutions"
             )
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
         """Sample the initial weights of each member with the member's generator."""
-        _reset_children(self, generators)
+        for child in self.children():
+            reset_parameters(child, generators)
 
     def member_state(self, state: Mapping[str, Tensor], member: int) -> dict[str, Tensor]:
         """Return views of one member's tensors in ``state``, a state dictionary of the network."""
@@ -116,13 +116,13 @@ class NetworkList(ImageNetwork):
         return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def _reset_children(module: nn.Module, generators: Sequence[Generator]) -> None:
-    for child in module.children():
-        reset: Any = getattr(child, "reset_parameters", None)
-        if reset is None:
-            _reset_children(child, generators)
-        else:
-            reset(generators)
+def reset_parameters(module: Any, generators: Sequence[Generator]) -> None:
+    """Sample the initial weights of a module, or of its children if it has no method for this."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters(generators)
+    else:
+        for child in module.children():
+            reset_parameters(child, generators)
 
 
 def load_exactly(into: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

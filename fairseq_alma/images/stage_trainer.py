@@ -36,7 +36,6 @@ from fairseq_alma.images.model_store import (
     Examples,
     ImageSettings,
     ModelStore,
-    Predictions,
     TrainedModel,
     build_network,
     measure,
@@ -52,14 +51,8 @@ from fairseq_alma.training.feature import Features, Part
 from fairseq_alma.training.features import LRBranch
 from fairseq_alma.training.stage_task import keep_freed_memory
 
-SEEDS = "seeds"
-"""Key in the file of an unfinished training run; the value is the list of the models' random seeds."""
-GROWTH_FLOPS = "growth_flops"
-"""Key in stage.json for the FLOPs of Firefly's growth step; ``train_flops`` includes these FLOPs."""
 INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
 PADDING = 4
-COUNTS = ("ntokens", "nsentences", "sample_size")
-"""Keys in fairseq's logging outputs for the number of images in an update; N separate models count an image N times."""
 
 
 def seeded(*numbers: int) -> torch.Generator:
@@ -117,8 +110,7 @@ class TrainingImages:
     def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
         self.images = images if source.augment else source.normalised(images)
         self.labels, self.source = labels, source
-        everything = torch.arange(len(labels))
-        self.rows = [everything if own is None else own for own in rows]
+        self.rows = [torch.arange(len(labels)) if own is None else own for own in rows]
         self.rows_are_shared = all(own is None for own in rows)
         self.num_images = len(self.rows[0])
 
@@ -247,7 +239,8 @@ class StageTraining:
             self.features.before_step(self.optimizer, update)
             self.optimizer.step()
             self.features.after_step(self.network, update)
-            self.features.count([{"loss": loss.detach(), **dict.fromkeys(COUNTS, labels.numel())}])
+            counts = dict.fromkeys(("ntokens", "nsentences", "sample_size"), labels.numel())
+            self.features.count([{"loss": loss.detach(), **counts}])  # N models count an image N times
         self.epoch += 1
         self._select()
         return loss.detach() / len(self.units)
@@ -360,13 +353,11 @@ class StageTrainer:
         how = settings, features.predicts_with, None if grows else settings.read_grown({})
         self.stores = {run.folder.root: ModelStore(run.folder, *how) for run in runs}
         self.test_examples = self._examples(self.stream.indices("test"))
-        self.predictions = {root: Predictions(store, self.test_examples) for root, store in self.stores.items()}
 
     def steps(self, folder: RunFolder, plan: StagePlan) -> "list[ImageStep]":
-        groups = [tuple(plan.trainings)]
-        if self.request.trains_members_separately:
-            groups = [(training,) for training in plan.trainings]
-        return [*(ImageStep(self, folder, group) for group in groups), ImageStep(self, folder, ())]
+        is_separate = self.request.trains_members_separately
+        groups = [(training,) for training in plan.trainings] if is_separate else [plan.trainings]
+        return [ImageStep(self, folder, group) for group in (*groups, ())]
 
     def keep_only(
         self, folder: RunFolder, stages: Sequence[int], needed: Sequence[ModelId], gone: Sequence[ModelId]
@@ -379,24 +370,25 @@ class StageTrainer:
         If ``trainings`` contains all models of the stage, the same network may train models of runs with other seeds.
         If the checkpoint of a model is missing, train all models of the network again, with bit-identical results.
         """
-        own = replace(work, plan=replace(work.plan, trainings=trainings))
-        works = [own] if trainings != work.plan.trainings else work.in_step or [own]
-        group = [(self.stores[each.folder.root], training) for each in works for training in each.plan.trainings]
-        plan = works[0].plan
-        unfinished = works[0].folder.model_folder(plan.trainings[0].model) / UNFINISHED
-        if any(training.model not in store for store, training in group):
-            self._train_stage(works[0], group, unfinished)
+        store = self.stores[work.folder.root]
+        group = [(store, training) for training in trainings]
+        if trainings == work.plan.trainings:
+            works = work.in_step or [work]
+            group = [(self.stores[each.folder.root], training) for each in works for training in each.plan.trainings]
+        unfinished = group[0][0].folder.model_folder(group[0][1].model) / UNFINISHED
+        if any(training.model not in each for each, training in group):
+            self._train_stage(work, group, unfinished)
         unfinished.unlink(missing_ok=True)
         sweep(unfinished.parent)
 
-        store = self.stores[work.folder.root]
+        plan = work.plan
         models = [store[training.model] for training in trainings]
         described = self.features.describe(self._part(len(self.stream.indices("train", plan.stage.megabatches))))
         return {
             "num_updates": max(model.num_updates for model in models),
             "train_images": sum(model.num_images for model in models),
             "train_flops": sum(
-                model.num_images * store.flops_of(model.grown).train + model.growth.get(GROWTH_FLOPS, 0)
+                model.num_images * store.flops_of(model.grown).train + model.growth.get("growth_flops", 0)
                 for model in models
             ),
             **({"anytime": described} if described else {}),
@@ -404,9 +396,9 @@ class StageTrainer:
 
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test the models that predict after a stage. Return the results for stage.json."""
-        plan, store, predictions = work.plan, self.stores[work.folder.root], self.predictions[work.folder.root]
-        valid = predictions.on_valid(plan, self._examples(self.stream.indices("valid", plan.stage.megabatches)))
-        test, usage = predictions.on_test(plan)
+        plan, store = work.plan, self.stores[work.folder.root]
+        valid = store.validate(plan, *self._examples(self.stream.indices("valid", plan.stage.megabatches)))
+        test, usage = store.test(plan, *self.test_examples)
         models = [store[model] for model in plan.predictors]
         figures: dict[str, Any] = {
             # batch norm statistics are not parameters
@@ -419,8 +411,7 @@ class StageTrainer:
             "valid": valid,
             "test": test,
         }
-        trained = len(plan.trainings)
-        for model in models[-trained:]:
+        for model in models[-len(plan.trainings) :]:
             figures.update(model.growth)
             if model.grown.trees:
                 figures["gate_trees"] = nested_gate_trees(model.grown.trees)
@@ -498,7 +489,7 @@ class StageTrainer:
                 grow_losing_experts(network, *valid, generator, how.method)
         growth["after_growth"] = {"valid": measure(network, *valid)}
         if flops:
-            growth[GROWTH_FLOPS] = flops
+            growth["growth_flops"] = flops
         return network, model_class.grown_layers(network), growth
 
     def _part(self, num_images: int) -> Part:
@@ -524,7 +515,7 @@ class StageTrainer:
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
         """Resume from ``unfinished`` if the file exists, run all remaining epochs, and save the state at intervals."""
         before = read_unfinished(unfinished)
-        if before is not None and before.get(SEEDS) == seeds:  # with other seeds, the file belongs to other runs
+        if before is not None and before.get("seeds") == seeds:  # with other seeds, the file belongs to other runs
             try:
                 training.load_state_dict(before)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -540,10 +531,9 @@ class StageTrainer:
                 loss = training.run_epoch()
                 now = time.monotonic()
                 epochs, _ = training.num_epochs
-                rate = (epochs - done) * num_images / max(now - began, 1e-9)
-                progress.update(epochs * per_epoch, loss, rate)
+                progress.update(epochs * per_epoch, loss, (epochs - done) * num_images / max(now - began, 1e-9))
                 if now - saved >= self.save_every and not training.is_over:
-                    write_checkpoint({**training.state_dict(), SEEDS: seeds}, unfinished)
+                    write_checkpoint({**training.state_dict(), "seeds": seeds}, unfinished)
                     saved = time.monotonic()
 
     def _examples(self, rows: np.ndarray) -> Examples:
@@ -552,9 +542,8 @@ class StageTrainer:
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return (uint8 images, labels) at indices ``rows`` of the stream, on the device."""
-        arrays = self.stream.images[rows], self.stream.labels[rows]
-        images, labels = (torch.from_numpy(array).to(self.settings.device) for array in arrays)
-        return images, labels
+        images, labels = torch.from_numpy(self.stream.images[rows]), torch.from_numpy(self.stream.labels[rows])
+        return images.to(self.settings.device), labels.to(self.settings.device)
 
 
 @dataclass(frozen=True)
@@ -570,9 +559,8 @@ class ImageStep(Step):
         return tuple(training.model for training in self.trainings)
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        models = [each for each in self.trains if model in (None, each)]
         store = self.trainer.stores[self.folder.root]
-        return bool(self.trainings) and all(store.is_complete(each) for each in models)
+        return bool(self.trains) and all(store.is_complete(each) for each in self.trains if model in (None, each))
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         return self.trainer.train(work, self.trainings) if self.trainings else self.trainer.test(work)

@@ -10,7 +10,6 @@ from fairseq_alma.learners.learner import (
     Stage,
     StagePlan,
     Training,
-    combined,
     member_seed,
     register_learner,
 )
@@ -76,7 +75,7 @@ class GrowingEnsemble(Ensemble):
         last = self.starts_from(stage, stage.index * num_new - 1)
         models = tuple(ModelId(member // num_new, member) for member in range((stage.index + 1) * num_new))
         trainings = tuple(Training(each, member_seed(self.seed, each.member), last) for each in models[-num_new:])
-        return StagePlan(stage, trainings, models, combined(models, self.combine))
+        return StagePlan(stage, trainings, models, self.combine)
 
 
 @register_learner("umix", "images")

@@ -30,7 +30,7 @@ def read_schedule(word: str, name: str = "experts") -> tuple[int, ...]:
     numbers = word.split(",")
     if not all(number.strip().isdecimal() and 0 < int(number) <= MAX_EXPERTS for number in numbers):
         raise ValueError(f"expected integers from 1 to {MAX_EXPERTS}, separated by commas, such as 4,6,8,12")
-    schedule = tuple(int(number) for number in numbers)
+    schedule = tuple(map(int, numbers))
     for stage, (before, now) in enumerate(itertools.pairwise(schedule), 1):
         if now < before:
             raise ValueError(f"decreases from {before} to {now} {name} before stage {stage}; sizes must not decrease")
@@ -125,19 +125,26 @@ class ScheduledGrowth(GrowingModel):
     def plan(self, stage: Stage) -> StagePlan:
         planned = super().plan(stage)
         # A later stage reads the number of experts from the grown checkpoint.
-        names = [name for name in self.sizes if name == "layers" or stage.index == 0]
-        sizes = tuple((SIZES[name], str(self.sizes[name][stage.index])) for name in names)
-        (training,) = planned.trainings
-        return replace(planned, trainings=(replace(training, sizes=sizes),))
+        sizes = tuple(
+            (SIZES[name], str(numbers[stage.index]))
+            for name, numbers in self.sizes.items()
+            if name == "layers" or stage.index == 0
+        )
+        return replace(planned, trainings=tuple(replace(training, sizes=sizes) for training in planned.trainings))
 
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         added = {name: numbers[stage.index] - numbers[stage.index - 1] for name, numbers in self.sizes.items()}
         if not any(added.values()):
             return None
-        layers = self.sizes["layers"][stage.index] if added.get("layers") else None
-        how = self.grow_method, self.grow_select, seed
-        is_first = bool(added.get("experts")) and self.sizes["experts"][stage.index - 1] == 1
-        return Growth(added.get("experts", 0), *how, noise=self.grow_noise, layers=layers, is_first=is_first)
+        return Growth(
+            added.get("experts", 0),
+            self.grow_method,
+            self.grow_select,
+            seed,
+            noise=self.grow_noise,
+            layers=self.sizes["layers"][stage.index] if added.get("layers") else None,
+            is_first=bool(added.get("experts")) and self.sizes["experts"][stage.index - 1] == 1,
+        )
 
 
 @register_learner("gmoe", "text")

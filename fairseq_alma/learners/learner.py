@@ -98,8 +98,8 @@ def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: b
 MAX_SEED = 9_999_999
 MAX_MEMBERS = 200
 """Maximum number of members that one stage trains."""
-MEMBER_SEED_STEP, _STEPS_OF_SEEDS = 10_000_000, 400
-"""Seed difference of consecutive members; maximum number of members with seeds below 2**32 (NumPy's limit)."""
+MEMBER_SEED_STEP = 10_000_000
+"""Seed difference of consecutive members."""
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -109,7 +109,7 @@ def member_seed(seed: int, member: int) -> int:
     therefore exceed the number of updates in a stage. The minimum distance is 10,000,000 for up to 400 members, and is
     halved each time the number of members doubles.
     """
-    turn, step = divmod(member, _STEPS_OF_SEEDS)
+    turn, step = divmod(member, 400)  # 400 steps keep all seeds below 2**32 (NumPy's limit)
     # 0, 1/2, 1/4, 3/4, 1/8, … of MEMBER_SEED_STEP
     between = int(f"{turn:b}"[::-1], 2) * MEMBER_SEED_STEP >> turn.bit_length()
     return seed + MEMBER_SEED_STEP * step + between
@@ -182,14 +182,14 @@ class StagePlan:
     Attributes:
         trainings: training runs of the stage, independent of each other.
         predictors: models that predict after the stage; some may come from earlier stages.
-        combine: how predictions are combined: ``single`` for one model, else ``probabilities`` (mean), ``logits``
-            (mean) or ``vote``.
+        combine: how the predictions of several models are combined: ``probabilities`` (mean), ``logits`` (mean) or
+            ``vote``.
     """
 
     stage: Stage
     trainings: tuple[Training, ...]
     predictors: tuple[ModelId, ...]
-    combine: str = "single"
+    combine: str = "probabilities"
 
 
 LEARNERS: dict[str, dict[str, "type[Learner]"]] = {kind: {} for kind in KINDS}
@@ -285,8 +285,7 @@ class Learner(Options):
             Training(ModelId(stage.index, m), member_seed(self.seed, m), self.starts_from(stage, m), **training)
             for m in range(num_members)
         )
-        models = tuple(each.model for each in trainings)
-        return StagePlan(stage, trainings, models, combined(models, combine))
+        return StagePlan(stage, trainings, tuple(each.model for each in trainings), combine)
 
 
 @dataclass(frozen=True)
@@ -311,11 +310,6 @@ class GrowingModel(Learner):
     def growth_before(self, stage: Stage, seed: int) -> Optional[Growth]:
         """Return the growth step before ``stage``, with random seed ``seed``; None if the model does not grow."""
         raise NotImplementedError
-
-
-def combined(models: Sequence[ModelId], combine: str) -> str:
-    """Return how predictions are combined: ``single`` for one model, else ``combine``."""
-    return "single" if len(models) == 1 else combine
 
 
 def build_learner(learner: "type[Learner]", kind: str, seed: int, wait: int, given: Mapping[str, Any]) -> Learner:

@@ -25,8 +25,7 @@ from fairseq_alma.report.write_report import show_count
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it logs a line for each table of a font
 MOST_PANELS = 4
 MOST_MARKERS = 20
-UNTRAINED_RATIO = 2.0
-"""The y-axis excludes the untrained model if its metric exceeds this multiple of the largest metric after training."""
+UNTRAINED_RATIO = 2.0  # the y-axis excludes an untrained model whose metric exceeds this multiple of all others
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "*")
 STYLE: dict[Any, Any] = {
@@ -55,8 +54,7 @@ class Drawing:
 def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
     """Draw all figures of runs that use one kind of data. The first figure shows the test metric by arrival."""
     with matplotlib.rc_context(STYLE):
-        found = [draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)]
-        drawings = [drawing for drawing in found if drawing is not None]
+        drawings = [*filter(None, (draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)))]
         for figure in (drawing.figure for drawing in drawings):
             # One legend next to the panels lists each experiment once.
             pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
@@ -96,9 +94,8 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     trained = [value for curve, first in courses for value in curve[first:] if math.isfinite(value)]
     untrained = max((value for curve, first in courses for value in curve[:first]), default=0.0)
     hides_untrained = untrained > UNTRAINED_RATIO * max(trained, default=untrained)
-    sizes = [each.first.size for each in begun]
-    num_sizes = len({*sizes})
-    sizes = [size for size in dict.fromkeys(sizes) if size in dict(Counter(sizes).most_common(MOST_PANELS))]
+    counts = Counter(each.first.size for each in begun)
+    sizes = [size for size in counts if size in dict(counts.most_common(MOST_PANELS))]
     figure = Figure(figsize=(2.4 + 2.6 * len(sizes), LEAST_HEIGHT), layout="constrained")
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, size in zip(panels, sizes, strict=True):
@@ -117,10 +114,9 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     caption = f"Test {metric} of the current model at each arrival. Bands show one standard deviation over seeds."
     if hides_untrained:
         caption += f" The {metric} of the untrained model ({untrained:,.4g}) is not shown."
-    if num_sizes > len(sizes):
-        caption += f" {len(sizes)} of {num_sizes} sizes are shown."
-    title = f"Test {metric} after each mega-batch"
-    return Drawing("curve", title, caption, figure)
+    if len(counts) > len(sizes):
+        caption += f" {len(sizes)} of {len(counts)} sizes are shown."
+    return Drawing("curve", f"Test {metric} after each mega-batch", caption, figure)
 
 
 def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None:
@@ -134,8 +130,7 @@ def _draw_staircase(axes: Axes, each: Experiment, style: dict[str, Any]) -> None
     marked = list(range(0, len(course), max(1, len(course) // MOST_MARKERS)))  # not the end of the last step
     axes.step(places, curve, where="post", label=each.name, markevery=marked, **style)
     if course.deviation.any():
-        deviation = course.deviation.to_numpy()
-        low, high = course.curve - deviation, course.curve + deviation
+        low, high = course.curve - course.deviation, course.curve + course.deviation
         axes.fill_between(course.index, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
 
 
@@ -149,21 +144,24 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
         return None
     is_text = complete[0].first.is_text
     columns: dict[str, Callable[[Experiment], list[float]]] = {
-        "training FLOPs": lambda each: list(each.course.tflops * 1e12)[0 if is_text else -1 :]
+        "training FLOPs": lambda each: list(each.course.tflops * 1e12),
+        "parameters": lambda each: list(each.course.params),
     }
-    if is_text:
-        columns["parameters"] = lambda each: list(each.course.params)
-    else:
-        columns["Mem (parameters, summed over arrivals)"] = lambda each: [each.first.memory]
+    if not is_text:
+        columns = {
+            "training FLOPs": lambda each: list(each.course.tflops * 1e12)[-1:],
+            "Mem (parameters, summed over arrivals)": lambda each: [each.first.memory],
+        }
     figure = Figure(figsize=(8.2, LEAST_HEIGHT), layout="constrained")
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
     for axes, (title, cost) in zip(panels, columns.items(), strict=True):
         for each, style in zip(complete, line_styles(complete), strict=True):
             found = each.spread(lambda run: run.over_stream)
             assert found is not None
-            ends = list(each.course.average) if is_text else [found.mean]
-            first = each.first.done.index[0] if is_text else 0
-            xs, ys = cost(each)[first:], ends[first:]
+            xs, ys = cost(each), [found.mean]
+            if is_text:
+                first = each.first.done.index[0]
+                xs, ys = xs[first:], list(each.course.average)[first:]
             axes.plot(xs, ys, linewidth=0.9, label=each.name, markersize=3, **style)
             error = None if math.isnan(found.deviation) else [found.deviation]
             axes.errorbar(xs[-1:], ys[-1:], error, markersize=6, capsize=2, **style)
@@ -188,12 +186,11 @@ def draw_growth(groups: Sequence[Experiment]) -> Optional[Drawing]:
     figure = Figure(figsize=(6.2, LEAST_HEIGHT), layout="constrained")
     axes = figure.subplots()
     for each, style in zip(grown, line_styles(grown), strict=True):
-        done = each.first.done
-        for arrival, step in done[done.after_growth.notna()].iterrows():
+        steps = each.first.done[each.first.done.after_growth.notna()]
+        for arrival, *ys in steps[["before_growth", "after_growth", "valid"]].itertuples():
             xs = [arrival - 0.35, arrival - 0.25, arrival]
-            ys = [scale * step[name] for name in ("before_growth", "after_growth", "valid")]
-            label = each.name if arrival == done.index[done.after_growth.notna()][0] else None
-            axes.plot(xs, ys, markersize=3.5, label=label, **style)
+            label = each.name if arrival == steps.index[0] else None
+            axes.plot(xs, [scale * y for y in ys], markersize=3.5, label=label, **style)
     axes.set_xlabel("arrival (mega-batch)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("validation perplexity" if scale == 1 else "validation error (%)")

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import statistics
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +30,6 @@ COLUMNS = (
     "stage", "value", "loss", "bits_per_byte", "valid", "before_growth", "after_growth", *COUNTS, "test_flops",
     "evaluation", "holdouts",
 )  # fmt: skip
-NEUTRAL_TRAIN_OPTIONS = ("--num-workers", "--cpu")
-"""Training options that may differ between the runs of one experiment."""
 SIZES = {
     "--decoder-layers": "{} layers", "--decoder-embed-dim": "width {}", "--width": "width {}",
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
@@ -43,8 +42,8 @@ LEARNER_COLOURS = {
 """Colours of learners in figures, mostly from Okabe and Ito (2008). Tables list the learners in this order."""
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
 """Options that an experiment name omits, because the label or the number of experts shows the value."""
-# 97.5 % quantiles of Student's t distribution with 1, 2, ... degrees of freedom.
-T_POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+# 97.5 % quantiles of Student's t distribution with 0, 1, 2, ... degrees of freedom.
+T_POINTS = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 class RecordedRun:
@@ -136,18 +135,25 @@ class RecordedRun:
         sequence = ", ".join(sizes) if len(sizes) <= 5 else f"{sizes[0]} to {sizes[-1]}"
         return (f"{sequence} models" if are_models else sequence) or "–"
 
+    @property
+    def length(self) -> tuple[str, float]:
+        """Return (unit, length of a stage): passes if alma-stream chose the updates of each stage, else updates."""
+        if "--max-update" in self.recipe["chosen"]:
+            return "passes", float(self.recipe["passes"])
+        word = str(self.record["train_options"].get("--max-update", ""))
+        return ("updates", float(word)) if word.isdecimal() and int(word) else ("", 1.0)
+
     @cached_property
     def stream_key(self) -> str:
         """Return a key that is equal for streams of the same text, or of the same images and number of mega-batches."""
-        stream = self.stream
-        if not self.is_text and stream.get("source"):
-            return json.dumps([stream["source"], stream.get("dataset"), stream["num_megabatches"]])
-        return str(stream["fingerprint"])
+        if not self.is_text and self.stream.get("source"):
+            return json.dumps([self.stream["source"], self.stream.get("dataset"), self.stream["num_megabatches"]])
+        return str(self.stream["fingerprint"])
 
     @cached_property
     def settings(self) -> dict[str, str]:
         """Return the options that are equal in all runs of one experiment (flag -> value)."""
-        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, *NEUTRAL_TRAIN_OPTIONS} - {*BATCH_OPTIONS, NEW_FIRST}
+        ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, "--num-workers", "--cpu"} - {*BATCH_OPTIONS, NEW_FIRST}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
         found = {"--preset": preset} if preset not in ("", "paper") else {}
@@ -181,9 +187,9 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
     path = find_run(path) or path
     folder = RunFolder(path)
     record = folder.read_run(REMEDY)
-    if record is None and (runs := runs_of_seeds(path)):
-        raise AlmaError(f"{path}: expected a run, found a folder of runs; give its runs, such as {runs[0]}")
     if record is None:
+        if runs := runs_of_seeds(path):
+            raise AlmaError(f"{path}: expected a run, found a folder of runs; give its runs, such as {runs[0]}")
         found = f"a folder without {RUN_RECORD}" if path.is_dir() else "a file" if path.exists() else "nothing"
         raise AlmaError(f"{path}: expected a run folder, found {found}; give the --run folder of alma-stream")
     kind = record["stream"]["kind"]
@@ -209,11 +215,16 @@ def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFr
     result, rows = RESULT[kind], {}
     for stage in stages:
         rows[max(stage["megabatches"])] = row = {name: stage[name] for name in ("stage", *COUNTS)}
-        row |= {"value": stage["test"][result], "loss": stage["test"]["loss"], "valid": stage["valid"][result]}
-        row |= {"test_flops": stage[TEST_FLOPS[kind]], "evaluation": (stage.get("evaluation") or {}).get("figures")}
-        row |= {"bits_per_byte": stage["test"].get("bits_per_byte"), "holdouts": stage.get("holdouts") or None}
-        grown = [name for name in ("before_growth", "after_growth") if stage.get(name)]
-        row |= {name: stage[name]["valid"][result] for name in grown}
+        row |= {
+            "value": stage["test"][result],
+            "loss": stage["test"]["loss"],
+            "bits_per_byte": stage["test"].get("bits_per_byte"),
+            "valid": stage["valid"][result],
+            "test_flops": stage[TEST_FLOPS[kind]],
+            "evaluation": (stage.get("evaluation") or {}).get("figures"),
+            "holdouts": stage.get("holdouts") or None,
+        }
+        row |= {name: stage[name]["valid"][result] for name in ("before_growth", "after_growth") if stage.get(name)}
     num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in rows), 1)
     planned = {stage.arrivals[-1] for stage in planned_stages(record, num_arrivals)}
     frame = DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).astype(
@@ -255,10 +266,8 @@ class Spread:
 
     def half_interval(self) -> float:
         """Return half the width of the 95 % confidence interval of the mean (Student's t); NaN for one seed."""
-        freedom = len(self.by_seed) - 1
-        if not freedom:
-            return math.nan
-        point = T_POINTS[freedom - 1] if freedom <= len(T_POINTS) else 1.96 + 2.4 / freedom
+        freedom = len(self.by_seed) - 1  # without freedom, the deviation is NaN
+        point = T_POINTS[freedom] if freedom < len(T_POINTS) else 1.96 + 2.4 / freedom
         return point * self.deviation / math.sqrt(freedom + 1)
 
     def minus(self, other: "Spread") -> Optional["Spread"]:
@@ -272,7 +281,7 @@ class Spread:
         return f"{self.mean:,.{digits}f}" + ("" if math.isnan(self.deviation) else f" ± {self.deviation:,.{digits}f}")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Experiment:
     """One learner with one set of options, over any number of seeds.
 
@@ -316,19 +325,11 @@ class Experiment:
 
         Column ``deviation`` contains the sample standard deviation of ``curve`` over these runs, or 0 for one run.
         """
-        longest = [run for run in self.runs if len(run.done) == len(self.first.done)]
-        rows = concat([run.arrivals for run in longest]).groupby(level=0)
+        longest = (run.arrivals for run in self.runs if len(run.done) == len(self.first.done))
+        rows = concat(longest).groupby(level=0)
         course = rows[["curve", "average", "tflops", "params", "experts"]].mean()
         course["deviation"] = rows.curve.std().fillna(0.0)
         return course.assign(done=self.first.arrivals.done)
-
-
-def _length(run: RecordedRun) -> tuple[str, float]:
-    """Return (unit, length of a stage): passes if alma-stream chose the updates of each stage, otherwise updates."""
-    if "--max-update" in run.recipe["chosen"]:
-        return "passes", float(run.recipe["passes"])
-    word = str(run.record["train_options"].get("--max-update", ""))
-    return ("updates", float(word)) if word.isdecimal() and int(word) else ("", 1.0)
 
 
 def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
@@ -337,30 +338,30 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     If several runs have the same options and seeds, keep only the run with the largest number of complete stages.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
+    lengths: dict[Any, list[float]] = defaultdict(list)
+    sizes: dict[str, list[float]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: -len(run.done)):
         stream = run.stream_key, run.stream["valid"], len(run.arrivals)
         key = json.dumps([run.record["learner"], run.settings, *stream], sort_keys=True)
         groups.setdefault(key, {}).setdefault(run.seeds, run)
-    lengths = {run: _length(run) for run in runs}
-    fewest: dict[Any, float] = {}
-    smallest: dict[str, float] = {}
-    for run, (unit, length) in lengths.items():
-        fewest[run.size, unit] = min(length, fewest.get((run.size, unit), length))
-        least = float(run.done.num_params.min()) if len(run.done) else 0.0
-        smallest[run.size] = min(least, smallest.get(run.size, least))
-    unnamed = []
-    for first, *others in (group.values() for group in groups.values()):
-        unit, length = lengths[first]
-        unnamed.append(Experiment([first, *others], length / fewest[first.size, unit]))
+        lengths[run.size, run.length[0]].append(run.length[1])
+        sizes[run.size].append(float(run.done.num_params.min()) if len(run.done) else 0.0)
 
     def order(each: Experiment) -> tuple[Any, ...]:
-        run, learners = each.first, list(LEARNER_COLOURS)
-        rank = [*learners, run.record["learner"]].index(run.record["learner"])
+        run = each.first
+        rank = [*LEARNER_COLOURS, run.record["learner"]].index(run.record["learner"])
         most = tuple(run.done[["num_members", "num_experts"]].max()) if len(run.done) else (0, 0)
         options = run.options["replay"], run.options.get("iid") or 0, run.options["wait"]
-        return smallest[run.size], run.size, rank, *options, each.times, *most
+        return min(sizes[run.size]), run.size, rank, *options, each.times, *most
 
-    return _named(sorted(unnamed, key=order))
+    found = []
+    for group in groups.values():
+        first, *others = group.values()
+        unit, length = first.length
+        found.append(Experiment([first, *others], length / min(lengths[first.size, unit])))
+    found.sort(key=order)
+    _name(found)
+    return found
 
 
 def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment, int]]:
@@ -381,7 +382,7 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
     return [(each, eager[key(each)], each.first.options["iid"]) for each in controls]
 
 
-def _named(groups: Sequence[Experiment]) -> list[Experiment]:
+def _name(groups: Sequence[Experiment]) -> None:
     """Give each experiment a distinct name: label and, if necessary, number of experts, size and differing options."""
     candidates = []
     for each in groups:
@@ -390,22 +391,20 @@ def _named(groups: Sequence[Experiment]) -> list[Experiment]:
         candidates.append(
             [", ".join(filter(None, (each.label, *added))) for added in ((), (experts,), (size,), (experts, size))]
         )
-    named = []
     for each, names in zip(groups, candidates, strict=True):
         unique = [name for rank, name in enumerate(names) if [other[rank] for other in candidates].count(name) == 1]
-        if not unique:
-            same_name = [group for group, other in zip(groups, candidates, strict=True) if other[-1] == names[-1]]
-            flags = dict.fromkeys(flag for other in (each, *same_name) for flag in other.first.settings)
-            values = {flag: {other.first.settings.get(flag) for other in same_name} for flag in flags}
-            differing = [flag for flag in flags if len(values[flag]) > 1]
-            visible = [flag for flag in differing if flag not in IMPLIED]
-            is_enough = len({(*_shown_options(other, visible),) for other in same_name}) == len(same_name)
-            shown = _shown_options(each, visible if is_enough else differing)
-            if [_shown_options(other, differing) for other in same_name].count(_shown_options(each, differing)) > 1:
-                shown += [f"{len(each.first.arrivals)} arrivals", each.first.stream["fingerprint"][:8]]
-            unique = [", ".join([names[1], *shown])]
-        named.append(Experiment(each.runs, each.times, unique[0]))
-    return named
+        if unique:
+            each.name = unique[0]
+            continue
+        same_name = [group for group, other in zip(groups, candidates, strict=True) if other[-1] == names[-1]]
+        flags = dict.fromkeys(flag for other in (each, *same_name) for flag in other.first.settings)
+        differing = [flag for flag in flags if len({other.first.settings.get(flag) for other in same_name}) > 1]
+        visible = [flag for flag in differing if flag not in IMPLIED]
+        is_enough = len({(*_shown_options(other, visible),) for other in same_name}) == len(same_name)
+        shown = _shown_options(each, visible if is_enough else differing)
+        if [_shown_options(other, differing) for other in same_name].count(_shown_options(each, differing)) > 1:
+            shown += [f"{len(each.first.arrivals)} arrivals", each.first.stream["fingerprint"][:8]]
+        each.name = ", ".join([names[1], *shown])
 
 
 def _shown_options(each: Experiment, flags: Sequence[str]) -> list[str]:

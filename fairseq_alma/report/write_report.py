@@ -29,8 +29,7 @@ TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
 SAMPLE = "sample.txt"
 """Name of an optional file in a run folder: text that the newest model generated."""
-WAITING, NOT_YET = "*", "–"
-MAX_COLUMNS, FEW_COLUMNS = 20, 10
+NOT_YET = "–"
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,6 @@ NOTHING = Cell(NOT_YET)
 def number(value: float, digits: int) -> Cell:
     """Return a cell with a number rounded to ``digits`` decimals, or with a dash for NaN."""
     return NOTHING if math.isnan(value) else Cell(f"{value:,.{digits}f}", value)
-
-
-def count(value: float) -> Cell:
-    """Return a cell with a count to three significant digits, such as ``65.4M``, or with a dash for NaN."""
-    return NOTHING if math.isnan(value) else Cell(show_count(value), value)
 
 
 def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell:
@@ -182,9 +176,9 @@ def are_on_several_streams(groups: Sequence[Experiment]) -> bool:
 
 def shown_arrivals(num_arrivals: int) -> list[int]:
     """Return the arrivals to show: all arrivals (if at most 20), else the last arrival of each tenth of the stream."""
-    if num_arrivals <= MAX_COLUMNS:
+    if num_arrivals <= 20:
         return list(range(num_arrivals))
-    return [round(num_arrivals * tenth / FEW_COLUMNS) - 1 for tenth in range(1, FEW_COLUMNS + 1)]
+    return [round(num_arrivals * tenth / 10) - 1 for tenth in range(1, 11)]
 
 
 def result_table(groups: Sequence[Experiment]) -> Table:
@@ -197,13 +191,13 @@ def result_table(groups: Sequence[Experiment]) -> Table:
         run = each.first
         row: Row = {"learner": each.label, **_distinguishing(each, groups), "experts": run.experts}
         sizes, complete = list(run.done.num_params), sum(run.is_complete for run in each.runs)
-        ends = dict.fromkeys(count(size).text for size in sizes[:1] + sizes[-1:])
+        ends = dict.fromkeys(map(show_count, sizes[:1] + sizes[-1:]))
         row["params"] = Cell(" to ".join(ends) or "–", max(sizes, default=None))
         of = "" if complete == len(each.runs) else f" of {len(each.runs)}"
         row["seeds"] = Cell(f"{complete}{of}", complete)
         for arrival in range(num_arrivals):
             waits = arrival < len(run.arrivals) and not (run.arrivals.planned[arrival] or run.arrivals.done[arrival])
-            row[f"t{arrival}"] = spread(each.at(arrival), 2, WAITING if waits else NOT_YET)
+            row[f"t{arrival}"] = spread(each.at(arrival), 2, "*" if waits else NOT_YET)
         row[over_stream] = spread(each.spread(lambda run: run.over_stream), 2 if run.is_text else 1)
         row[final] = spread(each.spread(lambda run: run.final), 2)
         if run.is_text:
@@ -216,11 +210,10 @@ def result_table(groups: Sequence[Experiment]) -> Table:
         f"learner waits, so its previous model is the current model (before the first stage: the untrained model). –: "
         f"no complete stage. {over_stream}: {what}. ±: standard deviation over seeds."
     )
-    title = f"Test {value} after each mega-batch"
     controls = [index for index, each in enumerate(groups) if each.first.options.get("iid")]
     best = set(rows[0]) - {"learner", "size", "options", "experts", "params", "seeds"}
     best = best & {"bits per byte"} if are_on_several_streams(groups) else best
-    return Table(value, title, notes, rows, best, hidden, controls)
+    return Table(value, f"Test {value} after each mega-batch", notes, rows, best, hidden, controls)
 
 
 def cost_table(groups: Sequence[Experiment]) -> Table:
@@ -236,7 +229,7 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
         row: Row = {"learner": each.label, **_distinguishing(each, groups), "experts": each.first.experts}
         for title, figure in counts.items():
             over_seeds = each.spread(figure)
-            row[title] = count(math.nan if over_seeds is None else over_seeds.mean)
+            row[title] = NOTHING if over_seeds is None else Cell(show_count(over_seeds.mean), over_seeds.mean)
         hours = each.spread(lambda run: run.done.wall_seconds.sum() / 3600)
         row["time"] = NOT_YET if hours is None else format_duration(3600 * hours.mean)
         rows.append(row | {"hours": spread(hours, 2)})
@@ -250,11 +243,10 @@ def cost_table(groups: Sequence[Experiment]) -> Table:
 def growth_table(groups: Sequence[Experiment]) -> Table:
     """Return the table of validation metrics before and after each growth step, and after training the grown model."""
     rows: list[Row] = []
-    scale, (value, *_) = 1.0 if groups[0].first.is_text else 100.0, metric_names(groups[0].first)
+    scale, value = (1.0, "perplexity") if groups[0].first.is_text else (100.0, "error in percent")
     for each in groups:
-        done = each.first.done
-        for arrival in done.index[done.after_growth.notna()]:
-            arrivals = each.first.arrivals
+        arrivals = each.first.arrivals
+        for arrival in arrivals.index[arrivals.done & arrivals.after_growth.notna()]:
             sizes, unit = arrivals.experts, ""
             if sizes.get(arrival - 1) == sizes[arrival]:
                 sizes, unit = arrivals.params, " parameters"
@@ -265,9 +257,10 @@ def growth_table(groups: Sequence[Experiment]) -> Table:
                 "experts": NOT_YET if math.isnan(before) else f"{before:,.0f} to {sizes[arrival]:,.0f}{unit}",
                 **{title: spread(each.at(arrival, name, scale), 2) for title, name in columns.items()},
             })  # fmt: skip
-    unit = "" if scale == 1 else " in percent"
-    notes = f"Validation {value}{unit} before and after each growth step (last weights), and after training the grown "
-    notes += "model (weights that are tested)."
+    notes = (
+        f"Validation {value} before and after each growth step (last weights), and after training the grown model "
+        "(weights that are tested)."
+    )
     return Table("growth", "Growth steps", notes, rows)
 
 
@@ -280,10 +273,11 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
             common = iid.by_seed.keys() & other.by_seed.keys()
             means = [fmean(each.by_seed[seed] for seed in common) if common else each.mean for each in (other, iid)]
             gap = means[0] / means[1] - 1
-            row: Row = {"learner": sequential.first.learner, **_distinguishing(control, groups)}
-            row |= {"experts": control.first.experts, "k": Cell(str(k), k)}
-            row |= {"i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap)}
-            rows.append(row)
+            rows.append({
+                "learner": sequential.first.learner, **_distinguishing(control, groups),
+                "experts": control.first.experts, "k": Cell(str(k), k),
+                "i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap),
+            })  # fmt: skip
     notes = "k: mega-batches in both runs, with about as many updates. gap: sequential / i.i.d. - 1, over common seeds."
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
@@ -296,9 +290,8 @@ def holdout_table(groups: Sequence[Experiment]) -> Table:
             before = holdouts[-1].get("before") or {}
             row: Row = {"learner": each.name, "after": f"t{arrival}"}
             row["newest, before"] = number(before.get("bits_per_byte") or math.nan, 3)
-            for holdout in holdouts:
-                row[f"m{holdout['megabatch']}"] = number(holdout.get("bits_per_byte") or math.nan, 3)
-            rows.append(row)
+            bits = {f"m{each['megabatch']}": each.get("bits_per_byte") or math.nan for each in holdouts}
+            rows.append(row | {title: number(value, 3) for title, value in bits.items()})
     notes = (
         "Loss in bits per byte on the held-out part of each mega-batch. m0: first mega-batch. newest, before: loss on "
         "the held-out part of the newest mega-batch before training on this mega-batch."
@@ -326,11 +319,12 @@ def run_table(groups: Sequence[Experiment]) -> Table:
     _, final, over_stream = metric_names(groups[0].first)
     for each in groups:
         for run in each.runs:
-            row: Row = {"run": str(run.path), "learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0])}
-            planned = int(run.arrivals.planned.sum())
-            row["stages"] = Cell(f"{len(run.done)} of {planned}", len(run.done))
-            row |= {over_stream: number(run.over_stream, 2), final: number(run.final, 2)}
-            rows.append(row | {f"t{arrival}": number(value, 2) for arrival, value in run.done.curve.items()})
+            rows.append({
+                "run": str(run.path), "learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]),
+                "stages": Cell(f"{len(run.done)} of {run.arrivals.planned.sum()}", len(run.done)),
+                over_stream: number(run.over_stream, 2), final: number(run.final, 2),
+                **{f"t{arrival}": number(value, 2) for arrival, value in run.done.curve.items()},
+            })  # fmt: skip
     rows = filled(rows)
     hidden = {title for title in rows[0] if title[1:].isdecimal()}
     return Table("runs", "Runs", "Run folder, number of complete stages, and results of each run.", rows, hidden=hidden)
@@ -371,7 +365,7 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         ranked = sorted((pair for pair in spreads if math.isfinite(pair[0].mean)), key=lambda pair: pair[0].mean)
         if len(ranked) < 2:  # the models of the other learners diverged
             continue
-        (best, winner), (second, runner_up) = ranked[:2]
+        (best, winner), (second, runner_up), *_ = ranked
         gap, seeds = best.minus(second), len(best.by_seed)
         doubt = ""
         if gap is None or len(gap.by_seed) < 2:
@@ -392,9 +386,8 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
         return
     last = done.iloc[-1]
     bits = "" if math.isnan(run.bits_per_byte) else f", {run.bits_per_byte:.3f} bits per byte"
-    arrivals = f"mega-batch {done.index[-1] + 1} of {len(run.arrivals)}"
-    size = show_count(last.num_params)
-    yield "Newest model", f"after {arrivals}: test perplexity {last.value:.2f}{bits}, {size} parameters"
+    figures = f"test perplexity {last.value:.2f}{bits}, {show_count(last.num_params)} parameters"
+    yield "Newest model", f"after mega-batch {done.index[-1] + 1} of {len(run.arrivals)}: {figures}"
     if len(done) > 1 and math.isfinite(last.value / (before := done.iloc[-2].value)):  # else a model diverged
         gain = f"{100 * abs(1 - last.value / before):.1f} % {'lower' if last.value <= before else 'higher'}"
         yield "Last arrival", f"test perplexity {gain} than after the previous stage ({before:.2f})"
@@ -465,8 +458,13 @@ class Report:
         return out / PAGE
 
     def _page(self, pictures: Sequence[Any], out: Path) -> str:
-        syntax: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "undefined": jinja2.StrictUndefined}
-        environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, ""), lstrip_blocks=True, **syntax)
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader(__package__, ""),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
         figures = [
             (drawing, base64.b64encode(paths["png"].read_bytes()).decode("ascii"), paths["png"].relative_to(out))
             for drawing, paths in pictures

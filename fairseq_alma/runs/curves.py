@@ -72,9 +72,9 @@ class ArrivalCurves:
         self.num_written = 0
         self.writer: Any = None
         for option, value in self.wanted.items():
-            found = importlib.util.find_spec(PACKAGES[option])
+            package = PACKAGES[option]
+            found = importlib.util.find_spec(package)
             if found is None or found.origin is None:  # a folder named ``wandb`` is not the package
-                package = PACKAGES[option]
                 raise AlmaError(f"{option} {value}: requires the package {package}; run pip install {package}")
 
     def catch_up(self, at_end: bool = False) -> None:
@@ -98,10 +98,15 @@ class ArrivalCurves:
             if WANDB in self.wanted and at_end:
                 import wandb
 
-                names = wandb_environment(self.run)
-                how: dict[str, Any] = {"id": names["WANDB_RUN_ID"], "group": self.run.name, "resume": "allow"}
-                how |= {"name": os.environ.get("WANDB_NAME", self.run.name), "config": self.run.read_run()}
-                with wandb.init(project=self.wanted[WANDB], job_type="arrivals", **how) as shown:
+                with wandb.init(
+                    project=self.wanted[WANDB],
+                    job_type="arrivals",
+                    id=wandb_environment(self.run)["WANDB_RUN_ID"],
+                    group=self.run.name,
+                    resume="allow",
+                    name=os.environ.get("WANDB_NAME", self.run.name),
+                    config=self.run.read_run(),
+                ) as shown:
                     for point in points:
                         # A resumed W&B run has the arrivals that earlier launches wrote.
                         if point["arrival"] >= shown.step:

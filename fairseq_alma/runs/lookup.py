@@ -58,9 +58,8 @@ def _stream_folders(recorded: str, near: Path) -> list[Path]:
     A relative path is relative to the working directory of the command that recorded the path, often a parent of
     ``near`` (run or checkpoint). The user may have moved the run and the stream together.
     """
-    places = [Path(recorded)]
-    for parent in near.absolute().parents:
-        places += [parent / recorded, parent / places[0].name]
+    names = recorded, Path(recorded).name
+    places = [Path(recorded), *(parent / name for parent in near.absolute().parents for name in names)]
     return [place for place in dict.fromkeys(places) if (place / MANIFEST).is_file()]
 
 
@@ -78,9 +77,9 @@ def stream_of(checkpoint: dict[str, Any], path: Path, given: Optional[Path]) -> 
         if not isinstance(recorded, str):
             raise AlmaError(f"{path}: the checkpoint records no training stream; give --stream STREAM")
         found = next(iter(_stream_folders(recorded, path)), Path(recorded))
-        roots = [parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()]
-        if roots and (record := RunFolder(roots[0]).read_run()) is not None:
-            for each in reversed(_stream_folders(record["stream"]["path"], roots[0])):
+        root = next((parent for parent in path.absolute().parents if (parent / RUN_RECORD).is_file()), None)
+        if root is not None and (record := RunFolder(root).read_run()) is not None:
+            for each in reversed(_stream_folders(record["stream"]["path"], root)):
                 with contextlib.suppress(AlmaError):  # the stream is damaged
                     found = each if is_begun_on(record, Stream.open(each)) else found
         if not found.is_dir():

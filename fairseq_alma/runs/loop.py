@@ -9,7 +9,6 @@ from 1; files and options number them from 0.
 """
 
 import contextlib
-import functools
 import math
 import operator
 import sys
@@ -34,7 +33,6 @@ OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
     "train_flops": operator.add,
 }
 """Key of ``stage.json`` -> function that combines the values of two training runs of a stage."""
-LOSS_UNITS = {"token": "bits", "image": "nats"}
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
@@ -49,14 +47,14 @@ class TrainingProgress:
     """Progress of the current training run.
 
     Attributes:
-        show: function that displays (number of updates, final number of updates or None, text).
-        unit: ``token`` or ``image``.
+        display: display of the run.
+        title: title of the stage, and member.
         max_update: final number of updates; None if not known yet.
         first: (number of updates, time in seconds) at the first call of `update`; None before.
     """
 
-    show: Callable[[int, Optional[int], str], None]
-    unit: str
+    display: "RunDisplay"
+    title: str
     max_update: Optional[int]
     first: Optional[tuple[int, float]] = None
 
@@ -70,15 +68,15 @@ class TrainingProgress:
             loss: bits per token, or nats per image.
             rate: tokens or images per second.
         """
-        now = time.monotonic()
+        now, unit = time.monotonic(), self.display.unit
         self.first = self.first or (num_updates, now)
-        text = [] if loss is None else [f"loss {float(loss):.3f} {LOSS_UNITS[self.unit]}"]
+        text = [] if loss is None else [f"loss {float(loss):.3f} {'bits' if unit == 'token' else 'nats'}"]
         if rate is not None and math.isfinite(float(rate)):
-            text.append(f"{float(rate):,.0f} {self.unit}s/s")
+            text.append(f"{float(rate):,.0f} {unit}s/s")
         if self.max_update is not None and num_updates > self.first[0]:
             per_update = (now - self.first[1]) / (num_updates - self.first[0])
             text.append(f"{format_duration(per_update * max(0, self.max_update - num_updates))} left")
-        self.show(num_updates, self.max_update, ", ".join(text))
+        self.display.show(self.title, num_updates, self.max_update, ", ".join(text))
 
 
 class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
@@ -109,10 +107,9 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     ) -> Iterator[TrainingProgress]:
         """Show progress from update ``done`` on, and yield the `TrainingProgress`. On images, ``training`` is None."""
         title = self._title(plan, training)
-        progress = TrainingProgress(functools.partial(self._show, title), self.unit, max_update)
-        self._show(title, done, max_update, "")
+        self.show(title, done, max_update, "")
         try:
-            yield progress
+            yield TrainingProgress(self, title, max_update)
         finally:
             if self.progress is not None:
                 self.progress.stop()
@@ -149,7 +146,8 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
         member = "" if training is None or len(plan.trainings) == 1 else f", member {training.model.member}"
         return f"{self.name}{describe_stage(plan, self.num_stages)}{member}"
 
-    def _show(self, title: str, done: int, total: Optional[int], text: str) -> None:
+    def show(self, title: str, done: int, total: Optional[int], text: str) -> None:
+        """Show the number of updates of a training, if enough time has passed since the last line."""
         now = time.monotonic()
         if now < self.next:
             return
@@ -160,12 +158,10 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
             return
         if self.progress is None:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
-            before, after = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
-            columns = before, BarColumn(), MofNCompleteColumn(), after
-            how: dict[str, Any] = {"console": Console(file=sys.stderr), "transient": True, "auto_refresh": False}
-            self.progress = Progress(*columns, **how)
+            columns = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[text]}"
+            self.progress = Progress(*columns, console=Console(file=sys.stderr), transient=True, auto_refresh=False)
             self.progress.add_task(title, text="")
             self.progress.start()
         self.progress.update(self.progress.task_ids[0], total=total, completed=done, text=text, refresh=True)
@@ -266,8 +262,7 @@ class NeededModels:
             self.last_use.update({start: max(self.last_use.get(start, 0), index - 1) for start in starts})
             self.last_use.update(dict.fromkeys(plan.predictors, index))
         for arrival in kept:
-            stages = [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]
-            if stages:
+            if stages := [plan for plan in plans if plan.stage.arrivals[-1] <= arrival]:
                 models, here = stages[-1].predictors, run.folder.stage_folder(stages[-1].stage.index)
                 self.last_use.update(dict.fromkeys(models, len(plans)))
                 are_kept = all(run.folder.checkpoint(model).is_file() for model in models)
@@ -290,7 +285,7 @@ class NeededModels:
         def is_complete(index: int) -> bool:  # An earlier stage may still train (--stage, --init scratch).
             return (run.folder.stage_folder(index) / STAGE_RECORD).is_file()
 
-        unused = [model for model, last in self.last_use.items() if first <= last < done]
+        unused = (model for model, last in self.last_use.items() if first <= last < done)
         gone = sorted(model for model in unused if is_complete(model.stage))
         if not self.user_knows and any(run.folder.checkpoint(model).is_file() for model in gone):
             self.user_knows = True
@@ -374,36 +369,33 @@ def _finish_stage(
     runs: Sequence[Run], stage: int, backend: Backend, needed: Sequence[Optional[NeededModels]]
 ) -> list[bool]:
     """Complete a stage of every run and remove unneeded files; return for each run whether this call ran the stage."""
-    records = [run.complete_record(stage) for run in runs]
     works: dict[int, StageWork] = {}
     with contextlib.ExitStack() as locks:
         in_step: list[StageWork] = []
         for number, run in enumerate(runs):
-            if records[number] is None or not run.folder.is_tidy(stage):
+            if run.complete_record(stage) is None or not run.folder.is_tidy(stage):
                 lock = locks.enter_context(run.folder.lock_stage(stage))
-                records[number] = _sound_record(run, stage, backend)  # another alma-stream may have completed the stage
-                if records[number] is None:
+                if not _is_sound(run, stage, backend):  # else another alma-stream has completed the stage
                     works[number] = StageWork(run.folder, run.plans[stage], run.display, [lock], in_step)
         in_step += works.values()
-        made = _run_stage([runs[number] for number in works], in_step, backend)
-        for number, record in zip(works, made, strict=True):
-            records[number] = record
-        for number, (run, found, keeps) in enumerate(zip(runs, records, needed, strict=True)):
-            assert found is not None  # read from disk, or created by _run_stage
+        _run_stage([runs[number] for number in works], in_step, backend)
+        for number, (run, keeps) in enumerate(zip(runs, needed, strict=True)):
             if not run.folder.is_tidy(stage):
                 if keeps is not None:
                     keeps.tidy(run, stage, backend)
                 run.folder.mark_tidy(stage)
-            run.display.completed(run.plans[stage], found, is_new=number in works)
+            record = run.complete_record(stage)
+            assert record is not None  # complete before, or written by _run_stage
+            run.display.completed(run.plans[stage], record, is_new=number in works)
     return [number in works for number in range(len(runs))]
 
 
-def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend) -> list[dict[str, Any]]:
-    """Run all steps of one stage for all ``runs``, write the stage record of each run, and return the records."""
+def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend) -> None:
+    """Run all steps of one stage for all ``runs``, and write the stage record of each run."""
     clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
-    stages = [work.plan.stage for work in works]
     records: list[dict[str, Any]] = [
-        {"stage": stage.index, "megabatches": list(stage.megabatches), "num_updates": 0} for stage in stages
+        {"stage": work.plan.stage.index, "megabatches": list(work.plan.stage.megabatches), "num_updates": 0}
+        for work in works
     ]
     for steps in zip(*(backend.steps(work.folder, work.plan) for work in works), strict=True):
         for step, work, record in zip(steps, works, records, strict=True):
@@ -417,24 +409,24 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
         record.update(run.evaluate(work))
     for work, record in zip(works, records, strict=True):
         work.folder.write_stage(record["stage"], record)
-    return records
 
 
-def _sound_record(run: Run, stage: int, backend: Backend) -> Optional[dict[str, Any]]:
-    """Return the record of a stage, or None if the stage is incomplete.
+def _is_sound(run: Run, stage: int, backend: Backend) -> bool:
+    """Return whether a stage is complete with undamaged weights.
 
-    If a power failure damaged the weights, delete the record and return None. The stage can then run again, because the
-    initial weights of the stage exist until the temporary files are removed.
+    If a power failure damaged the weights, delete the record. The stage can then run again, because the initial weights
+    of the stage exist until the temporary files are removed.
     """
-    record = run.complete_record(stage)
-    if record is not None and not run.folder.is_tidy(stage):
-        models = [training.model for training in run.plans[stage].trainings]
-        for path in [run.folder.checkpoint(model) for model in models if not run.is_trained(model, backend)]:
+    if run.complete_record(stage) is None:
+        return False
+    for training in () if run.folder.is_tidy(stage) else run.plans[stage].trainings:
+        if not run.is_trained(training.model, backend):
+            path = run.folder.checkpoint(training.model)
             print_line(f"note: {path}: missing or damaged; stage {stage} runs again", sys.stderr)
             (run.folder.stage_folder(stage) / STAGE_RECORD).unlink()
             synchronise(run.folder.stage_folder(stage))
-            return None
-    return record
+            return False
+    return True
 
 
 def _require_models(run: Run, stage: int, complete: set[int], backend: Backend) -> None:

@@ -10,6 +10,7 @@ class that checks the file on reading. A file may have further keys: keys of one
 
 import contextlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Callable, Generic, Iterator, Mapping, Optional, Sequence, TypeVar, Union
 
@@ -51,7 +52,6 @@ PREDICTIONS_FILE = "ensemble-predictions.npz"
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 TRAIN_LOG = "train-member-{}.log"
 """Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its `BRANCH`."""
-RUN_REMEDY = "give another --run folder, or remove this folder"
 STAGE_REMEDY = "remove the file and repeat the command, which then runs the stage again"
 
 
@@ -239,11 +239,11 @@ def read_clock(path: Path) -> ClockRecord:
     return ClockRecord(spent=0.0, started=None)
 
 
+@dataclass(frozen=True)
 class RunFolder:
     """Files of a run; ``root`` is the run folder, which need not exist."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    root: Path
 
     @property
     def name(self) -> str:
@@ -268,7 +268,7 @@ class RunFolder:
     def members(self, stage: int) -> list[ModelId]:
         return [ModelId(stage, number) for number in _numbers(self.stage_folder(stage), "member-")]
 
-    def read_run(self, remedy: str = RUN_REMEDY) -> Optional[dict[str, Any]]:
+    def read_run(self, remedy: str = "give another --run folder, or remove this folder") -> Optional[dict[str, Any]]:
         """Return run.json (`RunRecord`), or None if the file is missing. Messages about damage end with ``remedy``."""
         path = self.root / RUN_RECORD
         if not path.is_file():

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import itertools
-import math
 import platform
 from dataclasses import MISSING, dataclass, field, replace
 from importlib import metadata
@@ -33,7 +32,6 @@ from fairseq_alma.training.feature import Features
 from fairseq_alma.training.features import BestCheckpoint, NewFirst
 
 TEXT = ("text",)
-MEMBERS_ALONE = "trains_members_alone"
 PROCESSES = integer(1, 1024)
 SAVE_EVERY_UPDATES, SAVE_EVERY_SECONDS = 500, 20
 """Default ``--save-every`` for text (updates) and images (seconds)."""
@@ -45,12 +43,11 @@ def read_size(word: str) -> Optional[int]:
     if word == "auto":
         return None
     factor = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}.get(word[-1:].lower(), 1)
-    size = math.nan
     with contextlib.suppress(ValueError):
         size = float(word[:-1] if factor > 1 else word) * factor
-    if not 1 <= size <= 1e12:
-        raise ValueError("expected a number of parameters such as 800k or 25M, or auto")
-    return round(size)
+        if 1 <= size <= 1e12:
+            return round(size)
+    raise ValueError("expected a number of parameters such as 800k or 25M, or auto")
 
 
 def read_interval(word: str) -> Union[int, str]:
@@ -158,12 +155,12 @@ class ProcessOptions(Options):
         None,
         "{learners}: number of members to train in parallel; each member uses --num-procs GPUs",
         range=PROCESSES,
-        trait=MEMBERS_ALONE,
+        trait="trains_members_alone",
     )
     member: Optional[tuple[int, ...]] = of_this_call(
         None,
         "{learners}: train only these members (numbered from 0); then run with --jobs 1 to complete the stage",
-        trait=MEMBERS_ALONE,
+        trait="trains_members_alone",
         metavar="I",
     )
 
@@ -247,13 +244,13 @@ def require_same_run(path: str, before: Mapping[str, Any], now: Mapping[str, Any
     """
     found = [(f"--{name}", before[name], now[name]) for name in ("learner", "seed")]
     fixed: set[str] = set() if stream.kind == "text" else {"--batch-size"}  # on images, an update is one batch
-    for part, prefix in (("options", "--"), ("train_options", "")):
+    for part in ("options", "train_options"):
         for name in sorted({*before[part], *now[part]} - (set(FREE_OPTIONS) - fixed)):
             old, new = before[part].get(name), now[part].get(name)
             # A stream that grows adds stages, so a schedule "experts=4,6" may be extended to "experts=4,6,8".
             sizes = itertools.zip_longest(str(old).split(), str(new).split())
             if name != "grow_schedule" or not all(f"{b},".startswith(f"{a},") for a, b in sizes):
-                found.append((OPTION_OF.get(name, f"{prefix}{name.replace('_', '-')}"), old, new))
+                found.append((OPTION_OF.get(name, flag(name) if part == "options" else name), old, new))
     changed = [
         f"{name} changed from {' to '.join('not given' if v is None else str(v) or 'given' for v in (old, new))}"
         for name, old, new in found
@@ -301,9 +298,8 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
     @classmethod
     def of(cls, arguments: argparse.Namespace, learner: type[Learner], options: Mapping[str, Any]) -> "RunRequest":
         """Build the request from parsed arguments. A preset sets learner options that the user does not give."""
-        names: list[str] = []
-        if arguments.preset is not None:
-            options, names = with_preset(options, arguments.preset.learners.get(learner.name, {}))
+        of_preset = {} if arguments.preset is None else arguments.preset.learners.get(learner.name, {})
+        options, names = with_preset(options, of_preset)
         own = {"learner": learner, "learner_options": options, "overridden": tuple(map(flag, names))}
         return cls.read(arguments, **own, features=Features.read(arguments))
 
@@ -317,8 +313,9 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
                 raise ValueError(f"{flag(given[0])} requires one seed, found {len(self.seeds)} seeds; give one --seed")
             if kind == "images" and not self.learner.stacks_seeds:
                 possible = ", ".join(sorted(name for name, each in LEARNERS["images"].items() if each.stacks_seeds))
-                name = self.learner.name
-                raise ValueError(f"--seed: several seeds on images require --learner {possible}, found {name}")
+                raise ValueError(
+                    f"--seed: several seeds on images require --learner {possible}, found {self.learner.name}"
+                )
         if len(given) == 2:
             raise ValueError("--jobs (all members) and --member (some members) exclude each other; remove one")
         if self.iid is not None:
@@ -387,16 +384,14 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
             raise ValueError(f"--iid {self.iid}: the stream has only {num_megabatches} mega-batches; reduce --iid")
         planned = planned_stages({"options": vars(self)}, num_megabatches)
         if not planned:
-            name = "wait" if self.first_wait is None else "first_wait"
+            name = "--wait" if self.first_wait is None else "--first-wait"
             raise ValueError(
-                f"{flag(name)} {getattr(self, name)} --drop-rest: the stream has only {num_megabatches} mega-batches; "
-                f"reduce {flag(name)}"
+                f"{name} {self.first_wait or self.wait} --drop-rest: the stream has only {num_megabatches} "
+                f"mega-batches; reduce {name}"
             )
         return planned
 
     def stages_of_length(self, num_megabatches: int) -> list[Stage]:
         """Return the stages for counting updates. With ``--new-first``, each stage has only its new mega-batches."""
-        planned = self.stages(num_megabatches)
-        if self.features[NewFirst].new_first is None:
-            return planned
-        return [replace(stage, megabatches=stage.arrivals) for stage in planned]
+        only_new = self.features[NewFirst].new_first is not None
+        return [replace(each, megabatches=each.arrivals) if only_new else each for each in self.stages(num_megabatches)]

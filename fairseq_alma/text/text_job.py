@@ -9,7 +9,7 @@ from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, Stage, StagePlan, Training
-from fairseq_alma.runs.evaluation import StageEvaluation
+from fairseq_alma.runs.evaluation import evaluation_command
 from fairseq_alma.runs.loop import describe_stage
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
@@ -128,7 +128,7 @@ class TextJob:
                 for command in step.commands():
                     print(command)
             if template is not None and member is None:
-                print(StageEvaluation(template, self.request.stream, self.predictors).command(folder, plan))
+                print(evaluation_command(self.request, self.predictors(folder, plan), folder, plan))
 
     def of(self, folder: RunFolder) -> "TextJob":
         """Return a copy of the back end for the run in ``folder``."""
@@ -144,12 +144,12 @@ class TextJob:
         for training in plan.trainings:
             train += [Train(job, plan, training, part) for part in parts]
             train += [Average(job, plan, training)] if job.features.predicts_with == "average" else []
-        join = [Join(job, plan)] if plan.combine != "single" else []
+        join = [Join(job, plan)] if len(plan.predictors) > 1 else []
         return [*grow, Before(job, plan), *train, *join, Test(job, plan)]
 
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
         """Return a tuple of one path: the checkpoint to test after a stage, a single model or an ensemble."""
-        if plan.combine == "single":
+        if len(plan.predictors) == 1:
             (model,) = plan.predictors
             return (self.of(folder).predicting(model),)
         assert plan.combine == "probabilities", plan.combine  # learners for text support no other combination

@@ -464,7 +464,7 @@ class Test(TextStep):
         facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[Optional[Path], ...] = ()
-        if self.plan.combine != "single":
+        if len(self.plan.predictors) > 1:
             before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE
             kept = (before if self.plan.stage.index else None, self.here / PREDICTIONS_FILE)
         found = self.test(work, predictor, self.splits, "test", kept)

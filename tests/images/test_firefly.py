@@ -10,7 +10,6 @@ from fairseq_alma.images.firefly import (
     FEWEST_NEW,
     CandidateVGG,
     KeptCandidates,
-    Steps,
     grow_firefly,
     keep_candidates,
     score_candidates,
@@ -92,7 +91,7 @@ def exact_network():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_splits_whose_halves_are_equal_change_no_output(exact_network, training):
-    candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, seeded(0), Steps(split=0.0))
+    candidates = CandidateVGG(exact_network, [1] * NUM_CONVOLUTIONS, seeded(0), split_step=0.0)
     splits = [KeptCandidates([0, 3] if layer % 3 else [1, 2, 3], []) for layer in range(NUM_CONVOLUTIONS)]
     wide = keep_candidates(exact_network, candidates, splits)
     assert channels_of(wide) == [7 - (layer % 3 > 0) for layer in range(NUM_CONVOLUTIONS)]
@@ -114,7 +113,7 @@ def test_the_paths_lead_from_the_network_to_the_network_with_all_candidates(exac
 
 def test_the_sum_of_scores_is_the_change_of_the_loss_by_all_candidates(exact_network):
     batches = batches_of(dtype=torch.float64)
-    candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, seeded(0), Steps(0.01, 0.001))
+    candidates = CandidateVGG(exact_network, [2] * NUM_CONVOLUTIONS, seeded(0), 0.01, 0.001)
     tune_directions(candidates, batches * 4)  # otherwise gains and losses cancel to rounding errors
     scores = score_candidates(candidates, batches)
     wide = keep_candidates(exact_network, candidates, [KeptCandidates([0, 1, 2, 3], [0, 1])] * NUM_CONVOLUTIONS)
@@ -124,7 +123,7 @@ def test_the_sum_of_scores_is_the_change_of_the_loss_by_all_candidates(exact_net
 
 def test_tuned_directions_score_better_than_random_ones_and_keep_their_length(network):
     batches = batches_of(1) * 8
-    candidates = CandidateVGG(network, [1] * NUM_CONVOLUTIONS, seeded(0), Steps(0.05, 0.01))
+    candidates = CandidateVGG(network, [1] * NUM_CONVOLUTIONS, seeded(0), 0.05, 0.01)
     first = score_candidates(candidates, batches)
     tune_directions(candidates, batches)
     tuned = score_candidates(candidates, batches)

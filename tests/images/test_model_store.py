@@ -89,7 +89,7 @@ THREE, SURE = logits_of([[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]), [[[9.0, 0.0]]
         ("vote", logits_of([[0.9, 0.1, 0.0001]], [[0.3, 0.6, 0.1]]), 0, None),  # of equal votes the mean
         ("logits", torch.tensor(SURE), 0, math.log1p(math.exp(-1 / 3))),
         ("probabilities", torch.tensor(SURE), 1, None),
-        ("single", torch.tensor([[[0.0, 300.0]]]), 1, 300),  # certain and wrong
+        ("probabilities", torch.tensor([[[0.0, 300.0]]]), 1, 300),  # certain and wrong
     ],
 )
 def test_models_are_combined_by_mean_probability_vote_or_mean_logit(combine, logits, error, loss):
