@@ -57,15 +57,13 @@ from fairseq_alma.terminal import print_line
 if TYPE_CHECKING:
     from data_prep.text.command import PrepOptions
 
-DROPPED = -1
-"""Value that marks a dropped document in an array of set numbers."""
+DROPPED = -1  # set number of a dropped document
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
 _NGRAMS = ("ngram-hashes.npy", "ngram-owners.npy", "ngram-sizes.npy")
 _CACHED_CHUNKS = 600_000  # maximum number of cached chunks in all workers together
 _SHOWN = 80  # number of characters of a dropped document in stream.json
-MAX_LISTED = 1000
-"""Maximum number of dropped documents that the manifest lists."""
+_MAX_LISTED = 1000  # maximum number of dropped documents that the manifest lists
 _MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer before they write to the files
 
 
@@ -126,16 +124,22 @@ def make_plan(there: Optional[Stream], options: "PrepOptions", copies: Optional[
     Raises:
         AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given, but the input has no fields.
     """
-    field, by = options.field_or_default, options.by
-    ignored = options.ignored or options.out
-    sources = tuple(find_sources(options.inputs, options.format, field, copies, ignored, by, options.period))
+    sources = find_sources(
+        options.inputs,
+        options.format,
+        options.field_or_default,
+        copies,
+        options.ignored or options.out,
+        options.by,
+        options.period,
+    )
     text = [f"{each.label} is plain text, which has no fields" for each in sources if each.form in FORMS_OF_TEXT]
-    if by is not None and text:
-        raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
+    if options.by is not None and text:
+        raise AlmaError(f"--by {options.by}: {text[0]}; give JSON lines or Parquet")
     if options.field is not None and len(text) == len(sources):
         raise AlmaError(f"--field {options.field}: {text[0]}; remove --field, or give --format jsonl")
     pieces, stamps = tuple(cut_into_pieces(sources)), tuple(source.stamp for source in sources)
-    return Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces)))
+    return Plan(options, tuple(sources), pieces, stamps, there, min(num_workers, len(pieces)))
 
 
 class Work:
@@ -173,8 +177,7 @@ class Work:
     @cached_property
     def tokenizer(self) -> StreamTokenizer:
         """Return the tokenizer that `prepare` trained or copied to the work folder."""
-        (file,) = (path for name in FILE_NAMES.values() if (path := Path(self.folder, name)).exists())
-        return StreamTokenizer(file)
+        return StreamTokenizer(self.folder)
 
     @cached_property
     def _given_tokenizer(self) -> Optional[StreamTokenizer]:
@@ -221,7 +224,7 @@ class Work:
         Raises:
             AlmaError: an input or a set has no document, all documents are duplicates, or there are too many groups.
         """
-        plan, options = self.plan, self.plan.options
+        plan, options, there = self.plan, self.plan.options, self.plan.there
         hashed = [self.load(f"hashed-{piece:05d}") for piece in range(len(plan.pieces))]
         groups = self._ordered_groups({group for names, _ in hashed for group in names} if options.by else set())
         place = {group: number for number, group in enumerate(groups)}
@@ -242,7 +245,7 @@ class Work:
         is_kept = np.ones(len(order), bool)
         if not options.keep_duplicates:
             is_kept[1:] = keys[1:] != keys[:-1]
-        if not options.keep_duplicates and (there := plan.there) is not None:
+        if not options.keep_duplicates and there is not None:
             for file in there.other_files:
                 file.verify(there.root)
                 known = keys_of(np.fromfile(there.root / file.path, "<u8"), options.seed)
@@ -259,15 +262,14 @@ class Work:
         sizes, arguments = records["bytes"][order], records["argument"][order]
         duplicate_bytes = int(records["bytes"].sum(dtype=np.int64) - sizes.sum(dtype=np.int64))
         del records
-        history = plan.there.history if plan.there else ()
-        first = 0 if plan.there is None else plan.there.num_megabatches
+        first = there.num_megabatches if there else 0
         shares = Shares(
             options.num_megabatches or len(groups),
             options.one_per_input or options.by is not None,
             options.preset == "paper",
             options.valid_bytes,
             options.test_bytes,
-            history[0]["options"].get("--holdout-bytes") if history else options.holdout_bytes,
+            there.history[0]["options"].get("--holdout-bytes") if there and there.history else options.holdout_bytes,
             options.tokenizer_bytes,
             first,
         )
@@ -326,15 +328,15 @@ class Work:
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
         """Yield (documents, slice of ``marks``, bytes read) per batch. Raises AlmaError if a file has changed."""
-        first, label = 0, "INPUT"
+        first = 0
         for batch in batches_of(self.plan.pieces[piece]):
-            documents, label = batch.documents, batch.label
-            if first + len(documents) > len(marks):
-                raise _changed(label)
-            yield documents, marks[first : first + len(documents)], batch.bytes_read
-            first += len(documents)
-        if first != len(marks):
-            raise _changed(label)
+            own = marks[first : first + len(batch.documents)]
+            if len(own) < len(batch.documents):
+                raise _changed(batch.label)
+            yield batch.documents, own, batch.bytes_read
+            first += len(own)
+        if first < len(marks):
+            raise _changed(self.plan.pieces[piece][-1].source.label)
 
     def sample(self, number: int) -> Iterator[int]:
         """Write the tokenizer training text and the held-out n-grams of a piece. Yield the bytes read per block."""
@@ -408,8 +410,7 @@ class Work:
             dropped: list[dict[str, Any]] = []
             if plan.options.ngram is not None:
                 trained = np.flatnonzero((own >= 0) & (own < num_megabatches))
-                ngrams = hasher([documents[each] for each in trained.tolist()])
-                copies, starts = self._held_out.find_copies(ngrams)
+                copies, starts = self._held_out.find_copies(hasher([documents[each] for each in trained.tolist()]))
                 for each, start in zip(trained[copies].tolist(), starts.tolist(), strict=True):
                     own[each], text = DROPPED, documents[each]
                     begins = " ".join(text[:_SHOWN].split())
@@ -449,7 +450,6 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         AlmaError: every document of a mega-batch repeats held-out text.
     """
     plan, assignment, tokenizer = work.plan, work.assignment, work.tokenizer
-    there = plan.there
     writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
     counts = np.zeros((len(writers), 4), np.int64)  # documents, bytes, words, tokens
     listed: list[dict[str, Any]] = []
@@ -461,7 +461,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
             counts[number] += [len(own), *own.sum(axis=0)]
             writers[number].write(ids, own[:, 2])
             pending += len(ids)
-        listed += block.dropped[: MAX_LISTED - len(listed)]
+        listed += block.dropped[: _MAX_LISTED - len(listed)]
         num_dropped += len(block.dropped)
         bytes_dropped += sum(each["bytes"] for each in block.dropped)
         if pending > _MOST_PENDING:
@@ -476,32 +476,32 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)
         files = tuple(StreamFile(f"{name}{suffix}", *each) for suffix, each in own_files)
         splits.append(Split(name, files, documents, words, tokens, num_bytes))
-    history: dict[str, Any] = {**record, "num_duplicates": assignment.num_duplicates}
-    history |= {"duplicate_bytes": assignment.duplicate_bytes, "splits": assignment.names}
+    history: dict[str, Any] = {
+        **record,
+        "num_duplicates": assignment.num_duplicates,
+        "duplicate_bytes": assignment.duplicate_bytes,
+        "splits": assignment.names,
+    }
     if assignment.groups:
         history["groups"] = assignment.groups
     if plan.options.ngram is not None:
         history |= {"num_contaminated": num_dropped, "contaminated_bytes": bytes_dropped, "contaminated": listed}
+    if (stream := plan.there) is None:
+        paths = (tokenizer.file, *tokenizer.companions)
+        tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]
+        entry = TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files)
+        dictionary = _write(root, DICTIONARY, tokenizer.dictionary.encode())
+        stream = Stream(plan.options.out, "text", plan.options.seed, (), entry, dictionary)
     hashes = Path(work.folder, "document-hashes").read_bytes()
-    known = _write(root, f"document-hashes/{0 if there is None else len(there.history):03d}.u64", hashes)
-    by_name = {split.name: split for split in [*(there.splits if there else ()), *splits]}
-    num_megabatches = assignment.num_megabatches + (there.num_megabatches if there else 0)
-    ordered = tuple(by_name[name] for name in split_names("text", num_megabatches, split_name(0, "holdout") in by_name))
-    if there is not None:
-        return replace(
-            there, splits=ordered, other_files=(*there.other_files, known), history=(*there.history, history)
-        )
-    paths = (tokenizer.file, *tokenizer.companions)
-    tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]
-    return Stream(
-        root=plan.options.out,
-        kind="text",
-        seed=plan.options.seed,
-        splits=ordered,
-        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files),
-        dictionary=_write(root, DICTIONARY, tokenizer.dictionary.encode()),
-        other_files=(known,),
-        history=(history,),
+    known = _write(root, f"document-hashes/{len(stream.history):03d}.u64", hashes)
+    by_name = {split.name: split for split in [*stream.splits, *splits]}
+    num_megabatches = stream.num_megabatches + assignment.num_megabatches
+    names = split_names("text", num_megabatches, split_name(0, "holdout") in by_name)
+    return replace(
+        stream,
+        splits=tuple(by_name[name] for name in names),
+        other_files=(*stream.other_files, known),
+        history=(*stream.history, history),
     )
 
 
