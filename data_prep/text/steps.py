@@ -18,7 +18,6 @@ import numpy as np
 
 from data_prep.text.assignment import (
     HeldOutNgrams,
-    NgramHasher,
     Shares,
     TooLittleTextError,
     assign,
@@ -26,6 +25,8 @@ from data_prep.text.assignment import (
     document_hashes,
     held_out_ngrams,
     keys_of,
+    ngram_at,
+    ngrams_of,
 )
 from data_prep.text.documents import FORMS_OF_TEXT, Piece, Source, batches_of, cut_into_pieces, find_sources
 from fairseq_alma.data.stream import (
@@ -278,7 +279,7 @@ class Work:
             raise AlmaError(f"--append: expected at most {MAX_MEGABATCHES:,} mega-batches, found {found}; append fewer")
         own_sets = assign(sizes, arguments, shares)
         arriving = range(first, first + shares.num_megabatches)
-        names = [*map(split_name, arriving), *(["valid", "test"] if shares.held_out else [])]
+        names = [*map(split_name, arriving), *(["valid", "test"] if first == 0 else [])]
         names += [] if shares.holdout is None else [split_name(t, "holdout") for t in arriving]
         first_bytes = int(sizes[(own_sets == 0) | (own_sets == shares.num_sets)].sum(dtype=np.int64))
         duplicates = len(is_kept) - len(order), duplicate_bytes
@@ -350,11 +351,11 @@ class Work:
         texts: list[str] = []
         # Held-out documents that the given tokenizer alters, all held-out documents, decoded letters, all letters.
         losses = np.zeros(4, np.int64)
-        ngrams, hasher = list[np.ndarray](), NgramHasher(plan.options.decontaminate_ngram)
+        ngrams = list[np.ndarray]()
         for documents, own, num_bytes in self._read_again(number, marks) if marks.any() else ():
             texts += [documents[each] for each in np.flatnonzero(own == _TOKENIZER_TEXT)]
             held_out = [documents[each] for each in np.flatnonzero(own == _HELD_OUT)]
-            ngrams += distinct_of_each(hasher(held_out), len(held_out))
+            ngrams += distinct_of_each(ngrams_of(held_out, plan.options.decontaminate_ngram), len(held_out))
             if tokenizer is not None:
                 decoded = tokenizer.decode_batch(tokenizer.encode_batch(held_out))
                 altered = int((document_hashes(decoded) != document_hashes(held_out)).sum())
@@ -401,20 +402,20 @@ class Work:
 
     def encode(self, number: int) -> Iterator[Encoded]:
         """Yield the encoded documents of each block of a piece. Drop training documents that repeat held-out text."""
-        plan, num_megabatches = self.plan, self.assignment.num_megabatches
-        hasher = NgramHasher(plan.options.decontaminate_ngram)
+        num_megabatches, ngram = self.assignment.num_megabatches, self.plan.options.ngram
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
         sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
         width = self._encoder.dtype.itemsize
         for documents, own, num_bytes in self._read_again(number, sets):
             dropped: list[dict[str, Any]] = []
-            if plan.options.ngram is not None:
+            if ngram is not None:
                 trained = np.flatnonzero((own >= 0) & (own < num_megabatches))
-                copies, starts = self._held_out.find_copies(hasher([documents[each] for each in trained.tolist()]))
+                ngrams = ngrams_of([documents[each] for each in trained.tolist()], ngram)
+                copies, starts = self._held_out.find_copies(ngrams)
                 for each, start in zip(trained[copies].tolist(), starts.tolist(), strict=True):
                     own[each], text = DROPPED, documents[each]
-                    begins = " ".join(text[:_SHOWN].split())
-                    dropped.append({"bytes": len(text.encode()), "begins": begins, "ngram": hasher.words(text, start)})
+                    begins, shared = " ".join(text[:_SHOWN].split()), ngram_at(text, start, ngram)
+                    dropped.append({"bytes": len(text.encode()), "begins": begins, "ngram": shared})
             order = np.argsort(own, kind="stable")
             order = order[np.searchsorted(own[order], 0) :]  # Dropped documents come first.
             texts = [documents[each] for each in order.tolist()]
