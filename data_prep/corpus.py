@@ -28,7 +28,7 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 from data_prep import images as prep_images
 from data_prep.images import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
 from data_prep.text import command as prep_text
-from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable, refusing_damage
 from fairseq_alma.files import open_atomically, read_file
 from fairseq_alma.options import any_path, utf8_path
 from fairseq_alma.terminal import Parser, command, print_line
@@ -236,21 +236,17 @@ def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
     """Extract members of a zip or tar archive directly into a folder, without the folder names of the members."""
-    try:
-        with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
-            for member in members:
-                content = opened.open(member) if isinstance(opened, zipfile.ZipFile) else opened.extractfile(member)
-                if content is None:
-                    raise KeyError(f"{member} is not a regular file")
-                with content, open_atomically(folder / Path(member).name) as file:
-                    shutil.copyfileobj(content, file)
-    except Exception as error:  # A damaged archive can raise an error of any type.
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
-            raise
-        raise AlmaError(
-            f"{archive}: expected the published archive, found a damaged or different file ({error}); remove the file "
-            "and run the command again"
-        ) from error
+    fault = f"{archive}: expected the published archive, found a damaged or different file"
+    with (
+        refusing_damage(fault, "remove the file and run the command again"),
+        zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened,
+    ):
+        for member in members:
+            content = opened.open(member) if isinstance(opened, zipfile.ZipFile) else opened.extractfile(member)
+            if content is None:
+                raise KeyError(f"{member} is not a regular file")
+            with content, open_atomically(folder / Path(member).name) as file:
+                shutil.copyfileobj(content, file)
 
 
 if __name__ == "__main__":

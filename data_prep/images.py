@@ -35,7 +35,7 @@ from fairseq_alma.data.stream import (
     split_name,
     stream_at,
 )
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, refusing_damage
 from fairseq_alma.files import MAX_MEGABATCHES, read_file, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import Parser, command, print_line
@@ -496,17 +496,13 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
         for label, name in enumerate(classes):
             for path in visible(folder / name):
                 files.add(path, "--source", name)
-                try:
-                    with Image.open(path) as stored:
-                        opened = ImageOps.exif_transpose(stored)
-                        mode = opened.mode
-                        pixels = np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB"))
-                except Exception as error:  # Pillow raises errors of many types on damaged files
-                    if isinstance(error, (MemoryError, PermissionError)):
-                        raise
-                    raise AlmaError(
-                        f"{path}: Pillow cannot read this file ({error}); convert the file to PNG, or remove it"
-                    ) from error
+                with (
+                    refusing_damage(f"{path}: Pillow cannot read this file", "convert the file to PNG, or remove it"),
+                    Image.open(path) as stored,
+                ):
+                    opened = ImageOps.exif_transpose(stored)
+                    mode = opened.mode
+                    pixels = np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB"))
                 if mode.startswith(("I", "F")):  # conversion would clip the values
                     raise AlmaError(
                         f"{path}: expected 8 bits per channel, found mode {mode}; convert the file to 8 bits"

@@ -30,7 +30,7 @@ from typing import IO, Annotated, Any, BinaryIO, Callable, Container, Iterator, 
 import msgspec
 from msgspec import Meta
 
-from fairseq_alma.errors import AlmaError, causes, refuse_irregular, refuse_unwritable
+from fairseq_alma.errors import AlmaError, causes, refuse_irregular, refuse_unwritable, refusing_damage
 
 LOCK_PATIENCE_SECONDS = 15.0  # Child processes of a killed process exit within this time and release its locks.
 MAX_MEGABATCHES = 10_000
@@ -351,16 +351,10 @@ class DecompressedFile:
         """
         if not self.is_packed:
             return self._raw.read(size)
-        try:
+        fault = f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content"
+        with refusing_damage(fault, "download or compress the file again"):
             while len(self._ready) < size and (piece := next(self._pieces, None)) is not None:
                 self._ready += piece
-        except Exception as error:  # Each format raises errors of different types.
-            if isinstance(error, (MemoryError, AlmaError)) or (isinstance(error, OSError) and error.errno is not None):
-                raise
-            raise AlmaError(
-                f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content ({error}); "
-                "download or compress the file again"
-            ) from error
         content = bytes(self._ready[:size])
         del self._ready[:size]
         self._num_bytes += len(content)

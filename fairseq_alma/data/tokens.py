@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence, Union
 import msgspec
 import numpy as np
 
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.errors import AlmaError, naming, refusing_damage
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with these symbols, so token u has id u + 4
@@ -144,12 +144,9 @@ class StreamTokenizer:
     def __init__(self, path: Union[str, Path]) -> None:
         self.file = find_tokenizer_file(Path(path))
         self.kind = "tokenizers" if self.file.suffix == ".json" else "sentencepiece"
-        try:
-            backend = (_load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece)(self.file)
-        except Exception as error:  # Both packages raise Exception or RuntimeError for a damaged file.
-            fault = f"the package {self.kind} cannot load this file ({error})"
-            raise AlmaError(f"{self.file}: {fault}; give another file") from error
-        self.pieces, self._encode, self.decode_batch = backend
+        load = _load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece
+        with refusing_damage(f"{self.file}: the package {self.kind} cannot load this file", "give another file"):
+            self.pieces, self._encode, self.decode_batch = load(self.file)
         if not self.pieces:
             raise AlmaError(f"{self.file}: expected a trained tokenizer, found no tokens; give another file")
         self.symbols: list[str] = []
@@ -179,10 +176,9 @@ class StreamTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token numbers (at least 0) of each text. The id in a token file is the token number plus 4."""
-        try:
+        # Both packages raise Exception, for example if the vocabulary has no unknown token.
+        with refusing_damage(f"{self.file}: cannot encode a text", "correct the text or tokenizer"):
             return self._encode(texts)
-        except Exception as error:  # Both packages raise Exception, for example if the vocabulary has no unknown token.
-            raise AlmaError(f"{self.file}: cannot encode a text ({error}); correct the text or tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
         """Return the symbols of a text. fairseq's ``Dictionary.encode_line`` accepts the symbols joined by spaces."""
