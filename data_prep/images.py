@@ -35,7 +35,7 @@ from fairseq_alma.data.stream import (
     split_name,
     stream_at,
 )
-from fairseq_alma.errors import AlmaError, refusing_damage
+from fairseq_alma.errors import AlmaError, refuse_no_file, refusing_damage
 from fairseq_alma.files import MAX_MEGABATCHES, read_file, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import Parser, command, print_line
@@ -73,7 +73,12 @@ _FILES = ("out", "source", *_ARRAYS)
 _DEFAULT_TEST_FRACTION = 0.2
 _SHARE = real(0, 1, above=True, below=True)
 _LARGEST = 2**63 - 1
-IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_NAMES: tuple[str, ...] = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 EMNIST_CLASSES = {"balanced": 47, "letters": 26, "digits": 10, "byclass": 62, "bymerge": 47, "mnist": 10}
 CIFAR = {  # data set -> (file names, folder in the archive, number of classes of each label byte)
     "cifar10": (
@@ -164,20 +169,10 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     with work_folder(options.out, "alma-prep-images") as root:
         existing = stream_at(options.out, "images")  # Another process may have held the lock and written a stream.
         files = InputFiles()
-        dataset, source = options.dataset, options.source or Path()
-        if dataset == "arrays":
-            images = load_arrays(files, options)
-        elif dataset == "digits":
-            images = load_digits(files, options)
-        elif dataset == "folder":
-            images = load_folder(files, options)
-        elif dataset.startswith("cifar"):
-            images = load_cifar(files, source, dataset, options.coarse)
-        else:
-            images = load_idx(files, source, dataset, options.split)
-        names = [name for name in (*_COMMON, *_DATASETS[dataset][1]) if name not in _FILES]
-        given = {"DATASET": dataset, **{flag(name): getattr(options, name) for name in names}}
-        record = {"command": "create", "options": given, "inputs": files.records}
+        images = _LOADERS[options.dataset](files, options)
+        names = [name for name in (*_COMMON, *_DATASETS[options.dataset][1]) if name not in _FILES]
+        given = {"DATASET": options.dataset, **{flag(name): getattr(options, name) for name in names}}
+        record = {"command": "create", "options": given, "inputs": files}
         if existing is not None:
             refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
             existing.verify(split.name for split in existing.splits)
@@ -217,23 +212,14 @@ def run(options: ImagePrepOptions) -> None:
         print_line(line, sys.stdout)
 
 
-class InputFiles:
-    """Record of the input files of one command.
-
-    Attributes:
-        records: name, size in bytes and sha256 of each input file, for the manifest.
-    """
-
-    def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
+class InputFiles(list[dict[str, Any]]):
+    """Name, size in bytes and sha256 of each input file of a command, for the manifest."""
 
     def add(self, path: Path, option: str, folder: str = "") -> Path:
         """Record a file in a class ``folder``, and return ``path``. Raises AlmaError if it is not a regular file."""
-        if not path.is_file():
-            found = "a folder" if path.is_dir() else "a special file" if path.exists() else "nothing"
-            raise AlmaError(f"{option} {path}: expected a regular file, found {found}; give another path")
+        refuse_no_file(path, option, "give another path")
         name = recorded_name(Path(folder, path.name))
-        self.records.append({"name": name, "size": path.stat().st_size, "sha256": file_sha256(path)})
+        self.append({"name": name, "size": path.stat().st_size, "sha256": file_sha256(path)})
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
@@ -328,12 +314,15 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(sizes)
 
 
-def load_idx(files: InputFiles, source: Path, dataset: str, split: str) -> ImageSet:
-    """Load MNIST, Fashion-MNIST, or a split of EMNIST."""
-    is_emnist = dataset == "emnist"
-    num_classes, first = (EMNIST_CLASSES[split], int(split == "letters")) if is_emnist else (10, 0)
-    paths = files.find(source, emnist_names(split) if is_emnist else IDX_NAMES, "gzip" if is_emnist else "")
-    parts, remarks = [], []
+def load_idx(files: InputFiles, given: Any) -> ImageSet:
+    """Load MNIST, Fashion-MNIST, or a split of EMNIST from ``given.source``."""
+    names, folder, num_classes, first = IDX_NAMES, "", 10, 0
+    dataset, remarks, parts = given.dataset, [], []
+    if is_emnist := dataset == "emnist":
+        names, folder, num_classes = emnist_names(given.split), "gzip", EMNIST_CLASSES[given.split]
+        dataset, first = f"emnist-{given.split}", int(given.split == "letters")
+        remarks = ["images transposed: the published files have rows and columns exchanged"]
+    paths = files.find(given.source, names, folder)
     for pair in (paths[:2], paths[2:]):
         images = read_idx(pair[0], 3)
         if images.shape[1:] != (28, 28):
@@ -341,27 +330,24 @@ def load_idx(files: InputFiles, source: Path, dataset: str, split: str) -> Image
             raise AlmaError(f"{pair[0]}: expected images of 28 x 28 pixels, found {size}; download the file again")
         images = images.swapaxes(1, 2) if is_emnist else images
         parts.append(_checked(images[:, None], read_idx(pair[1], 1), pair, num_classes, first))
-    if is_emnist:
-        dataset = f"emnist-{split}"
-        remarks = ["images transposed: the published files have rows and columns exchanged"]
     if first:
         remarks.append("labels changed from 1-26 in the published files to 0-25")
     return join_parts(dataset, parts, num_classes, remarks=remarks)
 
 
-def emnist_names(split: str) -> list[str]:
+def emnist_names(split: str) -> tuple[str, ...]:
     """Return the file names of an EMNIST split: training images, training labels, test images, test labels."""
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    return [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds]
+    return tuple(f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds)
 
 
-def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = False) -> ImageSet:
-    """Load the binary version of CIFAR-10 or CIFAR-100. ``coarse`` selects the coarse labels of CIFAR-100."""
-    names, folder, classes = CIFAR[dataset]
-    column = 0 if coarse else len(classes) - 1
+def load_cifar(files: InputFiles, given: Any) -> ImageSet:
+    """Load the binary version of CIFAR-10 or CIFAR-100. ``given.coarse`` selects the coarse labels of CIFAR-100."""
+    names, folder, classes = CIFAR[given.dataset]
+    column = 0 if given.coarse else len(classes) - 1
     size = len(classes) + math.prod(_CIFAR_SHAPE)
     parts = []
-    for path in files.find(source, names, folder):
+    for path in files.find(given.source, names, folder):
         content = read_file(path)
         if not content or len(content) % size:
             raise AlmaError(
@@ -371,7 +357,8 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
         parts.append(_checked(images, records[:, column], [path], classes[column]))
-    return join_parts(f"{dataset}-coarse" if coarse else dataset, parts, classes[column], augment=True)
+    name = f"{given.dataset}-coarse" if given.coarse else given.dataset
+    return join_parts(name, parts, classes[column], augment=True)
 
 
 def load_digits(files: InputFiles, given: Any) -> ImageSet:
@@ -386,10 +373,8 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
             )
         source = Path(spec.origin).parent / "datasets" / "data"
     (path,) = files.find(source, ["digits.csv"])
-    try:
+    with refusing_damage(f"{path}: not a table of integers", "download the file again"):
         rows = np.loadtxt(io.BytesIO(read_file(path)), delimiter=",", ndmin=2, dtype=np.int64)
-    except ValueError as error:
-        raise AlmaError(f"{path}: not a table of integers ({error}); download the file again") from error
     pixels, labels = rows[:, :-1], rows[:, -1]
     if len(rows) < 2 or pixels.shape[1] != 64 or pixels.min() < 0 or pixels.max() > 16:
         raise AlmaError(
@@ -430,15 +415,12 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
 
 
 def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: Path, part: str) -> Part:
-    arrays = []
-    for option, path in ((f"--{part}images", images_path), (f"--{part}labels", labels_path)):
-        try:
-            arrays.append(read_npy(files.add(path, option)))
-        except ValueError as error:
-            raise AlmaError(
-                f"{option} {path}: not a .npy file of numbers ({error}); write the array with numpy.save"
-            ) from error
-    images, labels = arrays
+    images, labels = (
+        read_npy(
+            files.add(path, option), f"{option} {path}: not a .npy file of numbers", "write the array with numpy.save"
+        )
+        for option, path in ((f"--{part}images", images_path), (f"--{part}labels", labels_path))
+    )
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise AlmaError(
             f"--{part}images {images_path}: expected a non-empty uint8 array (images, height, width) or (images, "
@@ -523,3 +505,15 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
     if is_split and (unused := sorted({*found} - {"train", "test"})):
         remarks.append(f"folders not used: {', '.join(unused)[:200]}")
     return join_parts(given.name, parts, len(classes), given.augment, remarks, given.test_fraction, given.seed)
+
+
+_LOADERS = {
+    "mnist": load_idx,
+    "fashion-mnist": load_idx,
+    "emnist": load_idx,
+    "cifar10": load_cifar,
+    "cifar100": load_cifar,
+    "digits": load_digits,
+    "arrays": load_arrays,
+    "folder": load_folder,
+}
