@@ -299,8 +299,7 @@ class Options:
     @classmethod
     def add_to(cls, group: Any) -> None:
         """Add positional arguments and options to a parser."""
-        declaring: Any = cls
-        for each in dataclasses.fields(declaring):
+        for each in dataclasses.fields(cls):  # type: ignore[arg-type]
             if words := each.metadata.get("operand"):
                 group.add_argument(each.name, **words)
         for option in options_of(cls).values():
@@ -310,8 +309,7 @@ class Options:
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
         """Return an instance with the parsed values or the defaults. ``further`` sets fields that are not options."""
-        declaring: Any = cls
-        names = [each.name for each in dataclasses.fields(declaring) if "operand" in each.metadata]
+        names = [each.name for each in dataclasses.fields(cls) if "operand" in each.metadata]  # type: ignore[arg-type]
         names += [name for name, option in options_of(cls).items() if option.side != TRAINING]
         found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
@@ -361,16 +359,12 @@ def given_values(words: Sequence[str]) -> dict[str, str]:
     return {name: " ".join(values) for name, values in group_words(words)}
 
 
-def without(words: Sequence[str], left_out: Mapping[str, int]) -> list[str]:
-    """Return command-line arguments without the options in ``left_out`` (flag -> number of values to remove)."""
-    kept: list[str] = []
-    skip = 0
+def without(words: Sequence[str], *flags: str) -> list[str]:
+    """Return command-line arguments without the options ``flags`` and their values."""
+    kept, is_kept = [], True
     for word in words:
-        name, is_given, _ = word.partition("=")
-        if skip:
-            skip -= 1
-        elif name not in left_out:
+        if _is_option(word):
+            is_kept = word.partition("=")[0] not in flags
+        if is_kept:
             kept.append(word)
-        elif not is_given:
-            skip = left_out[name]
     return kept

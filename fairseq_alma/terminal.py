@@ -61,8 +61,8 @@ def command(main: Main) -> Main:
         _quiet_libraries()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # The terminal may not show each character.
-        on_main_thread = threading.current_thread() is threading.main_thread()
-        handles_sigterm = on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        handles_sigterm = is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if handles_sigterm:
             signal.signal(signal.SIGTERM, terminate)
         try:
@@ -74,9 +74,9 @@ def command(main: Main) -> Main:
             for each in causes(error):  # If a signal interrupts saving, torch raises another error.
                 if isinstance(each, (KeyboardInterrupt, _Terminated)):
                     is_sigint = isinstance(each, KeyboardInterrupt)
-                    what = "interrupted" if is_sigint else "ended by SIGTERM"
+                    what, number = ("interrupted", signal.SIGINT) if is_sigint else ("ended by SIGTERM", signal.SIGTERM)
                     print_line(f"{what}; no partial file remains; run the same command again to resume", sys.stderr)
-                    return 128 + (signal.SIGINT if is_sigint else signal.SIGTERM)
+                    return 128 + number
                 if isinstance(each, BrokenPipeError) and _is_stdout_closed():
                     return 0
             raise
