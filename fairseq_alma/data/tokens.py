@@ -149,8 +149,7 @@ class StreamTokenizer:
             self.pieces, self._encode, self.decode_batch = load(self.file)
         if not self.pieces:
             raise AlmaError(f"{self.file}: expected a trained tokenizer, found no tokens; give another file")
-        self.symbols: list[str] = []
-        self._token_of: dict[str, int] = {}
+        self._token_of: dict[str, int] = {}  # symbol -> number of the token, ascending
         known, unused = {*self.pieces}, max(0, _num_rows(self.file.parent) - len(self.pieces))
         for number, piece in enumerate([*self.pieces, *[""] * unused]):
             is_taken = piece in FAIRSEQ_SYMBOLS or piece in self._token_of
@@ -159,7 +158,7 @@ class StreamTokenizer:
                 while piece in known:  # a token may have this text as its piece
                     piece = f"<{piece}>"
             self._token_of[piece] = number
-            self.symbols.append(piece)
+        self.symbols = [*self._token_of]
         self.vocab_size = len(self.symbols)
         paths = [self.file.with_name(name) for name in COMPANIONS if self.kind == "tokenizers"]
         self.companions = [path for path in paths if path.is_file()]
@@ -282,8 +281,7 @@ class DocumentEncoder:
         self._eos = np.array([EOS], dtype=dtype).tobytes()
         self._cache: dict[str, bytes] = {}
         self._cache_size = cache_size
-        is_json = tokenizer.kind == "tokenizers"
-        self._unsplit = _unsplit_documents(tokenizer.file) if is_json else re.compile("")
+        self._unsplit = _unsplit_documents(tokenizer.file) if tokenizer.kind == "tokenizers" else re.compile("")
 
     def encode(self, documents: Sequence[str]) -> list[bytes]:
         """Return the token ids of each document, followed by the id of EOS, as the bytes of a ``dtype`` array."""
@@ -341,13 +339,13 @@ class TokenFileWriter:
     def __init__(self, prefix: Path, dtype: np.dtype) -> None:
         self.dtype = dtype
         self._prefix = prefix
-        self._pending: list[bytes] = []
+        self._pending = bytearray()
         self._digest, self._size = hashlib.sha256(), 0
         self._sizes = array("i")
 
     def write(self, ids: bytes, sizes: np.ndarray) -> None:
         """Add sequences to the buffer: concatenated ids as bytes of ``dtype``, and number of ids of each sequence."""
-        self._pending.append(ids)
+        self._pending += ids
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
     def flush(self) -> None:
@@ -355,28 +353,23 @@ class TokenFileWriter:
         path = Path(f"{self._prefix}.bin")
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "ab") as file:
-            for content in self._pending:
-                file.write(content)
-                self._digest.update(content)
-                self._size += len(content)
-        self._pending = []
+            file.write(self._pending)
+        self._digest.update(self._pending)
+        self._size += len(self._pending)
+        self._pending.clear()
 
     def close(self) -> list[tuple[int, str]]:
         """Write the buffered sequences and the index. Return (size in bytes, sha256) of ``.bin`` and of ``.idx``."""
         self.flush()
         code = next(code for code, dtype in _DTYPES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
-        starts = np.cumsum(sizes, dtype=np.int64)
-        starts -= sizes
-        starts *= self.dtype.itemsize
+        starts = (np.cumsum(sizes, dtype=np.int64) - sizes) * self.dtype.itemsize
         header = _HEADER.pack(_MAGIC, _VERSION, code, len(sizes))
-        digest, path = hashlib.sha256(), Path(f"{self._prefix}.idx")
-        with naming(path), open(path, "wb") as file:
-            for content in (header, sizes.astype("<i4", copy=False).data, starts.astype("<i8", copy=False).data):
-                file.write(content)
-                digest.update(content)
-            size = file.tell()
-        return [(self._size, self._digest.hexdigest()), (size, digest.hexdigest())]
+        content = header + sizes.astype("<i4").tobytes() + starts.astype("<i8").tobytes()
+        path = Path(f"{self._prefix}.idx")
+        with naming(path):
+            path.write_bytes(content)
+        return [(self._size, self._digest.hexdigest()), (len(content), hashlib.sha256(content).hexdigest())]
 
 
 class TokenFile:
