@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 from data_prep import images as prep_images
-from data_prep.images import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
+from data_prep.images import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names, find_file
 from data_prep.text import command as prep_text
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable, refusing_damage
 from fairseq_alma.files import open_atomically, read_file
@@ -114,8 +114,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for name, corpus in CORPORA.items():
         sub = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
         if name != "kjv":
-            about = "folder of the downloaded files (default: %(default)s)"
-            sub.add_argument("--source", type=any_path, default=HOME / name, help=about)
+            sub.add_argument(
+                "--source",
+                type=any_path,
+                default=HOME / name,
+                help="folder of the downloaded files (default: %(default)s)",
+            )
         if name == "emnist":
             sub.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
         if name in _TEXTS:
@@ -129,8 +133,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
         split = ["--split", args.split] if args.name == "emnist" else []
-        words = [args.name, *split, "--source", str(args.source), *rest]
-        images = prep_images.parse_options(words)  # reports usage errors before the download
+        # reports usage errors before the download
+        images = prep_images.parse_options([args.name, *split, "--source", str(args.source), *rest])
         find(args.name, args.source, *split[1:])
         prep_images.run(images)
         return 0
@@ -163,23 +167,25 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
     corpus = CORPORA[name]
     if corpus.names:
         suffix = ".gz" if corpus.url.endswith(".gz") else ""
-        paths = [source / each for each in corpus.names]
-        for number, each in enumerate(corpus.names):
-            if not paths[number].exists():
-                paths[number] = fetch(corpus.url.format(name=each), source / f"{each}{suffix}")
+        paths = [
+            source / each
+            if (source / each).exists()
+            else fetch(corpus.url.format(name=each), source / f"{each}{suffix}")
+            for each in corpus.names
+        ]
         groups = [paths] if len(corpus.sha256) == 1 else [[path] for path in paths]
         for group, sha256 in zip(groups, corpus.sha256, strict=True):
             check_sha256((read_file(path) for path in group), sha256, source if len(group) > 1 else group[0])
         return paths
-    members = [f"{each}.gz" for each in emnist_names(split)] if name == "emnist" else CIFAR[name][0]
-    folder = "gzip" if name == "emnist" else CIFAR[name][1]
-    plain = [member.removesuffix(".gz") for member in members]  # alma-prep-images reads both
-    places = [(place, names) for place in (source, source / folder) for names in (members, plain)]
-    if not any(all((place / name).exists() for name in names) for place, names in places):
+    if name == "emnist":
+        names, folder, suffix = emnist_names(split), "gzip", ".gz"
+    else:
+        names, folder, suffix = *CIFAR[name][:2], ""
+    if not all(find_file(source, each, folder) for each in names):
         archive = fetch(corpus.url, source / corpus.url.rpartition("/")[2])
         check_sha256([archive.read_bytes()], corpus.sha256[0], archive)
-        unpack(archive, [f"{folder}/{member}" for member in members], source)
-    return [source / member for member in members]
+        unpack(archive, [f"{folder}/{each}{suffix}" for each in names], source)
+    return [source / f"{each}{suffix}" for each in names]
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:

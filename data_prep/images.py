@@ -82,11 +82,11 @@ IDX_NAMES: tuple[str, ...] = (
 EMNIST_CLASSES = {"balanced": 47, "letters": 26, "digits": 10, "byclass": 62, "bymerge": 47, "mnist": 10}
 CIFAR = {  # data set -> (file names, folder in the archive, number of classes of each label byte)
     "cifar10": (
-        [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"],
+        (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"),
         "cifar-10-batches-bin",
         [10],
     ),
-    "cifar100": (["train.bin", "test.bin"], "cifar-100-binary", [20, 100]),
+    "cifar100": (("train.bin", "test.bin"), "cifar-100-binary", [20, 100]),
 }
 _CIFAR_SHAPE = (3, 32, 32)
 _MOST_CHANNELS = 4
@@ -177,8 +177,9 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
             refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
             existing.verify(split.name for split in existing.splits)
             return None
-        how = options.megabatches, options.seed, options.valid_fraction, (record,)
-        built = write_image_stream(root / "stream", images, *how)
+        built = write_image_stream(
+            root / "stream", images, options.megabatches, options.seed, options.valid_fraction, [record]
+        )
         stream = replace(built, root=options.out)
         publish_stream(root / "stream", stream)
     return stream, images
@@ -198,8 +199,8 @@ def run(options: ImagePrepOptions) -> None:
         print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
         return
     stream, images = prepared
-    names = (stream.megabatch(0).name, split_name(0, "valid"), "test")
-    num_train, num_valid, num_test = (stream.split(name).num_images for name in names)
+    sizes = {split.name: split.num_images for split in stream.splits}
+    num_train, num_valid, num_test = sizes[split_name(0)], sizes[split_name(0, "valid")], sizes["test"]
     unused = images.num_train - stream.num_megabatches * (num_train + num_valid)
     for line in (
         f"{images.dataset}: {images.num_train:,} training and {num_test:,} test images of shape "
@@ -210,6 +211,12 @@ def run(options: ImagePrepOptions) -> None:
         f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN",
     ):
         print_line(line, sys.stdout)
+
+
+def find_file(source: Path, name: str, folder: str = "") -> Optional[Path]:
+    """Return the path of a file, plain or ``.gz``, in ``source`` or in ``source/folder``; None if there is no file."""
+    candidates = [source / part / f"{name}{end}" for part in ("", folder) for end in ("", ".gz")]
+    return next((each for each in candidates if each.is_file()), None)
 
 
 class InputFiles(list[dict[str, Any]]):
@@ -223,7 +230,7 @@ class InputFiles(list[dict[str, Any]]):
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
-        """Find and record files, plain or ``.gz``, in ``source`` or in ``source/folder``.
+        """Find and record files as `find_file` does.
 
         Returns:
             One path for each name in ``names``.
@@ -233,9 +240,7 @@ class InputFiles(list[dict[str, Any]]):
         """
         paths = []
         for name in names:
-            candidates = [source / part / f"{name}{end}" for part in ("", folder) for end in ("", ".gz")]
-            path = next((each for each in candidates if each.is_file()), None)
-            if path is None:
+            if (path := find_file(source, name, folder)) is None:
                 raise AlmaError(
                     f"--source {source}: expected {name} or {name}.gz in this folder, found neither; give the folder "
                     f"that contains {', '.join(names)}{f' or {folder}/' if folder else ''}"
@@ -269,7 +274,7 @@ def join_parts(
     num_classes: int,
     augment: bool = False,
     remarks: Sequence[str] = (),
-    test_fraction: float = 0.0,
+    test_fraction: Optional[float] = None,
     seed: int = 0,
 ) -> ImageSet:
     """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample one from the images.
@@ -280,7 +285,7 @@ def join_parts(
         num_classes: number of classes.
         augment: whether training uses random crops and flips.
         remarks: lines for the printed summary.
-        test_fraction: share of the images to sample if ``parts`` has no test set.
+        test_fraction: share of the images to sample; required if ``parts`` has no test set.
         seed: random seed for sampling the test set.
     """
     if len(parts) > 1:
@@ -288,7 +293,7 @@ def join_parts(
         num_test = len(parts[-1][0])
     else:
         images, labels = parts[0]
-        num_test = min(max(round(test_fraction * len(images)), 1), len(images) - 1)
+        num_test = min(max(round((test_fraction or 0) * len(images)), 1), len(images) - 1)
         order = np.random.Generator(np.random.PCG64([seed, _TEST_DRAW])).permutation(len(images))
         order = np.concatenate([np.sort(order[num_test:]), np.sort(order[:num_test])])
         images, labels = images[order], labels[order]
@@ -383,7 +388,7 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
         )
     images = (2 * 255 * pixels + 16) // 32  # rounds 255 / 16 * pixels
     part = _checked(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels, [path], 10)
-    remarks = ("pixels scaled from 0-16 to 0-255",)
+    remarks = ["pixels scaled from 0-16 to 0-255"]
     return join_parts("digits", [part], 10, False, remarks, given.test_fraction, given.seed)
 
 
@@ -402,16 +407,15 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
     labels = np.concatenate([labels for _, labels in parts])
     least, most = labels.min(), labels.max()
     num_classes = given.num_classes or int(most) + 1
-    remarks: tuple[str, ...] = ()
+    remarks = []
     if (num_found := len(np.unique(labels))) < num_classes:
-        remarks = (f"only {num_found} of {num_classes} classes have images (labels {least} to {most})",)
+        remarks = [f"only {num_found} of {num_classes} classes have images (labels {least} to {most})"]
     if least > 0:
-        remarks = (
+        remarks = [
             f"the labels range from {least} to {most}: class 0 of {num_classes} classes has no images; if the first "
-            f"class is {least}, subtract {least} from the labels",
-        )
-    fraction = given.test_fraction or 0.0
-    return join_parts(given.name, parts, num_classes, given.augment, remarks, fraction, given.seed)
+            f"class is {least}, subtract {least} from the labels"
+        ]
+    return join_parts(given.name, parts, num_classes, given.augment, remarks, given.test_fraction, given.seed)
 
 
 def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: Path, part: str) -> Part:

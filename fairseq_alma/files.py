@@ -232,8 +232,10 @@ def locked(
         AlmaError: another process holds the lock after `LOCK_PATIENCE_SECONDS`.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    claimed = _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation)
-    with _removing_unused(path.parent, unused), claimed as descriptor:
+    with (
+        _removing_unused(path.parent, unused),
+        _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation) as descriptor,
+    ):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield descriptor

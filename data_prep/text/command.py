@@ -332,15 +332,20 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
         plan: plan of the command.
         digests: sha256 of each input file.
     """
-    options = plan.options
-    tokenizer, inputs = None, []
+    options, tokenizer = plan.options, None
     if options.tokenizer is not None:
         given = StreamTokenizer(options.tokenizer)
         tokenizer = canonical_sha256([file_sha256(path) for path in (given.file, *given.companions)])
-    for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True):
-        name = "-" if source.is_copy else recorded_name(Path(source.path.name))
-        entry = {"argument": source.argument, "name": name, "format": source.form, "size": size, "sha256": digest}
-        inputs.append(entry)
+    inputs = [
+        {
+            "argument": source.argument,
+            "name": "-" if source.is_copy else recorded_name(Path(source.path.name)),
+            "format": source.form,
+            "size": size,
+            "sha256": digest,
+        }
+        for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True)
+    ]
     command = "append" if options.append else "create"
     return {"command": command, "options": options.determining(tokenizer), "inputs": inputs}
 

@@ -323,8 +323,10 @@ def _open_table(source: Source) -> Iterator[Any]:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise AlmaError(f"{source.label}: pyarrow is not installed; run pip install pyarrow") from error
-    fault = f"{source.label}: broken Parquet data"
-    with refusing_damage(fault, "download the file again"), ParquetFile(source.path) as table:
+    with (
+        refusing_damage(f"{source.label}: broken Parquet data", "download the file again"),
+        ParquetFile(source.path) as table,
+    ):
         yield table
 
 

@@ -31,7 +31,6 @@ from data_prep.text.assignment import (
 from data_prep.text.documents import FORMS_OF_TEXT, Piece, Source, batches_of, cut_into_pieces, find_sources
 from fairseq_alma.data.stream import (
     DICTIONARY,
-    TOKEN_SUFFIXES,
     Split,
     Stream,
     StreamFile,
@@ -188,8 +187,8 @@ class Work:
 
     @cached_property
     def _encoder(self) -> DocumentEncoder:
-        tokenizer = self.tokenizer
-        return DocumentEncoder(tokenizer, id_dtype(tokenizer.vocab_size), _CACHED_CHUNKS // self.plan.num_workers)
+        cache_size = _CACHED_CHUNKS // self.plan.num_workers
+        return DocumentEncoder(self.tokenizer, id_dtype(self.tokenizer.vocab_size), cache_size)
 
     @cached_property
     def _held_out(self) -> HeldOutNgrams:
@@ -211,8 +210,7 @@ class Work:
             own["hash"] = document_hashes(batch.documents)
             own["bytes"] = [len(document.encode()) for document in batch.documents]
             own["argument"] = batch.arguments if options.by is None else numbers
-            positions = np.arange(num_documents, num_documents + len(own), dtype=np.uint64)
-            positions += np.uint64(number << 32)
+            positions = np.arange(len(own), dtype=np.uint64) + np.uint64((number << 32) + num_documents)
             own["key"] = keys_of(own["hash"], options.seed, positions if options.keep_duplicates else None)
             num_documents += len(own)
             parts.append(own)
@@ -261,6 +259,7 @@ class Work:
             )
         self.save("document-hashes", records["hash"][order].tobytes())
         sizes, arguments = records["bytes"][order], records["argument"][order]
+        num_duplicates = len(records) - len(order)
         duplicate_bytes = int(records["bytes"].sum(dtype=np.int64) - sizes.sum(dtype=np.int64))
         del records
         first = there.num_megabatches if there else 0
@@ -282,8 +281,8 @@ class Work:
         names = [*map(split_name, arriving), *(["valid", "test"] if first == 0 else [])]
         names += [] if shares.holdout is None else [split_name(t, "holdout") for t in arriving]
         first_bytes = int(sizes[(own_sets == 0) | (own_sets == shares.num_sets)].sum(dtype=np.int64))
-        duplicates = len(is_kept) - len(order), duplicate_bytes
-        self.save("assignment", Assignment(names, shares.num_megabatches, groups, *duplicates, first_bytes))
+        made = Assignment(names, shares.num_megabatches, groups, num_duplicates, duplicate_bytes, first_bytes)
+        self.save("assignment", made)
         counts = np.bincount(own_sets, minlength=shares.num_sets + 1)
         counts[0] += counts[-1]
         self.refuse_empty_sets(counts[:-1].tolist())
@@ -381,10 +380,9 @@ class Work:
                 self.save(name, array)
         given = options.tokenizer if plan.there is None else plan.there.root / TOKENIZER_FOLDER
         if given is None:
-            is_auto = options.vocab_size == AUTO
-            vocab_size = vocab_size_for(self.assignment.first_bytes) if is_auto else options.vocab_size
-            content = train_tokenizer((self.load(name)[0] for name in samples), vocab_size, plan.num_workers)
-            self.save(FILE_NAMES["tokenizers"], content)
+            size = vocab_size_for(self.assignment.first_bytes) if options.vocab_size == AUTO else options.vocab_size
+            texts = (self.load(name)[0] for name in samples)
+            self.save(FILE_NAMES["tokenizers"], train_tokenizer(texts, size, plan.num_workers))
             return
         altered, num_held_out, kept, size = sum(self.load(name)[2] for name in samples).tolist()
         if 2 * kept < size:
@@ -451,7 +449,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         AlmaError: every document of a mega-batch repeats held-out text.
     """
     plan, assignment, tokenizer = work.plan, work.assignment, work.tokenizer
-    writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
+    writers = [TokenFileWriter(root, name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
     counts = np.zeros((len(writers), 4), np.int64)  # documents, bytes, words, tokens
     listed: list[dict[str, Any]] = []
     num_dropped = bytes_dropped = pending = 0
@@ -474,9 +472,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     for name, writer, (documents, num_bytes, words, tokens) in zip(
         assignment.names, writers, counts.tolist(), strict=True
     ):
-        own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)
-        files = tuple(StreamFile(f"{name}{suffix}", *each) for suffix, each in own_files)
-        splits.append(Split(name, files, documents, words, tokens, num_bytes))
+        splits.append(Split(name, writer.close(), documents, words, tokens, num_bytes))
     history: dict[str, Any] = {
         **record,
         "num_duplicates": assignment.num_duplicates,

@@ -94,8 +94,7 @@ class ImageStream(ImagesEntry):
             megabatches: indices of mega-batches, in order of concatenation; None for the ``valid`` or ``test`` set.
         """
         names = [part] if megabatches is None else [split_name(t, part) for t in megabatches]
-        splits = [self.stream.split(name) for name in names]
-        return np.concatenate([np.empty(0, np.int64), *(self._indices[split.name] for split in splits)])
+        return np.concatenate([np.empty(0, np.int64), *(self._indices[self.stream.split(name).name] for name in names)])
 
 
 def _load(
@@ -180,8 +179,7 @@ def write_image_stream(
         for name, indices in named
     ]
     mean, std = channel_statistics(data.images[: data.num_train])
-    _, channels, height, width = data.images.shape
-    shape = channels, height, width
+    shape: Any = data.images.shape[1:]
     entry = ImagesEntry(data.dataset, shape, data.num_classes, mean, std, data.augment, files)
     stream = Stream(root, "images", seed, tuple(splits), images=entry, history=tuple(history))
     write_manifest(stream, root / MANIFEST)
@@ -206,9 +204,8 @@ def assign_images(
             f"--megabatches {num_megabatches}: expected at least 2 images per mega-batch, found {size}; give {remedy}"
         )
     num_valid = min(max(round(valid_fraction * size), 1), size - 1)
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)
-    parts = order[: num_megabatches * size].reshape(num_megabatches, size)
-    return [(part[num_valid:], part[:num_valid]) for part in parts]
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)[: num_megabatches * size]
+    return [(part[num_valid:], part[:num_valid]) for part in order.reshape(num_megabatches, size)]
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

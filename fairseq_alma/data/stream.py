@@ -221,8 +221,10 @@ class Stream:
             known = {*found}
             if missing := [name for name in names if name not in known]:
                 return f"no split {', '.join(missing[:3])}"
-            order = f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order"
-            return f"{order}, found {len(found)} splits, out of order or with extra splits"
+            return (
+                f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order, found {len(found)} splits, "
+                "out of order or with extra splits"
+            )
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
@@ -280,8 +282,9 @@ class Stream:
     def megabatch(self, megabatch: int) -> Split:
         """Return the training split of mega-batch 0 to B - 1. Raises AlmaError if the mega-batch does not exist."""
         if not 0 <= megabatch < self.num_megabatches:
-            last = self.num_megabatches - 1
-            raise AlmaError(f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {last}")
+            raise AlmaError(
+                f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {self.num_megabatches - 1}"
+            )
         return self.split(split_name(megabatch))
 
     def split(self, name: str) -> Split:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence, Union
 import msgspec
 import numpy as np
 
+from fairseq_alma.data.stream import StreamFile
 from fairseq_alma.errors import AlmaError, naming, refusing_damage
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -332,13 +333,13 @@ class TokenFileWriter:
     """Writer of a token file: `write` fills a buffer, `flush` appends the buffer to ``.bin``, `close` writes ``.idx``.
 
     Args:
-        prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
+        root: folder of the stream.
+        name: path of the files in ``root`` without ``.bin`` and ``.idx``; the files must not exist.
         dtype: NumPy type of an id, ``uint16`` or ``uint32``.
     """
 
-    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
-        self.dtype = dtype
-        self._prefix = prefix
+    def __init__(self, root: Path, name: str, dtype: np.dtype) -> None:
+        self.root, self.name, self.dtype = root, name, dtype
         self._pending = bytearray()
         self._digest, self._size = hashlib.sha256(), 0
         self._sizes = array("i")
@@ -350,7 +351,7 @@ class TokenFileWriter:
 
     def flush(self) -> None:
         """Append the buffered sequences to ``.bin``, and empty the buffer."""
-        path = Path(f"{self._prefix}.bin")
+        path = self.root / f"{self.name}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "ab") as file:
             file.write(self._pending)
@@ -358,18 +359,19 @@ class TokenFileWriter:
         self._size += len(self._pending)
         self._pending.clear()
 
-    def close(self) -> list[tuple[int, str]]:
-        """Write the buffered sequences and the index. Return (size in bytes, sha256) of ``.bin`` and of ``.idx``."""
+    def close(self) -> tuple[StreamFile, StreamFile]:
+        """Write the buffered sequences and the index. Return the manifest entries of ``.bin`` and ``.idx``."""
         self.flush()
         code = next(code for code, dtype in _DTYPES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
         starts = (np.cumsum(sizes, dtype=np.int64) - sizes) * self.dtype.itemsize
-        header = _HEADER.pack(_MAGIC, _VERSION, code, len(sizes))
-        content = header + sizes.astype("<i4").tobytes() + starts.astype("<i8").tobytes()
-        path = Path(f"{self._prefix}.idx")
-        with naming(path):
-            path.write_bytes(content)
-        return [(self._size, self._digest.hexdigest()), (len(content), hashlib.sha256(content).hexdigest())]
+        path = self.root / f"{self.name}.idx"
+        with naming(path), open(path, "wb") as file:
+            file.write(_HEADER.pack(_MAGIC, _VERSION, code, len(sizes)))
+            file.write(sizes.astype("<i4", copy=False).data)
+            file.write(starts.astype("<i8", copy=False).data)
+        ids = StreamFile(f"{self.name}.bin", self._size, self._digest.hexdigest())
+        return ids, StreamFile.describe(self.root, f"{self.name}.idx")
 
 
 class TokenFile:
