@@ -48,25 +48,6 @@ _EPILOG = """examples:
 
 Repeating a completed command changes nothing."""
 _ARRAYS = ("images", "labels", "test_images", "test_labels")
-_DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
-    "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
-    "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),
-    "emnist": (
-        "EMNIST: the idx files of one split, plain or .gz; the command corrects the transposed images",
-        ("source", "split"),
-    ),
-    "cifar10": ("CIFAR-10: the files of the binary version", ("source",)),
-    "cifar100": ("CIFAR-100: the files of the binary version", ("source", "coarse")),
-    "digits": ("scikit-learn's 8 x 8 digits; by default from the installed package", ("source", "test_fraction")),
-    "arrays": (
-        "images and labels in .npy files",
-        ("test_fraction", "name", "augment", *_ARRAYS, "channels", "num_classes"),
-    ),
-    "folder": (
-        "image files of the same shape, in one subfolder for each class, optionally inside train/ and test/",
-        ("source", "test_fraction", "name", "augment"),
-    ),
-}
 _COMMON = ("out", "megabatches", "seed", "valid_fraction")
 # The manifest does not record these options, because it records the sha256 of the files.
 _FILES = ("out", "source", *_ARRAYS)
@@ -141,7 +122,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         epilog=_EPILOG,
     )
     datasets = parser.add_subparsers(dest="dataset", metavar="DATASET", required=True)
-    for dataset, (text, own) in _DATASETS.items():
+    for dataset, (text, _, own) in _DATASETS.items():
         group = datasets.add_parser(dataset, help=text, description=f"{text[0].upper()}{text[1:]}.")
         for name in (*_COMMON, *own):
             option = options_of(ImagePrepOptions)[name]
@@ -154,11 +135,14 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         parser.error(f"--test-{missing}: missing; add this option, or remove --test-{given}")
     if options.test_images is not None and options.test_fraction is not None:
         parser.error("--test-fraction: not allowed with --test-images; remove --test-fraction")
-    parts = [Path(options.source or "") / part for part in ("train", "test")]
-    if args.dataset == "folder" and options.test_fraction and all(part.is_dir() for part in parts):
-        parser.error(f"--test-fraction: {options.source} has a folder test; remove --test-fraction or the folder")
+    if (
+        args.dataset == "folder"
+        and options.test_fraction is not None
+        and all((args.source / part).is_dir() for part in ("train", "test"))
+    ):
+        parser.error(f"--test-fraction: {args.source} has a folder test; remove --test-fraction or the folder")
     fraction = options.test_fraction
-    if "test_fraction" in _DATASETS[args.dataset][1] and options.test_images is None:
+    if "test_fraction" in _DATASETS[args.dataset][2] and options.test_images is None:
         fraction = fraction or _DEFAULT_TEST_FRACTION
     return replace(options, test_fraction=fraction, name=options.name or args.dataset)
 
@@ -169,8 +153,9 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     with work_folder(options.out, "alma-prep-images") as root:
         existing = stream_at(options.out, "images")  # Another process may have held the lock and written a stream.
         files = InputFiles()
-        images = _LOADERS[options.dataset](files, options)
-        names = [name for name in (*_COMMON, *_DATASETS[options.dataset][1]) if name not in _FILES]
+        _, load, own = _DATASETS[options.dataset]
+        images = load(files, options)
+        names = [name for name in (*_COMMON, *own) if name not in _FILES]
         given = {"DATASET": options.dataset, **{flag(name): getattr(options, name) for name in names}}
         record = {"command": "create", "options": given, "inputs": files}
         if existing is not None:
@@ -511,13 +496,29 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
     return join_parts(given.name, parts, len(classes), given.augment, remarks, given.test_fraction, given.seed)
 
 
-_LOADERS = {
-    "mnist": load_idx,
-    "fashion-mnist": load_idx,
-    "emnist": load_idx,
-    "cifar10": load_cifar,
-    "cifar100": load_cifar,
-    "digits": load_digits,
-    "arrays": load_arrays,
-    "folder": load_folder,
+_DATASETS: dict[str, tuple[str, Any, tuple[str, ...]]] = {  # help text, loader, options in addition to `_COMMON`
+    "mnist": ("MNIST: the four idx files, plain or .gz", load_idx, ("source",)),
+    "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", load_idx, ("source",)),
+    "emnist": (
+        "EMNIST: the idx files of one split, plain or .gz; the command corrects the transposed images",
+        load_idx,
+        ("source", "split"),
+    ),
+    "cifar10": ("CIFAR-10: the files of the binary version", load_cifar, ("source",)),
+    "cifar100": ("CIFAR-100: the files of the binary version", load_cifar, ("source", "coarse")),
+    "digits": (
+        "scikit-learn's 8 x 8 digits; by default from the installed package",
+        load_digits,
+        ("source", "test_fraction"),
+    ),
+    "arrays": (
+        "images and labels in .npy files",
+        load_arrays,
+        ("test_fraction", "name", "augment", *_ARRAYS, "channels", "num_classes"),
+    ),
+    "folder": (
+        "image files of the same shape, in one subfolder for each class, optionally inside train/ and test/",
+        load_folder,
+        ("source", "test_fraction", "name", "augment"),
+    ),
 }

@@ -43,7 +43,7 @@ if sys.platform == "win32":
 __version__ = "0.3.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
-COMMANDS = {
+COMMANDS = {  # name of each entry point -> module with the ``main`` function of the command
     "alma_prep_text": "data_prep.text.command",
     "alma_prep_images": "data_prep.images",
     "alma_grow": "fairseq_alma.cli.grow",
@@ -54,7 +54,6 @@ COMMANDS = {
     "alma_import": "fairseq_alma.cli.import_model",
     "alma_update": "fairseq_alma.cli.update",
 }
-"""Name of each entry point -> module with the ``main`` function of the command."""
 
 
 def register() -> None:

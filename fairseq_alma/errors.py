@@ -128,9 +128,7 @@ def refuse_no_folder(out: Path, flag: str) -> None:
 
 def refuse_unwritable(out: Path, flag: str) -> None:
     """Raise AlmaError if a folder is not writable: ``out`` if it is a folder, else its nearest existing parent."""
-    folder = out if out.is_dir() else out.absolute().parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = out if out.is_dir() else next(each for each in out.absolute().parents if each.exists())
     if not folder.is_dir():
         raise AlmaError(f"{flag} {out}: expected a folder at {folder}, found a file; give another path")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):

@@ -35,14 +35,13 @@ from fairseq_alma.errors import AlmaError, causes, refuse_irregular, refuse_unwr
 LOCK_PATIENCE_SECONDS = 15.0  # Child processes of a killed process exit within this time and release its locks.
 MAX_MEGABATCHES = 10_000
 COMPRESSION_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
-_MAGIC = {
+_MAGIC = {  # regular expression for the first bytes of a compressed file -> format
     rb"\x1f\x8b": "gzip",
     rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "bzip2",  # text may begin with BZh
     rb"\xfd7zXZ\x00": "xz",
     rb"\x28\xb5\x2f\xfd": "zstandard",
     rb"[\x50-\x5f]\x2a\x4d\x18": "zstandard",  # pzstd writes skippable frames
 }
-"""Regular expression for the first bytes of a compressed file -> format."""
 _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses each input at once, to at most 30,000 times the size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
@@ -51,8 +50,7 @@ _LARGEST_CONTENT = 1 << 30  # bytes. Every file of a published data set is small
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-Amount = Union[Count, Annotated[float, Meta(ge=0, le=1.7e308)]]
-"""Type of a finite number, integer or float, that is at least 0."""
+Amount = Union[Count, Annotated[float, Meta(ge=0, le=1.7e308)]]  # a finite number that is at least 0
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 NumMegabatches = Annotated[int, Meta(ge=1, le=MAX_MEGABATCHES)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

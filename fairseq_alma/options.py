@@ -17,20 +17,17 @@ from typing import Annotated, Any, Callable, Literal, Mapping, Optional, Sequenc
 
 from msgspec import Meta, Struct, defstruct
 
-KINDS = ("text", "images")
-"""Kinds of data in a stream."""
+KINDS = ("text", "images")  # kinds of data in a stream
 PLAN, TRAINING = "plan", "training"
 """Identifiers of the commands that accept options: `PLAN` for alma-stream, `TRAINING` for fairseq-train."""
 NONE = "none"
 """Value in fairseq's configurations for an option with choices that the user does not give."""
 Number = Union[int, float]
-GivenOption = tuple[str, tuple[str, ...]]
-"""An option on a command line: (flag, values)."""
+GivenOption = tuple[str, tuple[str, ...]]  # an option on a command line: (flag, values)
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 """Aliases of fairseq options (alias -> flag)."""
 LARGEST_COUNT = 2**31 - 1
-LONGEST_TEXT = 2**26
-"""Maximum length of a text value in a record, in characters."""
+LONGEST_TEXT = 2**26  # maximum length of a text value in a record, in characters
 _WIDEST = 26  # maximum length of a flag with its choices in the left column of --help
 
 
@@ -191,8 +188,6 @@ class Option:
 
 
 class _Read(argparse.Action):
-    """Action of argparse that converts and stores the value of an option."""
-
     def __init__(self, *arguments: Any, option: Option, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.option = option

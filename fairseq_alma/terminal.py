@@ -128,7 +128,6 @@ class Parser(argparse.ArgumentParser):
             each.add_to(self)
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and exit with status 2."""
         if message.startswith("unrecognized arguments") and "[-- " in (self.usage or ""):
             message += "; see --help, and give options of fairseq-train after --"
         super().error(printable(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"))

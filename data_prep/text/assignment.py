@@ -40,8 +40,7 @@ _DOCUMENTS_AT_ONCE = 256
 _MAX_TABLE_BITS = 27
 _COMMON = 3  # number of held-out documents
 _COPIED = 0.05  # share of n-grams
-Size = Union[int, float]
-"""Number of bytes (int), or share of a total (float below 1)."""
+Size = Union[int, float]  # number of bytes (int), or share of a total (float below 1)
 _TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
@@ -168,8 +167,9 @@ class HeldOutNgrams:
         """Merge the n-grams of held-out documents; ``documents``: distinct hashes of each document."""
         documents = sorted(documents, key=len)
         sizes = np.array([*map(len, documents)], np.int64)
-        merged = np.concatenate([np.empty(0, np.uint64), *documents])
-        hashes, first, counts = np.unique(merged, return_index=True, return_counts=True)
+        hashes, first, counts = np.unique(
+            np.concatenate([np.empty(0, np.uint64), *documents]), return_index=True, return_counts=True
+        )
         counted = counts < _COMMON
         return cls(hashes[counted], np.repeat(np.arange(len(sizes)), sizes)[first[counted]], sizes)
 

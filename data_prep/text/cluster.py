@@ -29,8 +29,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, work_folder
 
 STAGES = ("plan", "hash", "assign", "sample", "prepare", "encode", "publish")
-SINGLE = ("plan", "assign", "prepare", "publish")
-"""Names of the stages that use a single rank."""
+SINGLE = ("plan", "assign", "prepare", "publish")  # stages that use a single rank
 
 
 class StreamStage(PipelineStep):

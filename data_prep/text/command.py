@@ -40,8 +40,7 @@ DEFAULT_FIELD = "text"
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 SHOWN_GROUPS = 12
-Function = Callable[[int], Iterator[Any]]
-"""Function that takes a task number and yields the results of the task."""
+Function = Callable[[int], Iterator[Any]]  # takes a task number, and yields the results of the task
 
 _BUFFERED_RESULTS = 32  # maximum number of unread results of a worker; each result is for about one MiB of text
 # options that describe the whole stream, so that --append uses their recorded values
@@ -150,13 +149,6 @@ class PrepOptions(Options):
     ignored: Optional[Path] = None  # folder in an input folder whose files are not read; None for ``out``
 
     @property
-    def num_megabatches(self) -> Optional[int]:
-        """Return the number of new mega-batches, or None if ``--by`` determines the number."""
-        if self.by is not None:
-            return None
-        return len(self.inputs) if self.one_per_input or self.megabatches is None else self.megabatches
-
-    @property
     def field_or_default(self) -> str:
         return self.field or DEFAULT_FIELD
 
@@ -172,7 +164,7 @@ class PrepOptions(Options):
             tokenizer_sha256: sha256 of the files of ``--tokenizer``; None: ``--tokenizer`` is not given.
         """
         values = {
-            "megabatches": self.num_megabatches,
+            "megabatches": self.megabatches,
             "one_per_input": self.one_per_input,
             "by": self.by,
             "period": self.period,
@@ -236,6 +228,8 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         parser.error("INPUT -: standard input can be read only once; give - once")
     if args.vocab_size is None and args.preset == "paper":
         args.vocab_size = 50_000
+    if args.one_per_input:
+        args.megabatches = num_inputs
     return PrepOptions.read(args)
 
 

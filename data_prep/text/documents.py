@@ -32,8 +32,7 @@ _ABOUT_DATA = re.compile(
     r"checksums?|sha256sums?)(\.(md|txt|rst|json|cff|bib))?",
     re.IGNORECASE,
 )
-PERIODS = {"year": 4, "month": 7, "day": 10}
-"""Length of the prefix that identifies the year, month or day of a date such as ``2024-05-17``."""
+PERIODS = {"year": 4, "month": 7, "day": 10}  # length of the prefix of a date such as ``2024-05-17``
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
@@ -242,8 +241,7 @@ class FilePart:
                     )
 
 
-Piece = tuple[FilePart, ...]
-"""Input of one task: one range of a large file, or one or more complete files."""
+Piece = tuple[FilePart, ...]  # input of one task: one range of a large file, or one or more complete files
 
 
 @dataclass
@@ -302,23 +300,22 @@ def _part_starts(source: Source) -> list[int]:
         with _open_table(source) as table:
             number = table.metadata.num_row_groups
         return [*range(0, max(number, 1), max(1, number * PIECE_SIZE // size))]
+    starts = [0]
     with open(source.path, "rb") as raw:
         if DecompressedFile(raw, source.label).is_packed:
-            return [0]
-    starts = [0]
-    with open(source.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for position in range(PIECE_SIZE, size, PIECE_SIZE):
-            if position >= starts[-1]:
-                found = _BOUNDARY.get(source.form, _LINE_END).search(content, position)
-                if found is None or found.end() == size:
-                    break
-                starts.append(found.end())
+            return starts
+        with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for position in range(PIECE_SIZE, size, PIECE_SIZE):
+                if position >= starts[-1]:
+                    found = _BOUNDARY.get(source.form, _LINE_END).search(content, position)
+                    if found is None or found.end() == size:
+                        break
+                    starts.append(found.end())
     return starts
 
 
 @contextmanager
 def _open_table(source: Source) -> Iterator[Any]:
-    """Open a Parquet file. Raises AlmaError if pyarrow is missing or cannot read the file."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:

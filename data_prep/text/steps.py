@@ -187,8 +187,7 @@ class Work:
 
     @cached_property
     def _encoder(self) -> DocumentEncoder:
-        cache_size = _CACHED_CHUNKS // self.plan.num_workers
-        return DocumentEncoder(self.tokenizer, id_dtype(self.tokenizer.vocab_size), cache_size)
+        return DocumentEncoder(self.tokenizer, _CACHED_CHUNKS // self.plan.num_workers)
 
     @cached_property
     def _held_out(self) -> HeldOutNgrams:
@@ -264,7 +263,7 @@ class Work:
         del records
         first = there.num_megabatches if there else 0
         shares = Shares(
-            options.num_megabatches or len(groups),
+            options.megabatches or len(groups),
             options.one_per_input or options.by is not None,
             options.preset == "paper",
             options.valid_bytes,

@@ -31,8 +31,7 @@ COMPANIONS = (
 )  # fmt: skip
 MAX_TOKENS = 1 << 24
 """Maximum vocabulary size. Without this limit, a small file with large token numbers would need much memory."""
-AUTO = 0
-"""Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
+AUTO = 0  # value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size
 _WHITE_SPACE = re.compile(r"\s")
 _LONG_WORD = 1000  # number of characters
 _BLOCK = "\u2581"
@@ -276,16 +275,16 @@ class DocumentEncoder:
     U+001F. A test compares the ids of unusual text with the ids of the tokenizer.
     """
 
-    def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
+    def __init__(self, tokenizer: StreamTokenizer, cache_size: int) -> None:
         self._tokenizer = tokenizer
-        self.dtype = dtype
-        self._eos = np.array([EOS], dtype=dtype).tobytes()
+        self.dtype = id_dtype(tokenizer.vocab_size)
+        self._eos = np.array([EOS], dtype=self.dtype).tobytes()
         self._cache: dict[str, bytes] = {}
         self._cache_size = cache_size
         self._unsplit = _unsplit_documents(tokenizer.file) if tokenizer.kind == "tokenizers" else re.compile("")
 
     def encode(self, documents: Sequence[str]) -> list[bytes]:
-        """Return the token ids of each document, followed by the id of EOS, as the bytes of a ``dtype`` array."""
+        """Return the token ids of each document, followed by the id of EOS, as the bytes of a token file."""
         unsplit = [number for number, document in enumerate(documents) if self._unsplit.search(document)]
         tokens = self._tokenizer.encode_batch([documents[number] for number in unsplit])
         encoded = {number: self._ids(each) + self._eos for number, each in zip(unsplit, tokens, strict=True)}

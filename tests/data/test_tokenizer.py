@@ -36,7 +36,7 @@ def reference(tokenizer, documents):
 def test_random_text_of_odd_pieces_is_encoded_as_by_the_tokenizer(tokenizer):
     generator = random.Random(1)
     documents = ["".join(generator.choices(PIECES, k=generator.randrange(1, 60))) for _ in range(4_000)]
-    assert DocumentEncoder(tokenizer, UINT16, 10_000).encode(documents) == reference(tokenizer, documents)
+    assert DocumentEncoder(tokenizer, 10_000).encode(documents) == reference(tokenizer, documents)
 
 
 def test_training_cuts_words_of_more_than_1000_characters(tmp_path):
@@ -46,7 +46,7 @@ def test_training_cuts_words_of_more_than_1000_characters(tmp_path):
 
 @pytest.mark.parametrize("cache_size", [0, 1, 50])
 def test_a_full_cache_changes_no_token_and_stays_small(tokenizer, cache_size):
-    encoder = DocumentEncoder(tokenizer, UINT16, cache_size)
+    encoder = DocumentEncoder(tokenizer, cache_size)
     documents = [f"the cat number {number} isn't here" for number in range(300)]
     for start in range(0, 300, 10):
         part = documents[start : start + 10]
@@ -61,7 +61,7 @@ def test_added_tokens_are_found_in_the_text_as_the_tokenizer_finds_them(tokenize
     extended.add_tokens([AddedToken("the cat", normalized=False)])
     extended.save(str(tmp_path / "tokenizer.json"))
     with_added, documents = StreamTokenizer(tmp_path), ["see the cat run", "see the dog run"]
-    encoded = DocumentEncoder(with_added, UINT16, 100).encode(documents)
+    encoded = DocumentEncoder(with_added, 100).encode(documents)
     assert encoded == reference(with_added, documents)
     assert encoded[0] != reference(tokenizer, documents)[0]
 
@@ -73,4 +73,4 @@ def test_text_for_a_tokenizer_with_another_rule_is_not_split(tmp_path):
     rule.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()])
     rule.save(str(tmp_path / "tokenizer.json"))
     tokenizer, documents = StreamTokenizer(tmp_path), ["cat !! cat", "dog"]
-    assert DocumentEncoder(tokenizer, UINT16, 100).encode(documents) == reference(tokenizer, documents)
+    assert DocumentEncoder(tokenizer, 100).encode(documents) == reference(tokenizer, documents)
