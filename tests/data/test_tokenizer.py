@@ -7,7 +7,6 @@ import pytest
 
 from fairseq_alma.data.tokens import DocumentEncoder, StreamTokenizer, train_tokenizer
 
-UINT16 = np.dtype("uint16")
 PIECES = [
     *"abcXYZ019 \n\t.,;:!?'\"()[]{}-_/\\@#$%^&*+=<>|~`",
     *"éßñ北京が한اя²Ⅷ½٣—–…’“”«»€™\u00a0\u2003\u3000\u2028\u200b\u180e\ufeff\u0301🙂\x00\x07\x1b\x1c\x1f\x7f\x85",
@@ -30,7 +29,7 @@ def tokenizer(tmp_path_factory):
 def reference(tokenizer, documents):
     """Return the tokens of the tokenizer itself, in the bytes of a token file."""
     units = tokenizer.encode_batch(documents)
-    return [(np.array([*(unit + 4 for unit in ids), 2])).astype(UINT16).tobytes() for ids in units]
+    return [(np.array([*(unit + 4 for unit in ids), 2])).astype(np.uint16).tobytes() for ids in units]
 
 
 def test_random_text_of_odd_pieces_is_encoded_as_by_the_tokenizer(tokenizer):

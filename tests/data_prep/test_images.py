@@ -36,8 +36,7 @@ def create(folder: Path, out: str = "stream", *more: object) -> ImageStream:
 def test_stream_contains_the_published_images_in_equal_megabatches(tmp_path, capsys):
     stream = create(tmp_path)
     images, labels = write_mnist(tmp_path / "again")
-    assert np.array_equal(stream.images[:, 0], images)
-    assert np.array_equal(stream.labels, labels)
+    assert np.array_equal(stream.images[:, 0], images) and np.array_equal(stream.labels, labels)
     assert stream.indices("test").tolist() == list(range(40, 50))
     assert [len(stream.indices("train", [t])) for t in range(3)] == [12] * 3
     assert [len(stream.indices("valid", [t])) for t in range(3)] == [1] * 3
@@ -231,9 +230,8 @@ def test_files_that_do_not_fit_together_are_named(tmp_path, images, labels, mess
 def test_emnist_images_are_transposed(tmp_path, folder):
     images, labels = write_mnist(tmp_path / folder, num_classes=47, num_train=60, names=tuple(emnist_names("balanced")))
     read = load(load_idx, tmp_path, dataset="emnist", split="balanced")
-    assert np.array_equal(read.images[:, 0].swapaxes(1, 2), images)
+    assert np.array_equal(read.images[:, 0].swapaxes(1, 2), images) and np.array_equal(read.labels, labels)
     assert not np.array_equal(read.images[:, 0], images)
-    assert np.array_equal(read.labels, labels)
     assert (read.dataset, read.num_classes) == ("emnist-balanced", 47)
     assert "transposed" in read.remarks[0]
 
