@@ -37,7 +37,7 @@ HOME = Path("corpora")
 _TEXTS = ("kjv", "wikipedia-2015")
 _TIMEOUT_SECONDS = 60
 _VERSES_PER_CHAPTER = 1000  # The id of a verse is BBCCCVVV: book, chapter, verse.
-_EXTRACTOR_TAG = re.compile(r"^<doc [^>]*>$|^</doc>$")
+_EXTRACTOR_TAG = re.compile(r"^\s*(?:<doc [^>\n]*>|</doc>)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -190,16 +190,10 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
     """Yield each article in wikiextractor output, without tags: the title line, then one line for each paragraph."""
-    article: list[str] = []
-    for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
-        if _EXTRACTOR_TAG.match(line):
-            if article:
-                yield "\n".join(article)
-            article = []
-        elif line:
-            article.append(html.unescape(line))
-    if article:
-        yield "\n".join(article)
+    for path in paths:
+        for article in _EXTRACTOR_TAG.split(path.read_text("utf-8-sig")):
+            if lines := [html.unescape(line.strip()) for line in article.splitlines() if line.strip()]:
+                yield "\n".join(lines)
 
 
 def chapters() -> Iterator[str]:

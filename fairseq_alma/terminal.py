@@ -96,12 +96,10 @@ def _quiet_libraries() -> None:
 
     Unless the root logger has a handler, the import of fairseq configures logging, and hydra then logs debug lines.
     """
-    root = logging.getLogger()
-    if not root.handlers:
-        handler = logging.StreamHandler()
-        handler.setLevel(logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        root.addHandler(handler)
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    # This call has no effect if the root logger has a handler.
+    logging.basicConfig(format="%(name)s: %(message)s", handlers=[handler])
     warnings.filterwarnings("ignore", "'pin_memory' argument")  # fairseq sets it on machines without a GPU, too
 
 
@@ -181,9 +179,8 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 def discard(stream: TextIO) -> None:
     """Redirect an output stream to /dev/null, so that the flush at interpreter exit does not fail again."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 def format_duration(seconds: float) -> str:
