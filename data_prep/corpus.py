@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 from data_prep import images as prep_images
-from data_prep.images import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names
+from data_prep.images import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names, find_file
 from data_prep.text import command as prep_text
-from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable, refusing_damage
 from fairseq_alma.files import open_atomically, read_file
 from fairseq_alma.options import any_path, utf8_path
 from fairseq_alma.terminal import Parser, command, print_line
@@ -37,7 +37,7 @@ HOME = Path("corpora")
 _TEXTS = ("kjv", "wikipedia-2015")
 _TIMEOUT_SECONDS = 60
 _VERSES_PER_CHAPTER = 1000  # The id of a verse is BBCCCVVV: book, chapter, verse.
-_EXTRACTOR_TAG = re.compile(r"^<doc [^>]*>$|^</doc>$")
+_EXTRACTOR_TAG = re.compile(r"^\s*(?:<doc [^>\n]*>|</doc>)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for name, corpus in CORPORA.items():
         sub = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
         if name != "kjv":
-            about = "folder of the downloaded files (default: %(default)s)"
-            sub.add_argument("--source", type=any_path, default=HOME / name, help=about)
+            sub.add_argument(
+                "--source",
+                type=any_path,
+                default=HOME / name,
+                help="folder of the downloaded files (default: %(default)s)",
+            )
         if name == "emnist":
             sub.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
         if name in _TEXTS:
@@ -129,8 +133,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
         split = ["--split", args.split] if args.name == "emnist" else []
-        words = [args.name, *split, "--source", str(args.source), *rest]
-        images = prep_images.parse_options(words)  # reports usage errors before the download
+        # reports usage errors before the download
+        images = prep_images.parse_options([args.name, *split, "--source", str(args.source), *rest])
         find(args.name, args.source, *split[1:])
         prep_images.run(images)
         return 0
@@ -163,37 +167,33 @@ def find(name: str, source: Path, split: str = "balanced") -> list[Path]:
     corpus = CORPORA[name]
     if corpus.names:
         suffix = ".gz" if corpus.url.endswith(".gz") else ""
-        paths = [source / each for each in corpus.names]
-        for number, each in enumerate(corpus.names):
-            if not paths[number].exists():
-                paths[number] = fetch(corpus.url.format(name=each), source / f"{each}{suffix}")
+        paths = [
+            source / each
+            if (source / each).exists()
+            else fetch(corpus.url.format(name=each), source / f"{each}{suffix}")
+            for each in corpus.names
+        ]
         groups = [paths] if len(corpus.sha256) == 1 else [[path] for path in paths]
         for group, sha256 in zip(groups, corpus.sha256, strict=True):
             check_sha256((read_file(path) for path in group), sha256, source if len(group) > 1 else group[0])
         return paths
-    members = [f"{each}.gz" for each in emnist_names(split)] if name == "emnist" else CIFAR[name][0]
-    folder = "gzip" if name == "emnist" else CIFAR[name][1]
-    plain = [member.removesuffix(".gz") for member in members]  # alma-prep-images reads both
-    places = [(place, names) for place in (source, source / folder) for names in (members, plain)]
-    if not any(all((place / name).exists() for name in names) for place, names in places):
+    if name == "emnist":
+        names, folder, suffix = emnist_names(split), "gzip", ".gz"
+    else:
+        names, folder, suffix = *CIFAR[name][:2], ""
+    if not all(find_file(source, each, folder) for each in names):
         archive = fetch(corpus.url, source / corpus.url.rpartition("/")[2])
         check_sha256([archive.read_bytes()], corpus.sha256[0], archive)
-        unpack(archive, [f"{folder}/{member}" for member in members], source)
-    return [source / member for member in members]
+        unpack(archive, [f"{folder}/{each}{suffix}" for each in names], source)
+    return [source / f"{each}{suffix}" for each in names]
 
 
 def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
     """Yield each article in wikiextractor output, without tags: the title line, then one line for each paragraph."""
-    article: list[str] = []
-    for line in (line.strip() for path in paths for line in path.read_text("utf-8-sig").splitlines()):
-        if _EXTRACTOR_TAG.match(line):
-            if article:
-                yield "\n".join(article)
-            article = []
-        elif line:
-            article.append(html.unescape(line))
-    if article:
-        yield "\n".join(article)
+    for path in paths:
+        for article in _EXTRACTOR_TAG.split(path.read_text("utf-8-sig")):
+            if lines := [html.unescape(line.strip()) for line in article.splitlines() if line.strip()]:
+                yield "\n".join(lines)
 
 
 def chapters() -> Iterator[str]:
@@ -236,21 +236,17 @@ def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
     """Extract members of a zip or tar archive directly into a folder, without the folder names of the members."""
-    try:
-        with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
-            for member in members:
-                content = opened.open(member) if isinstance(opened, zipfile.ZipFile) else opened.extractfile(member)
-                if content is None:
-                    raise KeyError(f"{member} is not a regular file")
-                with content, open_atomically(folder / Path(member).name) as file:
-                    shutil.copyfileobj(content, file)
-    except Exception as error:  # A damaged archive can raise an error of any type.
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
-            raise
-        raise AlmaError(
-            f"{archive}: expected the published archive, found a damaged or different file ({error}); remove the file "
-            "and run the command again"
-        ) from error
+    fault = f"{archive}: expected the published archive, found a damaged or different file"
+    with (
+        refusing_damage(fault, "remove the file and run the command again"),
+        zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened,
+    ):
+        for member in members:
+            content = opened.open(member) if isinstance(opened, zipfile.ZipFile) else opened.extractfile(member)
+            if content is None:
+                raise KeyError(f"{member} is not a regular file")
+            with content, open_atomically(folder / Path(member).name) as file:
+                shutil.copyfileobj(content, file)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from fairseq_alma.data.stream import (
     split_name,
     stream_at,
 )
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, refuse_no_file, refusing_damage
 from fairseq_alma.files import MAX_MEGABATCHES, read_file, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import Parser, command, print_line
@@ -48,40 +48,26 @@ _EPILOG = """examples:
 
 Repeating a completed command changes nothing."""
 _ARRAYS = ("images", "labels", "test_images", "test_labels")
-_DATASETS = {  # data set -> (help text, options in addition to `_COMMON`)
-    "mnist": ("MNIST: the four idx files, plain or .gz", ("source",)),
-    "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", ("source",)),
-    "emnist": (
-        "EMNIST: the idx files of one split, plain or .gz; the command corrects the transposed images",
-        ("source", "split"),
-    ),
-    "cifar10": ("CIFAR-10: the files of the binary version", ("source",)),
-    "cifar100": ("CIFAR-100: the files of the binary version", ("source", "coarse")),
-    "digits": ("scikit-learn's 8 x 8 digits; by default from the installed package", ("source", "test_fraction")),
-    "arrays": (
-        "images and labels in .npy files",
-        ("test_fraction", "name", "augment", *_ARRAYS, "channels", "num_classes"),
-    ),
-    "folder": (
-        "image files of the same shape, in one subfolder for each class, optionally inside train/ and test/",
-        ("source", "test_fraction", "name", "augment"),
-    ),
-}
 _COMMON = ("out", "megabatches", "seed", "valid_fraction")
 # The manifest does not record these options, because it records the sha256 of the files.
 _FILES = ("out", "source", *_ARRAYS)
 _DEFAULT_TEST_FRACTION = 0.2
 _SHARE = real(0, 1, above=True, below=True)
 _LARGEST = 2**63 - 1
-IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_NAMES: tuple[str, ...] = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 EMNIST_CLASSES = {"balanced": 47, "letters": 26, "digits": 10, "byclass": 62, "bymerge": 47, "mnist": 10}
 CIFAR = {  # data set -> (file names, folder in the archive, number of classes of each label byte)
     "cifar10": (
-        [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"],
+        (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"),
         "cifar-10-batches-bin",
         [10],
     ),
-    "cifar100": (["train.bin", "test.bin"], "cifar-100-binary", [20, 100]),
+    "cifar100": (("train.bin", "test.bin"), "cifar-100-binary", [20, 100]),
 }
 _CIFAR_SHAPE = (3, 32, 32)
 _MOST_CHANNELS = 4
@@ -136,7 +122,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         epilog=_EPILOG,
     )
     datasets = parser.add_subparsers(dest="dataset", metavar="DATASET", required=True)
-    for dataset, (text, own) in _DATASETS.items():
+    for dataset, (text, _, own) in _DATASETS.items():
         group = datasets.add_parser(dataset, help=text, description=f"{text[0].upper()}{text[1:]}.")
         for name in (*_COMMON, *own):
             option = options_of(ImagePrepOptions)[name]
@@ -149,11 +135,14 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
         parser.error(f"--test-{missing}: missing; add this option, or remove --test-{given}")
     if options.test_images is not None and options.test_fraction is not None:
         parser.error("--test-fraction: not allowed with --test-images; remove --test-fraction")
-    parts = [Path(options.source or "") / part for part in ("train", "test")]
-    if args.dataset == "folder" and options.test_fraction and all(part.is_dir() for part in parts):
-        parser.error(f"--test-fraction: {options.source} has a folder test; remove --test-fraction or the folder")
+    if (
+        args.dataset == "folder"
+        and options.test_fraction is not None
+        and all((args.source / part).is_dir() for part in ("train", "test"))
+    ):
+        parser.error(f"--test-fraction: {args.source} has a folder test; remove --test-fraction or the folder")
     fraction = options.test_fraction
-    if "test_fraction" in _DATASETS[args.dataset][1] and options.test_images is None:
+    if "test_fraction" in _DATASETS[args.dataset][2] and options.test_images is None:
         fraction = fraction or _DEFAULT_TEST_FRACTION
     return replace(options, test_fraction=fraction, name=options.name or args.dataset)
 
@@ -164,26 +153,18 @@ def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
     with work_folder(options.out, "alma-prep-images") as root:
         existing = stream_at(options.out, "images")  # Another process may have held the lock and written a stream.
         files = InputFiles()
-        dataset, source = options.dataset, options.source or Path()
-        if dataset == "arrays":
-            images = load_arrays(files, options)
-        elif dataset == "digits":
-            images = load_digits(files, options)
-        elif dataset == "folder":
-            images = load_folder(files, options)
-        elif dataset.startswith("cifar"):
-            images = load_cifar(files, source, dataset, options.coarse)
-        else:
-            images = load_idx(files, source, dataset, options.split)
-        names = [name for name in (*_COMMON, *_DATASETS[dataset][1]) if name not in _FILES]
-        given = {"DATASET": dataset, **{flag(name): getattr(options, name) for name in names}}
-        record = {"command": "create", "options": given, "inputs": files.records}
+        _, load, own = _DATASETS[options.dataset]
+        images = load(files, options)
+        names = [name for name in (*_COMMON, *own) if name not in _FILES]
+        given = {"DATASET": options.dataset, **{flag(name): getattr(options, name) for name in names}}
+        record = {"command": "create", "options": given, "inputs": files}
         if existing is not None:
             refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
             existing.verify(split.name for split in existing.splits)
             return None
-        how = options.megabatches, options.seed, options.valid_fraction, (record,)
-        built = write_image_stream(root / "stream", images, *how)
+        built = write_image_stream(
+            root / "stream", images, options.megabatches, options.seed, options.valid_fraction, [record]
+        )
         stream = replace(built, root=options.out)
         publish_stream(root / "stream", stream)
     return stream, images
@@ -203,8 +184,8 @@ def run(options: ImagePrepOptions) -> None:
         print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
         return
     stream, images = prepared
-    names = (stream.megabatch(0).name, split_name(0, "valid"), "test")
-    num_train, num_valid, num_test = (stream.split(name).num_images for name in names)
+    sizes = {split.name: split.num_images for split in stream.splits}
+    num_train, num_valid, num_test = sizes[split_name(0)], sizes[split_name(0, "valid")], sizes["test"]
     unused = images.num_train - stream.num_megabatches * (num_train + num_valid)
     for line in (
         f"{images.dataset}: {images.num_train:,} training and {num_test:,} test images of shape "
@@ -217,27 +198,24 @@ def run(options: ImagePrepOptions) -> None:
         print_line(line, sys.stdout)
 
 
-class InputFiles:
-    """Record of the input files of one command.
+def find_file(source: Path, name: str, folder: str = "") -> Optional[Path]:
+    """Return the path of a file, plain or ``.gz``, in ``source`` or in ``source/folder``; None if there is no file."""
+    candidates = [source / part / f"{name}{end}" for part in ("", folder) for end in ("", ".gz")]
+    return next((each for each in candidates if each.is_file()), None)
 
-    Attributes:
-        records: name, size in bytes and sha256 of each input file, for the manifest.
-    """
 
-    def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
+class InputFiles(list[dict[str, Any]]):
+    """Name, size in bytes and sha256 of each input file of a command, for the manifest."""
 
     def add(self, path: Path, option: str, folder: str = "") -> Path:
         """Record a file in a class ``folder``, and return ``path``. Raises AlmaError if it is not a regular file."""
-        if not path.is_file():
-            found = "a folder" if path.is_dir() else "a special file" if path.exists() else "nothing"
-            raise AlmaError(f"{option} {path}: expected a regular file, found {found}; give another path")
+        refuse_no_file(path, option, "give another path")
         name = recorded_name(Path(folder, path.name))
-        self.records.append({"name": name, "size": path.stat().st_size, "sha256": file_sha256(path)})
+        self.append({"name": name, "size": path.stat().st_size, "sha256": file_sha256(path)})
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
-        """Find and record files, plain or ``.gz``, in ``source`` or in ``source/folder``.
+        """Find and record files as `find_file` does.
 
         Returns:
             One path for each name in ``names``.
@@ -247,9 +225,7 @@ class InputFiles:
         """
         paths = []
         for name in names:
-            candidates = [source / part / f"{name}{end}" for part in ("", folder) for end in ("", ".gz")]
-            path = next((each for each in candidates if each.is_file()), None)
-            if path is None:
+            if (path := find_file(source, name, folder)) is None:
                 raise AlmaError(
                     f"--source {source}: expected {name} or {name}.gz in this folder, found neither; give the folder "
                     f"that contains {', '.join(names)}{f' or {folder}/' if folder else ''}"
@@ -283,7 +259,7 @@ def join_parts(
     num_classes: int,
     augment: bool = False,
     remarks: Sequence[str] = (),
-    test_fraction: float = 0.0,
+    test_fraction: Optional[float] = None,
     seed: int = 0,
 ) -> ImageSet:
     """Join the training sets and the test set of a data set. If ``parts`` has no test set, sample one from the images.
@@ -294,7 +270,7 @@ def join_parts(
         num_classes: number of classes.
         augment: whether training uses random crops and flips.
         remarks: lines for the printed summary.
-        test_fraction: share of the images to sample if ``parts`` has no test set.
+        test_fraction: share of the images to sample; required if ``parts`` has no test set.
         seed: random seed for sampling the test set.
     """
     if len(parts) > 1:
@@ -302,7 +278,7 @@ def join_parts(
         num_test = len(parts[-1][0])
     else:
         images, labels = parts[0]
-        num_test = min(max(round(test_fraction * len(images)), 1), len(images) - 1)
+        num_test = min(max(round((test_fraction or 0) * len(images)), 1), len(images) - 1)
         order = np.random.Generator(np.random.PCG64([seed, _TEST_DRAW])).permutation(len(images))
         order = np.concatenate([np.sort(order[num_test:]), np.sort(order[:num_test])])
         images, labels = images[order], labels[order]
@@ -328,12 +304,15 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(sizes)
 
 
-def load_idx(files: InputFiles, source: Path, dataset: str, split: str) -> ImageSet:
-    """Load MNIST, Fashion-MNIST, or a split of EMNIST."""
-    is_emnist = dataset == "emnist"
-    num_classes, first = (EMNIST_CLASSES[split], int(split == "letters")) if is_emnist else (10, 0)
-    paths = files.find(source, emnist_names(split) if is_emnist else IDX_NAMES, "gzip" if is_emnist else "")
-    parts, remarks = [], []
+def load_idx(files: InputFiles, given: Any) -> ImageSet:
+    """Load MNIST, Fashion-MNIST, or a split of EMNIST from ``given.source``."""
+    names, folder, num_classes, first = IDX_NAMES, "", 10, 0
+    dataset, remarks, parts = given.dataset, [], []
+    if is_emnist := dataset == "emnist":
+        names, folder, num_classes = emnist_names(given.split), "gzip", EMNIST_CLASSES[given.split]
+        dataset, first = f"emnist-{given.split}", int(given.split == "letters")
+        remarks = ["images transposed: the published files have rows and columns exchanged"]
+    paths = files.find(given.source, names, folder)
     for pair in (paths[:2], paths[2:]):
         images = read_idx(pair[0], 3)
         if images.shape[1:] != (28, 28):
@@ -341,27 +320,24 @@ def load_idx(files: InputFiles, source: Path, dataset: str, split: str) -> Image
             raise AlmaError(f"{pair[0]}: expected images of 28 x 28 pixels, found {size}; download the file again")
         images = images.swapaxes(1, 2) if is_emnist else images
         parts.append(_checked(images[:, None], read_idx(pair[1], 1), pair, num_classes, first))
-    if is_emnist:
-        dataset = f"emnist-{split}"
-        remarks = ["images transposed: the published files have rows and columns exchanged"]
     if first:
         remarks.append("labels changed from 1-26 in the published files to 0-25")
     return join_parts(dataset, parts, num_classes, remarks=remarks)
 
 
-def emnist_names(split: str) -> list[str]:
+def emnist_names(split: str) -> tuple[str, ...]:
     """Return the file names of an EMNIST split: training images, training labels, test images, test labels."""
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    return [f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds]
+    return tuple(f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds)
 
 
-def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = False) -> ImageSet:
-    """Load the binary version of CIFAR-10 or CIFAR-100. ``coarse`` selects the coarse labels of CIFAR-100."""
-    names, folder, classes = CIFAR[dataset]
-    column = 0 if coarse else len(classes) - 1
+def load_cifar(files: InputFiles, given: Any) -> ImageSet:
+    """Load the binary version of CIFAR-10 or CIFAR-100. ``given.coarse`` selects the coarse labels of CIFAR-100."""
+    names, folder, classes = CIFAR[given.dataset]
+    column = 0 if given.coarse else len(classes) - 1
     size = len(classes) + math.prod(_CIFAR_SHAPE)
     parts = []
-    for path in files.find(source, names, folder):
+    for path in files.find(given.source, names, folder):
         content = read_file(path)
         if not content or len(content) % size:
             raise AlmaError(
@@ -371,7 +347,8 @@ def load_cifar(files: InputFiles, source: Path, dataset: str, coarse: bool = Fal
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
         parts.append(_checked(images, records[:, column], [path], classes[column]))
-    return join_parts(f"{dataset}-coarse" if coarse else dataset, parts, classes[column], augment=True)
+    name = f"{given.dataset}-coarse" if given.coarse else given.dataset
+    return join_parts(name, parts, classes[column], augment=True)
 
 
 def load_digits(files: InputFiles, given: Any) -> ImageSet:
@@ -386,10 +363,8 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
             )
         source = Path(spec.origin).parent / "datasets" / "data"
     (path,) = files.find(source, ["digits.csv"])
-    try:
+    with refusing_damage(f"{path}: not a table of integers", "download the file again"):
         rows = np.loadtxt(io.BytesIO(read_file(path)), delimiter=",", ndmin=2, dtype=np.int64)
-    except ValueError as error:
-        raise AlmaError(f"{path}: not a table of integers ({error}); download the file again") from error
     pixels, labels = rows[:, :-1], rows[:, -1]
     if len(rows) < 2 or pixels.shape[1] != 64 or pixels.min() < 0 or pixels.max() > 16:
         raise AlmaError(
@@ -398,7 +373,7 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
         )
     images = (2 * 255 * pixels + 16) // 32  # rounds 255 / 16 * pixels
     part = _checked(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels, [path], 10)
-    remarks = ("pixels scaled from 0-16 to 0-255",)
+    remarks = ["pixels scaled from 0-16 to 0-255"]
     return join_parts("digits", [part], 10, False, remarks, given.test_fraction, given.seed)
 
 
@@ -417,28 +392,24 @@ def load_arrays(files: InputFiles, given: Any) -> ImageSet:
     labels = np.concatenate([labels for _, labels in parts])
     least, most = labels.min(), labels.max()
     num_classes = given.num_classes or int(most) + 1
-    remarks: tuple[str, ...] = ()
+    remarks = []
     if (num_found := len(np.unique(labels))) < num_classes:
-        remarks = (f"only {num_found} of {num_classes} classes have images (labels {least} to {most})",)
+        remarks = [f"only {num_found} of {num_classes} classes have images (labels {least} to {most})"]
     if least > 0:
-        remarks = (
+        remarks = [
             f"the labels range from {least} to {most}: class 0 of {num_classes} classes has no images; if the first "
-            f"class is {least}, subtract {least} from the labels",
-        )
-    fraction = given.test_fraction or 0.0
-    return join_parts(given.name, parts, num_classes, given.augment, remarks, fraction, given.seed)
+            f"class is {least}, subtract {least} from the labels"
+        ]
+    return join_parts(given.name, parts, num_classes, given.augment, remarks, given.test_fraction, given.seed)
 
 
 def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: Path, part: str) -> Part:
-    arrays = []
-    for option, path in ((f"--{part}images", images_path), (f"--{part}labels", labels_path)):
-        try:
-            arrays.append(read_npy(files.add(path, option)))
-        except ValueError as error:
-            raise AlmaError(
-                f"{option} {path}: not a .npy file of numbers ({error}); write the array with numpy.save"
-            ) from error
-    images, labels = arrays
+    images, labels = (
+        read_npy(
+            files.add(path, option), f"{option} {path}: not a .npy file of numbers", "write the array with numpy.save"
+        )
+        for option, path in ((f"--{part}images", images_path), (f"--{part}labels", labels_path))
+    )
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise AlmaError(
             f"--{part}images {images_path}: expected a non-empty uint8 array (images, height, width) or (images, "
@@ -496,17 +467,13 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
         for label, name in enumerate(classes):
             for path in visible(folder / name):
                 files.add(path, "--source", name)
-                try:
-                    with Image.open(path) as stored:
-                        opened = ImageOps.exif_transpose(stored)
-                        mode = opened.mode
-                        pixels = np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB"))
-                except Exception as error:  # Pillow raises errors of many types on damaged files
-                    if isinstance(error, (MemoryError, PermissionError)):
-                        raise
-                    raise AlmaError(
-                        f"{path}: Pillow cannot read this file ({error}); convert the file to PNG, or remove it"
-                    ) from error
+                with (
+                    refusing_damage(f"{path}: Pillow cannot read this file", "convert the file to PNG, or remove it"),
+                    Image.open(path) as stored,
+                ):
+                    opened = ImageOps.exif_transpose(stored)
+                    mode = opened.mode
+                    pixels = np.asarray(opened.convert("L" if mode in ("1", "L", "LA") else "RGB"))
                 if mode.startswith(("I", "F")):  # conversion would clip the values
                     raise AlmaError(
                         f"{path}: expected 8 bits per channel, found mode {mode}; convert the file to 8 bits"
@@ -527,3 +494,31 @@ def load_folder(files: InputFiles, given: Any) -> ImageSet:
     if is_split and (unused := sorted({*found} - {"train", "test"})):
         remarks.append(f"folders not used: {', '.join(unused)[:200]}")
     return join_parts(given.name, parts, len(classes), given.augment, remarks, given.test_fraction, given.seed)
+
+
+_DATASETS: dict[str, tuple[str, Any, tuple[str, ...]]] = {  # help text, loader, options in addition to `_COMMON`
+    "mnist": ("MNIST: the four idx files, plain or .gz", load_idx, ("source",)),
+    "fashion-mnist": ("Fashion-MNIST: the four idx files, plain or .gz", load_idx, ("source",)),
+    "emnist": (
+        "EMNIST: the idx files of one split, plain or .gz; the command corrects the transposed images",
+        load_idx,
+        ("source", "split"),
+    ),
+    "cifar10": ("CIFAR-10: the files of the binary version", load_cifar, ("source",)),
+    "cifar100": ("CIFAR-100: the files of the binary version", load_cifar, ("source", "coarse")),
+    "digits": (
+        "scikit-learn's 8 x 8 digits; by default from the installed package",
+        load_digits,
+        ("source", "test_fraction"),
+    ),
+    "arrays": (
+        "images and labels in .npy files",
+        load_arrays,
+        ("test_fraction", "name", "augment", *_ARRAYS, "channels", "num_classes"),
+    ),
+    "folder": (
+        "image files of the same shape, in one subfolder for each class, optionally inside train/ and test/",
+        load_folder,
+        ("source", "test_fraction", "name", "augment"),
+    ),
+}

@@ -43,7 +43,7 @@ if sys.platform == "win32":
 __version__ = "0.3.0"
 __all__ = ["load_model", "open_stream", "read_run", "register", "score"]
 
-COMMANDS = {
+COMMANDS = {  # name of each entry point -> module with the ``main`` function of the command
     "alma_prep_text": "data_prep.text.command",
     "alma_prep_images": "data_prep.images",
     "alma_grow": "fairseq_alma.cli.grow",
@@ -54,35 +54,26 @@ COMMANDS = {
     "alma_import": "fairseq_alma.cli.import_model",
     "alma_update": "fairseq_alma.cli.update",
 }
-"""Name of each entry point -> module with the ``main`` function of the command."""
-DEFERRED = ("sklearn", "sklearn.metrics", "scipy.stats")
-PLUGIN_PACKAGES = ("fairseq_alma.criterions", "fairseq_alma.models", "fairseq_alma.optim", "fairseq_alma.tasks")
 
 
 def register() -> None:
     """Import all modules that register names with fairseq; a second call is a no-op."""
-    for package in PLUGIN_PACKAGES:
-        importlib.import_module(package)
+    for package in ("criterions", "models", "optim", "tasks"):
+        importlib.import_module(f"fairseq_alma.{package}")
+
+
+# The imports of these modules take a third of the import time of fairseq. fairseq calls their functions only for the
+# metrics of audio tasks and of sentence classification.
+_DEFERRED = ("sklearn", "sklearn.metrics", "scipy.stats")
 
 
 class _DeferredModule(type(sys)):  # type: ignore[misc]
     """Placeholder for a module. Calling a function of the placeholder imports the module."""
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
+        if name.startswith("__") or f"{self.__name__}.{name}" in _DEFERRED:  # `from` then looks in sys.modules.
             raise AttributeError(name)
         return lambda *args, **kwargs: getattr(importlib.import_module(str(self.__name__)), name)(*args, **kwargs)
-
-
-def _deferred_modules() -> dict[str, ModuleType]:
-    """Return placeholders for scikit-learn and scipy.stats, whose imports take a third of the import time of fairseq.
-
-    fairseq calls functions of these modules only for the metrics of audio tasks and of sentence classification.
-    """
-    deferred: dict[str, ModuleType] = {name: _DeferredModule(name) for name in DEFERRED if name not in sys.modules}
-    if "sklearn" in deferred:
-        vars(deferred["sklearn"])["metrics"] = deferred["sklearn.metrics"]
-    return deferred
 
 
 class _RegisterAfterFairseq:
@@ -101,8 +92,8 @@ class _RegisterAfterFairseq:
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
-            deferred = {} if is_own else _deferred_modules()
-            sys.modules.update(deferred)
+            names = () if is_own else [name for name in _DEFERRED if name not in sys.modules]
+            sys.modules.update({name: _DeferredModule(name) for name in names})
             self.depth += is_own
             try:
                 with warnings.catch_warnings():
@@ -111,7 +102,7 @@ class _RegisterAfterFairseq:
                     execute(module)
             finally:
                 self.depth -= is_own
-                for name in deferred:
+                for name in names:
                     sys.modules.pop(name, None)
             self.is_due |= not is_own
             if self.is_due and not self.depth:
@@ -136,9 +127,7 @@ def __getattr__(name: str) -> object:
         return start
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fairseq_alma.cli import notebook
-
-    return getattr(notebook, name)
+    return getattr(importlib.import_module("fairseq_alma.cli.notebook"), name)
 
 
 sys.meta_path.insert(0, _RegisterAfterFairseq())

@@ -15,8 +15,6 @@ _NO_MEMORY = ("allocate memory", "not enough memory", "failed to map segment", "
 
 def printable(text: str) -> str:
     """Return a text with escaped control characters, for messages that contain file names."""
-    if text.isprintable():
-        return text
     return "".join(
         char if char.isprintable() or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
         for char in text
@@ -43,6 +41,24 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+@contextlib.contextmanager
+def refusing_damage(fault: str, remedy: str) -> Iterator[None]:
+    """Convert any error of a library that reads a damaged file to AlmaError. System errors are raised unchanged.
+
+    Args:
+        fault: file and fault, for the message; the error of the library follows in parentheses.
+        remedy: next step, for the message.
+    """
+    try:
+        yield
+    except Exception as error:  # A damaged file can raise an error of any type.
+        is_system_error = isinstance(error, OSError) and error.errno is not None
+        if isinstance(error, (AlmaError, MemoryError)) or is_system_error:
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise AlmaError(f"{fault} ({reason}); {remedy}") from error
 
 
 @contextlib.contextmanager
@@ -112,9 +128,7 @@ def refuse_no_folder(out: Path, flag: str) -> None:
 
 def refuse_unwritable(out: Path, flag: str) -> None:
     """Raise AlmaError if a folder is not writable: ``out`` if it is a folder, else its nearest existing parent."""
-    folder = out if out.is_dir() else out.absolute().parent
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = out if out.is_dir() else next(each for each in out.absolute().parents if each.exists())
     if not folder.is_dir():
         raise AlmaError(f"{flag} {out}: expected a folder at {folder}, found a file; give another path")
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):

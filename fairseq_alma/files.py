@@ -30,19 +30,18 @@ from typing import IO, Annotated, Any, BinaryIO, Callable, Container, Iterator, 
 import msgspec
 from msgspec import Meta
 
-from fairseq_alma.errors import AlmaError, causes, refuse_irregular, refuse_unwritable
+from fairseq_alma.errors import AlmaError, causes, refuse_irregular, refuse_unwritable, refusing_damage
 
 LOCK_PATIENCE_SECONDS = 15.0  # Child processes of a killed process exit within this time and release its locks.
 MAX_MEGABATCHES = 10_000
 COMPRESSION_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstandard", ".zstd": "zstandard"}
-_MAGIC = {
+_MAGIC = {  # regular expression for the first bytes of a compressed file -> format
     rb"\x1f\x8b": "gzip",
     rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "bzip2",  # text may begin with BZh
     rb"\xfd7zXZ\x00": "xz",
     rb"\x28\xb5\x2f\xfd": "zstandard",
     rb"[\x50-\x5f]\x2a\x4d\x18": "zstandard",  # pzstd writes skippable frames
 }
-"""Regular expression for the first bytes of a compressed file -> format."""
 _READ_SIZE = 1 << 17
 _ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses each input at once, to at most 30,000 times the size.
 _ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
@@ -51,8 +50,7 @@ _LARGEST_CONTENT = 1 << 30  # bytes. Every file of a published data set is small
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-Amount = Union[Count, Annotated[float, Meta(ge=0, le=1.7e308)]]
-"""Type of a finite number, integer or float, that is at least 0."""
+Amount = Union[Count, Annotated[float, Meta(ge=0, le=1.7e308)]]  # a finite number that is at least 0
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 NumMegabatches = Annotated[int, Meta(ge=1, le=MAX_MEGABATCHES)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -232,8 +230,10 @@ def locked(
         AlmaError: another process holds the lock after `LOCK_PATIENCE_SECONDS`.
     """
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    claimed = _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation)
-    with _removing_unused(path.parent, unused), claimed as descriptor:
+    with (
+        _removing_unused(path.parent, unused),
+        _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation) as descriptor,
+    ):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield descriptor
@@ -351,16 +351,10 @@ class DecompressedFile:
         """
         if not self.is_packed:
             return self._raw.read(size)
-        try:
+        fault = f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content"
+        with refusing_damage(fault, "download or compress the file again"):
             while len(self._ready) < size and (piece := next(self._pieces, None)) is not None:
                 self._ready += piece
-        except Exception as error:  # Each format raises errors of different types.
-            if isinstance(error, (MemoryError, AlmaError)) or (isinstance(error, OSError) and error.errno is not None):
-                raise
-            raise AlmaError(
-                f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content ({error}); "
-                "download or compress the file again"
-            ) from error
         content = bytes(self._ready[:size])
         del self._ready[:size]
         self._num_bytes += len(content)

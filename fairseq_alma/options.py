@@ -17,20 +17,17 @@ from typing import Annotated, Any, Callable, Literal, Mapping, Optional, Sequenc
 
 from msgspec import Meta, Struct, defstruct
 
-KINDS = ("text", "images")
-"""Kinds of data in a stream."""
+KINDS = ("text", "images")  # kinds of data in a stream
 PLAN, TRAINING = "plan", "training"
 """Identifiers of the commands that accept options: `PLAN` for alma-stream, `TRAINING` for fairseq-train."""
 NONE = "none"
 """Value in fairseq's configurations for an option with choices that the user does not give."""
 Number = Union[int, float]
-GivenOption = tuple[str, tuple[str, ...]]
-"""An option on a command line: (flag, values)."""
+GivenOption = tuple[str, tuple[str, ...]]  # an option on a command line: (flag, values)
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 """Aliases of fairseq options (alias -> flag)."""
 LARGEST_COUNT = 2**31 - 1
-LONGEST_TEXT = 2**26
-"""Maximum length of a text value in a record, in characters."""
+LONGEST_TEXT = 2**26  # maximum length of a text value in a record, in characters
 _WIDEST = 26  # maximum length of a flag with its choices in the left column of --help
 
 
@@ -191,8 +188,6 @@ class Option:
 
 
 class _Read(argparse.Action):
-    """Action of argparse that converts and stores the value of an option."""
-
     def __init__(self, *arguments: Any, option: Option, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.option = option
@@ -299,8 +294,7 @@ class Options:
     @classmethod
     def add_to(cls, group: Any) -> None:
         """Add positional arguments and options to a parser."""
-        declaring: Any = cls
-        for each in dataclasses.fields(declaring):
+        for each in dataclasses.fields(cls):  # type: ignore[arg-type]
             if words := each.metadata.get("operand"):
                 group.add_argument(each.name, **words)
         for option in options_of(cls).values():
@@ -310,8 +304,7 @@ class Options:
     @classmethod
     def read(cls: type[Own], arguments: argparse.Namespace, **further: Any) -> Own:
         """Return an instance with the parsed values or the defaults. ``further`` sets fields that are not options."""
-        declaring: Any = cls
-        names = [each.name for each in dataclasses.fields(declaring) if "operand" in each.metadata]
+        names = [each.name for each in dataclasses.fields(cls) if "operand" in each.metadata]  # type: ignore[arg-type]
         names += [name for name, option in options_of(cls).items() if option.side != TRAINING]
         found = {name: vars(arguments).get(name) for name in names}
         return cls(**{name: value for name, value in found.items() if value is not None}, **further)
@@ -361,16 +354,12 @@ def given_values(words: Sequence[str]) -> dict[str, str]:
     return {name: " ".join(values) for name, values in group_words(words)}
 
 
-def without(words: Sequence[str], left_out: Mapping[str, int]) -> list[str]:
-    """Return command-line arguments without the options in ``left_out`` (flag -> number of values to remove)."""
-    kept: list[str] = []
-    skip = 0
+def without(words: Sequence[str], *flags: str) -> list[str]:
+    """Return command-line arguments without the options ``flags`` and their values."""
+    kept, is_kept = [], True
     for word in words:
-        name, is_given, _ = word.partition("=")
-        if skip:
-            skip -= 1
-        elif name not in left_out:
+        if _is_option(word):
+            is_kept = word.partition("=")[0] not in flags
+        if is_kept:
             kept.append(word)
-        elif not is_given:
-            skip = left_out[name]
     return kept

@@ -61,8 +61,8 @@ def command(main: Main) -> Main:
         _quiet_libraries()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # The terminal may not show each character.
-        on_main_thread = threading.current_thread() is threading.main_thread()
-        handles_sigterm = on_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        handles_sigterm = is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if handles_sigterm:
             signal.signal(signal.SIGTERM, terminate)
         try:
@@ -74,9 +74,9 @@ def command(main: Main) -> Main:
             for each in causes(error):  # If a signal interrupts saving, torch raises another error.
                 if isinstance(each, (KeyboardInterrupt, _Terminated)):
                     is_sigint = isinstance(each, KeyboardInterrupt)
-                    what = "interrupted" if is_sigint else "ended by SIGTERM"
+                    what, number = ("interrupted", signal.SIGINT) if is_sigint else ("ended by SIGTERM", signal.SIGTERM)
                     print_line(f"{what}; no partial file remains; run the same command again to resume", sys.stderr)
-                    return 128 + (signal.SIGINT if is_sigint else signal.SIGTERM)
+                    return 128 + number
                 if isinstance(each, BrokenPipeError) and _is_stdout_closed():
                     return 0
             raise
@@ -96,12 +96,10 @@ def _quiet_libraries() -> None:
 
     Unless the root logger has a handler, the import of fairseq configures logging, and hydra then logs debug lines.
     """
-    root = logging.getLogger()
-    if not root.handlers:
-        handler = logging.StreamHandler()
-        handler.setLevel(logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        root.addHandler(handler)
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    # This call has no effect if the root logger has a handler.
+    logging.basicConfig(format="%(name)s: %(message)s", handlers=[handler])
     warnings.filterwarnings("ignore", "'pin_memory' argument")  # fairseq sets it on machines without a GPU, too
 
 
@@ -128,7 +126,6 @@ class Parser(argparse.ArgumentParser):
             each.add_to(self)
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and exit with status 2."""
         if message.startswith("unrecognized arguments") and "[-- " in (self.usage or ""):
             message += "; see --help, and give options of fairseq-train after --"
         super().error(printable(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"))
@@ -182,9 +179,8 @@ def write(stream: Optional[TextIO], text: str) -> None:
 
 def discard(stream: TextIO) -> None:
     """Redirect an output stream to /dev/null, so that the flush at interpreter exit does not fail again."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())
 
 
 def format_duration(seconds: float) -> str:

@@ -29,8 +29,9 @@ _LETTER, _IGNORED = 1, 2  # kinds of characters; 0 is a word separator
 _ASCII = bytes(byte if chr(byte).isalnum() and byte < 128 else 0 for byte in range(256))
 _ASSIGNED = 0x32400  # Unicode has only tags and variation selectors from this code point on.
 # Scripts without spaces: Thai and Lao, Myanmar, Khmer, kana, ideographs. First code point, first code point after, ...
-_UNSPACED = [0xE00, 0xF00, 0x1000, 0x10A0, 0x1780, 0x1800, 0x3000, 0x3130, 0x31A0, 0xA4D0, 0x20000, 0x32400]
-_UNSPACED_BOUNDS = np.array(_UNSPACED, np.uint32)
+_UNSPACED = np.array(
+    [0xE00, 0xF00, 0x1000, 0x10A0, 0x1780, 0x1800, 0x3000, 0x3130, 0x31A0, 0xA4D0, 0x20000, 0x32400], np.uint32
+)
 _FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
 # Factor for each position of a letter in its word.
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
@@ -39,8 +40,7 @@ _DOCUMENTS_AT_ONCE = 256
 _MAX_TABLE_BITS = 27
 _COMMON = 3  # number of held-out documents
 _COPIED = 0.05  # share of n-grams
-Size = Union[int, float]
-"""Number of bytes (int), or share of a total (float below 1)."""
+Size = Union[int, float]  # number of bytes (int), or share of a total (float below 1)
 _TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
@@ -71,8 +71,6 @@ def letters_of(documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def document_hashes(documents: Sequence[str]) -> np.ndarray:
     """Return a uint64 hash of the letters and digits of each document, or of all characters if it has neither."""
-    if not documents:
-        return np.empty(0, np.uint64)
     codes, ends = letters_of(documents)
     places = np.flatnonzero(codes)
     letters = memoryview(codes[places].astype("<u4").tobytes())
@@ -93,35 +91,33 @@ class Ngrams:
     starts: np.ndarray  # ``(n-grams,)``: index of the first word of each n-gram in its document
 
 
-@dataclass(frozen=True)
-class NgramHasher:
-    """Hash all sequences of ``size`` words in documents. The hashes do not depend on the machine."""
+def ngrams_of(documents: Sequence[str], size: int) -> Ngrams:
+    """Hash all sequences of ``size`` words in documents. A document of 1 to ``size`` - 1 words has one n-gram.
 
-    size: int
+    The hashes do not depend on the machine.
+    """
+    letters, ends = letters_of(documents)
+    codes, word_starts = _code_words(letters)
+    lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
+    # Pad a document with fewer words than n with the code 0.
+    padded = np.where((lengths > 0) & (lengths < size), size, lengths)
+    owners = np.repeat(np.arange(len(documents)), padded)
+    starts = np.arange(len(owners)) - (np.cumsum(padded) - padded)[owners]
+    filled = np.zeros(len(owners), np.uint64)
+    filled[starts < lengths[owners]] = codes
+    hashes = np.zeros(max(len(owners) - size + 1, 0), np.uint64)
+    for offset in range(size):
+        hashes *= _FACTOR
+        hashes += filled[offset : offset + len(hashes)]
+    within = np.flatnonzero(starts[: len(hashes)] <= (padded - size)[owners[: len(hashes)]])
+    return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
-    def __call__(self, documents: Sequence[str]) -> Ngrams:
-        """Return the n-grams of documents. A document of 1 to ``size`` - 1 words has one n-gram."""
-        letters, ends = letters_of(documents)
-        codes, word_starts = _code_words(letters)
-        lengths = np.diff(np.searchsorted(word_starts, ends), prepend=0)
-        # Pad a document with fewer words than n with the code 0.
-        padded = np.where((lengths > 0) & (lengths < self.size), self.size, lengths)
-        owners = np.repeat(np.arange(len(documents)), padded)
-        starts = np.arange(len(owners)) - (np.cumsum(padded) - padded)[owners]
-        filled = np.zeros(len(owners), np.uint64)
-        filled[starts < lengths[owners]] = codes
-        hashes = np.zeros(max(len(owners) - self.size + 1, 0), np.uint64)
-        for offset in range(self.size):
-            hashes *= _FACTOR
-            hashes += filled[offset : offset + len(hashes)]
-        within = np.flatnonzero(starts[: len(hashes)] <= (padded - self.size)[owners[: len(hashes)]])
-        return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
 
-    def words(self, document: str, start: int) -> str:
-        """Return the n-gram that begins at word index ``start`` of a document, as words joined by spaces."""
-        letters, _ = letters_of([document])
-        words = np.split(letters, _code_words(letters)[1])[start + 1 :][: self.size]
-        return " ".join("".join(map(chr, word.tolist())).rstrip("\0") for word in words)
+def ngram_at(document: str, start: int, size: int) -> str:
+    """Return the n-gram of ``size`` words at word index ``start`` of a document, as words joined by spaces."""
+    letters, _ = letters_of([document])
+    words = np.split(letters, _code_words(letters)[1])[start + 1 :][:size]
+    return " ".join("".join(map(chr, word.tolist())).rstrip("\0") for word in words)
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +131,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         own = piece[places]
         is_first = np.diff(places, prepend=-2) > 1
         if own.max(initial=0) >= _UNSPACED[0]:
-            is_alone = np.searchsorted(_UNSPACED_BOUNDS, own, side="right") % 2 == 1
+            is_alone = np.searchsorted(_UNSPACED, own, side="right") % 2 == 1
             is_first[1:] |= is_alone[1:] | is_alone[:-1]
         first = np.flatnonzero(is_first)  # position of each word among the letters
         if len(first):
@@ -171,8 +167,9 @@ class HeldOutNgrams:
         """Merge the n-grams of held-out documents; ``documents``: distinct hashes of each document."""
         documents = sorted(documents, key=len)
         sizes = np.array([*map(len, documents)], np.int64)
-        merged = np.concatenate([np.empty(0, np.uint64), *documents])
-        hashes, first, counts = np.unique(merged, return_index=True, return_counts=True)
+        hashes, first, counts = np.unique(
+            np.concatenate([np.empty(0, np.uint64), *documents]), return_index=True, return_counts=True
+        )
         counted = counts < _COMMON
         return cls(hashes[counted], np.repeat(np.arange(len(sizes)), sizes)[first[counted]], sizes)
 
@@ -209,18 +206,14 @@ def distinct_of_each(ngrams: Ngrams, num_documents: int) -> list[np.ndarray]:
 
 def held_out_ngrams(stream: Stream, size: int) -> list[np.ndarray]:
     """Return the distinct n-gram hashes of each document of all non-training splits (validation, test, holdout)."""
-    hasher, tokenizer, found = NgramHasher(size), StreamTokenizer.open(stream.root), list[np.ndarray]()
-    for split in stream.splits:
-        if split.name.endswith("/train"):
-            continue
-        file = TokenFile(stream.root / split.name)
-        ends = np.cumsum(file.sizes, dtype=np.int64)
+    tokenizer, found = StreamTokenizer.open(stream.root), list[np.ndarray]()
+    for name in (split.name for split in stream.splits if not split.name.endswith("/train")):
+        file = TokenFile(stream.root / name)
+        sequences = np.split(file.ids, np.cumsum(file.sizes, dtype=np.int64)[:-1])
         for first in range(0, len(file.sizes), _DOCUMENTS_AT_ONCE):
-            some = slice(first, first + _DOCUMENTS_AT_ONCE)
-            spans = zip((ends[some] - file.sizes[some]).tolist(), ends[some].tolist(), strict=True)
-            ids = [file.ids[begin : end - 1].astype(np.int64) for begin, end in spans]  # without EOS
+            ids = [each[:-1].astype(np.int64) for each in sequences[first : first + _DOCUMENTS_AT_ONCE]]  # without EOS
             texts = tokenizer.decode_batch([(each - NUM_FAIRSEQ_SYMBOLS).tolist() for each in ids])
-            found += distinct_of_each(hasher(texts), len(texts))
+            found += distinct_of_each(ngrams_of(texts, size), len(texts))
     return found
 
 
@@ -253,20 +246,15 @@ class Shares:
     test: Optional[Size] = None  # size of the test set; None for the default size
     holdout: Optional[Size] = None  # size of the held-out part of each mega-batch; None for no held-out part
     sample: int = 0  # maximum number of bytes of mega-batch 0 for training the tokenizer
-    first: int = 0  # number of the first new mega-batch in the stream
-
-    @property
-    def held_out(self) -> bool:
-        """Return whether the stream is new, so that it gets a validation set and a test set."""
-        return self.first == 0
+    first: int = 0  # number of the first new mega-batch; a new stream (0) gets a validation set and a test set
 
     @property
     def num_sets(self) -> int:
-        return self.num_megabatches * (1 if self.holdout is None else 2) + (2 if self.held_out else 0)
+        return self.num_megabatches * (1 if self.holdout is None else 2) + (2 if self.first == 0 else 0)
 
     def held_out_bytes(self, total: int) -> tuple[int, int]:
         """Return (bytes of the validation set, bytes of the test set) for a text of ``total`` bytes."""
-        if not self.held_out:
+        if self.first > 0:
             return 0, 0
         valid, test = bytes_of(self.valid, total), bytes_of(self.test, total)
         if self.like_paper:
@@ -306,7 +294,7 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
             f"{test:,}; give smaller sizes, or more text"
         )
     sets = np.empty(len(sizes), np.int16)
-    if shares.held_out:
+    if shares.first == 0:
         num_valid = _count(ends, valid)
         first = _count(ends, int(ends[num_valid - 1]) + test)
         sets[:num_valid], sets[num_valid:first] = num_megabatches, num_megabatches + 1

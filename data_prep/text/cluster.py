@@ -29,8 +29,7 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, work_folder
 
 STAGES = ("plan", "hash", "assign", "sample", "prepare", "encode", "publish")
-SINGLE = ("plan", "assign", "prepare", "publish")
-"""Names of the stages that use a single rank."""
+SINGLE = ("plan", "assign", "prepare", "publish")  # stages that use a single rank
 
 
 class StreamStage(PipelineStep):
@@ -116,9 +115,13 @@ def stream_stages(words: Sequence[str], work: str) -> list[StreamStage]:
     options = parse_options(words)
     if "-" in options.inputs:
         raise AlmaError("INPUT -: several machines cannot share standard input; write the text to a file first")
-    inputs = tuple(map(os.path.abspath, options.inputs))
-    tokenizer = None if options.tokenizer is None else options.tokenizer.absolute()
-    options = replace(options, inputs=inputs, out=options.out.absolute(), tokenizer=tokenizer, workers=1)
+    options = replace(
+        options,
+        inputs=tuple(map(os.path.abspath, options.inputs)),
+        out=options.out.absolute(),
+        tokenizer=options.tokenizer and options.tokenizer.absolute(),
+        workers=1,
+    )
     return [StreamStage(name, options, os.path.abspath(work)) for name in STAGES]
 
 

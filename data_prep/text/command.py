@@ -1,5 +1,7 @@
 """``alma-prep-text``: parse the options, and convert raw text to a stream of mega-batches, in worker processes."""
 
+import contextlib
+import functools
 import multiprocessing
 import os
 import queue
@@ -38,12 +40,11 @@ DEFAULT_FIELD = "text"
 MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 SHOWN_GROUPS = 12
-PAPER_VOCABULARY = 50_000
-LARGE_SHARE = 0.1  # share of the training text
-Function = Callable[[int], Iterator[Any]]
-"""Function that takes a task number and yields the results of the task."""
-_RESULT, _END, _ERROR = range(3)
+Function = Callable[[int], Iterator[Any]]  # takes a task number, and yields the results of the task
+
 _BUFFERED_RESULTS = 32  # maximum number of unread results of a worker; each result is for about one MiB of text
+# options that describe the whole stream, so that --append uses their recorded values
+_FIXED = ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes")
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
@@ -148,13 +149,6 @@ class PrepOptions(Options):
     ignored: Optional[Path] = None  # folder in an input folder whose files are not read; None for ``out``
 
     @property
-    def num_megabatches(self) -> Optional[int]:
-        """Return the number of new mega-batches, or None if ``--by`` determines the number."""
-        if self.by is not None:
-            return None
-        return len(self.inputs) if self.one_per_input or self.megabatches is None else self.megabatches
-
-    @property
     def field_or_default(self) -> str:
         return self.field or DEFAULT_FIELD
 
@@ -169,15 +163,23 @@ class PrepOptions(Options):
         Args:
             tokenizer_sha256: sha256 of the files of ``--tokenizer``; None: ``--tokenizer`` is not given.
         """
-        values = {**vars(self), "megabatches": self.num_megabatches, "field": self.field_or_default}
-        values |= {"format": None if self.format == "auto" else self.format}
-        values |= {"decontaminate_ngram": self.ngram, "tokenizer": tokenizer_sha256}
-        names = ["megabatches", "one_per_input", "by", "period", "seed", "format", "field"]
-        names += ["keep_duplicates", "decontaminate_ngram"]
+        values = {
+            "megabatches": self.megabatches,
+            "one_per_input": self.one_per_input,
+            "by": self.by,
+            "period": self.period,
+            "seed": self.seed,
+            "format": None if self.format == "auto" else self.format,
+            "field": self.field_or_default,
+            "keep_duplicates": self.keep_duplicates,
+            "decontaminate_ngram": self.ngram,
+        }
         if not self.append:
-            names += ["preset", "valid_bytes", "test_bytes", "holdout_bytes", "tokenizer"]
-            names += [] if tokenizer_sha256 else ["tokenizer_bytes", "vocab_size"]
-        return {flag(name): values[name] for name in names}
+            values |= {name: vars(self)[name] for name in ("preset", "valid_bytes", "test_bytes", "holdout_bytes")}
+            values["tokenizer"] = tokenizer_sha256
+            if tokenizer_sha256 is None:
+                values |= {"tokenizer_bytes": self.tokenizer_bytes, "vocab_size": self.vocab_size}
+        return {flag(name): value for name, value in values.items()}
 
 
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
@@ -192,8 +194,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     args = parser.parse_intermixed_args(argv)
     given = {name: option.flag for name, option in options_of(PrepOptions).items() if vars(args)[name] is not None}
     trains = [given[name] for name in ("vocab_size", "tokenizer_bytes") if name in given]
-    sizes = ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes")
-    fixed = [*trains, *(given[name] for name in sizes if name in given)]
+    fixed = [*trains, *(given[name] for name in _FIXED if name in given)]
     if args.tokenizer is not None and trains:
         parser.error(
             f"{trains[0]}: this option applies to a new tokenizer, but --tokenizer gives an existing tokenizer; "
@@ -225,7 +226,10 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
         parser.error(f"INPUT: expected at most {MAX_INPUTS} inputs, found {num_inputs}; give their folder instead")
     if args.inputs.count(STANDARD_INPUT) > 1:
         parser.error("INPUT -: standard input can be read only once; give - once")
-    args.vocab_size = PAPER_VOCABULARY if args.vocab_size is None and args.preset == "paper" else args.vocab_size
+    if args.vocab_size is None and args.preset == "paper":
+        args.vocab_size = 50_000
+    if args.one_per_input:
+        args.megabatches = num_inputs
     return PrepOptions.read(args)
 
 
@@ -322,15 +326,20 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
         plan: plan of the command.
         digests: sha256 of each input file.
     """
-    options = plan.options
-    tokenizer, inputs = None, []
+    options, tokenizer = plan.options, None
     if options.tokenizer is not None:
         given = StreamTokenizer(options.tokenizer)
         tokenizer = canonical_sha256([file_sha256(path) for path in (given.file, *given.companions)])
-    for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True):
-        name = "-" if source.is_copy else recorded_name(Path(source.path.name))
-        entry = {"argument": source.argument, "name": name, "format": source.form, "size": size, "sha256": digest}
-        inputs.append(entry)
+    inputs = [
+        {
+            "argument": source.argument,
+            "name": "-" if source.is_copy else recorded_name(Path(source.path.name)),
+            "format": source.form,
+            "size": size,
+            "sha256": digest,
+        }
+        for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True)
+    ]
     command = "append" if options.append else "create"
     return {"command": command, "options": options.determining(tokenizer), "inputs": inputs}
 
@@ -359,7 +368,7 @@ def _describe(stream: Stream, seconds: float) -> None:
             f"{last['num_contaminated']:,} documents ({num_bytes:,} bytes, {share:.1%} of the training text) dropped, "
             "because they repeat held-out text (see stream.json)"
         )
-        if share > LARGE_SHARE:
+        if share > 0.1:
             print(
                 f"warning: a large share of the text was dropped. {DECONTAMINATE} {4 * size} drops only documents with "
                 "longer copies; --no-decontaminate keeps all documents."
@@ -397,33 +406,27 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
             process.start()
             sender.close()
             started.append((process, connection))
-        os.environ["PYTHONSAFEPATH"] = before
         for number in range(num_tasks):
-            yield from _results(started[number % num_workers][1])
+            yield from iter(functools.partial(_receive, started[number % num_workers][1]), None)
     finally:
         os.environ["PYTHONSAFEPATH"] = before
         for process, _ in started:
             process.terminate()
-        for process, connection in started:
+        for process, _ in started:
             process.join()
-            connection.close()
 
 
-def _results(connection: Connection) -> Iterator[Any]:
-    """Receive and yield the results of one task. Raises AlmaError if the worker was killed."""
-    while True:
-        try:
-            kind, content = connection.recv()
-        except (EOFError, ConnectionResetError) as error:
-            raise AlmaError(
-                "--workers: a worker process was killed, possibly out of memory; run the command again with fewer "
-                "--workers"
-            ) from error
-        if kind == _END:
-            return
-        if kind == _ERROR:
-            raise content
-        yield content
+def _receive(connection: Connection) -> Any:
+    """Return the next result of a worker, or None at the end of a task. Raises AlmaError if the worker was killed."""
+    try:
+        result = connection.recv()
+    except (EOFError, ConnectionResetError) as error:
+        raise AlmaError(
+            "--workers: a worker process was killed, possibly out of memory; run the command again with fewer --workers"
+        ) from error
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def _work(connection: Connection, function: Function, numbers: range) -> None:
@@ -431,25 +434,22 @@ def _work(connection: Connection, function: Function, numbers: range) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     results: queue.Queue[Any] = queue.Queue(_BUFFERED_RESULTS)
-    sender = threading.Thread(target=_send, args=(connection, results))
-    sender.start()
+    threading.Thread(target=_compute, args=(function, numbers, results), daemon=True).start()
+    with contextlib.suppress(OSError):  # The main process has exited.
+        for _ in numbers:
+            for result in iter(results.get, None):
+                connection.send(result)
+            connection.send(None)
+
+
+def _compute(function: Function, numbers: range, results: queue.Queue) -> None:
     try:
         for number in numbers:
             for result in function(number):
-                results.put((_RESULT, result))
-            results.put((_END, None))
+                results.put(result)
+            results.put(None)
     except BaseException as error:
-        results.put((_ERROR, error))
-    results.put(None)
-    sender.join()
-
-
-def _send(connection: Connection, results: queue.Queue) -> None:
-    while (message := results.get()) is not None:
-        try:
-            connection.send(message)
-        except OSError:
-            os._exit(1)  # The main process has exited.
+        results.put(error)
 
 
 def _exit_with_parent() -> None:

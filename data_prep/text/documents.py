@@ -13,12 +13,12 @@ import re
 import shutil
 import stat
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Optional, Sequence, Union
 
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.errors import AlmaError, naming, refusing_damage
 from fairseq_alma.files import COMPRESSION_SUFFIXES, DecompressedFile
 from fairseq_alma.terminal import print_line
 
@@ -32,8 +32,7 @@ _ABOUT_DATA = re.compile(
     r"checksums?|sha256sums?)(\.(md|txt|rst|json|cff|bib))?",
     re.IGNORECASE,
 )
-PERIODS = {"year": 4, "month": 7, "day": 10}
-"""Length of the prefix that identifies the year, month or day of a date such as ``2024-05-17``."""
+PERIODS = {"year": 4, "month": 7, "day": 10}  # length of the prefix of a date such as ``2024-05-17``
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
@@ -84,12 +83,11 @@ class Block:
         """
         if self.source.form == "parquet":
             return f"{self.source.label}, row {self.start + number + 1}"
-        line, left = number + 1, self.start
+        line = number + 1
         with open(self.source.path, "rb") as raw:
             file = DecompressedFile(raw, self.source.label)
-            while left > 0 and (content := file.read(min(left, BLOCK_SIZE))):
-                line += content.count(b"\n")
-                left -= len(content)
+            for start in range(0, self.start, BLOCK_SIZE):
+                line += file.read(min(BLOCK_SIZE, self.start - start)).count(b"\n")
         return f"{self.source.label}, line {line}"
 
 
@@ -191,9 +189,8 @@ def _group_name(block: Block, number: int, value: object) -> str:
             return name
         if (date := _DATE.match(name)) and len(date[0]) >= PERIODS[period]:
             return name[: PERIODS[period]]
-    expected = f"a date with a {period}, such as 2024-05-17"
-    if period is None:
-        expected = f"an integer, or 1 to {_MAX_GROUP_NAME} printable characters"
+    any_name = f"an integer, or 1 to {_MAX_GROUP_NAME} printable characters"
+    expected = any_name if period is None else f"a date with a {period}, such as 2024-05-17"
     raise AlmaError(
         f"{block.where(number)}: expected {expected} in field {block.source.by!r}, found {value!r:.40}; correct the "
         "record, or give another --by"
@@ -244,8 +241,7 @@ class FilePart:
                     )
 
 
-Piece = tuple[FilePart, ...]
-"""Input of one task: one range of a large file, or one or more complete files."""
+Piece = tuple[FilePart, ...]  # input of one task: one range of a large file, or one or more complete files
 
 
 @dataclass
@@ -301,46 +297,40 @@ def _part_starts(source: Source) -> list[int]:
     if size <= PIECE_SIZE:
         return [0]
     if source.form == "parquet":
-        with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as table:
+        with _open_table(source) as table:
             number = table.metadata.num_row_groups
         return [*range(0, max(number, 1), max(1, number * PIECE_SIZE // size))]
+    starts = [0]
     with open(source.path, "rb") as raw:
         if DecompressedFile(raw, source.label).is_packed:
-            return [0]
-    starts = [0]
-    with open(source.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for position in range(PIECE_SIZE, size, PIECE_SIZE):
-            if position >= starts[-1]:
-                found = _BOUNDARY.get(source.form, _LINE_END).search(content, position)
-                if found is None or found.end() == size:
-                    break
-                starts.append(found.end())
+            return starts
+        with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for position in range(PIECE_SIZE, size, PIECE_SIZE):
+                if position >= starts[-1]:
+                    found = _BOUNDARY.get(source.form, _LINE_END).search(content, position)
+                    if found is None or found.end() == size:
+                        break
+                    starts.append(found.end())
     return starts
 
 
 @contextmanager
-def reading_table(source: Source) -> Iterator[Any]:
-    """Yield the module pyarrow. Raises AlmaError if pyarrow is missing or cannot read the Parquet file."""
+def _open_table(source: Source) -> Iterator[Any]:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise AlmaError(f"{source.label}: pyarrow is not installed; run pip install pyarrow") from error
-    try:
-        yield pyarrow
-    except AlmaError:
-        raise
-    except Exception as error:  # A damaged file can raise an error of any type.
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
-            raise
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise AlmaError(f"{source.label}: broken Parquet data ({reason}); download the file again") from error
+    with (
+        refusing_damage(f"{source.label}: broken Parquet data", "download the file again"),
+        ParquetFile(source.path) as table,
+    ):
+        yield table
 
 
 def _table_blocks(part: FilePart) -> Iterator[Block]:
     """Yield the text and group columns of a range of row groups, in blocks of at most `_ROWS_AT_ONCE` rows."""
     source = part.source
-    with reading_table(source) as pyarrow, pyarrow.parquet.ParquetFile(source.path) as table:
+    with _open_table(source) as table:
         names = table.schema_arrow.names
         columns = [source.field] if source.by is None else [source.field, source.by]
         for column, flag in zip(columns, ("--field", "--by"), strict=False):
@@ -404,9 +394,11 @@ def find_sources(
             if folder is None:
                 raise AlmaError(f"{label}: this command cannot read a pipe; write the text to a file first")
             files = [folder / f"input-{argument}"]
-            with naming(files[0]), open(files[0], "wb") as file, ExitStack() as opened:
-                is_standard = given == STANDARD_INPUT
-                pipe = sys.stdin.buffer if is_standard else opened.enter_context(open(given, "rb"))
+            with (
+                nullcontext(sys.stdin.buffer) if given == STANDARD_INPUT else open(given, "rb") as pipe,
+                naming(files[0]),
+                open(files[0], "wb") as file,
+            ):
                 shutil.copyfileobj(pipe, file, BLOCK_SIZE)
         for path in files:
             own_label = label if is_pipe else str(path)

@@ -18,7 +18,6 @@ import numpy as np
 
 from data_prep.text.assignment import (
     HeldOutNgrams,
-    NgramHasher,
     Shares,
     TooLittleTextError,
     assign,
@@ -26,11 +25,12 @@ from data_prep.text.assignment import (
     document_hashes,
     held_out_ngrams,
     keys_of,
+    ngram_at,
+    ngrams_of,
 )
 from data_prep.text.documents import FORMS_OF_TEXT, Piece, Source, batches_of, cut_into_pieces, find_sources
 from fairseq_alma.data.stream import (
     DICTIONARY,
-    TOKEN_SUFFIXES,
     Split,
     Stream,
     StreamFile,
@@ -57,15 +57,13 @@ from fairseq_alma.terminal import print_line
 if TYPE_CHECKING:
     from data_prep.text.command import PrepOptions
 
-DROPPED = -1
-"""Value that marks a dropped document in an array of set numbers."""
+DROPPED = -1  # set number of a dropped document
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
 _NGRAMS = ("ngram-hashes.npy", "ngram-owners.npy", "ngram-sizes.npy")
 _CACHED_CHUNKS = 600_000  # maximum number of cached chunks in all workers together
 _SHOWN = 80  # number of characters of a dropped document in stream.json
-MAX_LISTED = 1000
-"""Maximum number of dropped documents that the manifest lists."""
+_MAX_LISTED = 1000  # maximum number of dropped documents that the manifest lists
 _MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer before they write to the files
 
 
@@ -126,16 +124,22 @@ def make_plan(there: Optional[Stream], options: "PrepOptions", copies: Optional[
     Raises:
         AlmaError: an input cannot be read, or ``--field`` or ``--by`` is given, but the input has no fields.
     """
-    field, by = options.field_or_default, options.by
-    ignored = options.ignored or options.out
-    sources = tuple(find_sources(options.inputs, options.format, field, copies, ignored, by, options.period))
+    sources = find_sources(
+        options.inputs,
+        options.format,
+        options.field_or_default,
+        copies,
+        options.ignored or options.out,
+        options.by,
+        options.period,
+    )
     text = [f"{each.label} is plain text, which has no fields" for each in sources if each.form in FORMS_OF_TEXT]
-    if by is not None and text:
-        raise AlmaError(f"--by {by}: {text[0]}; give JSON lines or Parquet")
+    if options.by is not None and text:
+        raise AlmaError(f"--by {options.by}: {text[0]}; give JSON lines or Parquet")
     if options.field is not None and len(text) == len(sources):
         raise AlmaError(f"--field {options.field}: {text[0]}; remove --field, or give --format jsonl")
     pieces, stamps = tuple(cut_into_pieces(sources)), tuple(source.stamp for source in sources)
-    return Plan(options, sources, pieces, stamps, there, min(num_workers, len(pieces)))
+    return Plan(options, tuple(sources), pieces, stamps, there, min(num_workers, len(pieces)))
 
 
 class Work:
@@ -173,8 +177,7 @@ class Work:
     @cached_property
     def tokenizer(self) -> StreamTokenizer:
         """Return the tokenizer that `prepare` trained or copied to the work folder."""
-        (file,) = (path for name in FILE_NAMES.values() if (path := Path(self.folder, name)).exists())
-        return StreamTokenizer(file)
+        return StreamTokenizer(self.folder)
 
     @cached_property
     def _given_tokenizer(self) -> Optional[StreamTokenizer]:
@@ -184,8 +187,7 @@ class Work:
 
     @cached_property
     def _encoder(self) -> DocumentEncoder:
-        tokenizer = self.tokenizer
-        return DocumentEncoder(tokenizer, id_dtype(tokenizer.vocab_size), _CACHED_CHUNKS // self.plan.num_workers)
+        return DocumentEncoder(self.tokenizer, _CACHED_CHUNKS // self.plan.num_workers)
 
     @cached_property
     def _held_out(self) -> HeldOutNgrams:
@@ -207,8 +209,7 @@ class Work:
             own["hash"] = document_hashes(batch.documents)
             own["bytes"] = [len(document.encode()) for document in batch.documents]
             own["argument"] = batch.arguments if options.by is None else numbers
-            positions = np.arange(num_documents, num_documents + len(own), dtype=np.uint64)
-            positions += np.uint64(number << 32)
+            positions = np.arange(len(own), dtype=np.uint64) + np.uint64((number << 32) + num_documents)
             own["key"] = keys_of(own["hash"], options.seed, positions if options.keep_duplicates else None)
             num_documents += len(own)
             parts.append(own)
@@ -221,7 +222,7 @@ class Work:
         Raises:
             AlmaError: an input or a set has no document, all documents are duplicates, or there are too many groups.
         """
-        plan, options = self.plan, self.plan.options
+        plan, options, there = self.plan, self.plan.options, self.plan.there
         hashed = [self.load(f"hashed-{piece:05d}") for piece in range(len(plan.pieces))]
         groups = self._ordered_groups({group for names, _ in hashed for group in names} if options.by else set())
         place = {group: number for number, group in enumerate(groups)}
@@ -242,7 +243,7 @@ class Work:
         is_kept = np.ones(len(order), bool)
         if not options.keep_duplicates:
             is_kept[1:] = keys[1:] != keys[:-1]
-        if not options.keep_duplicates and (there := plan.there) is not None:
+        if not options.keep_duplicates and there is not None:
             for file in there.other_files:
                 file.verify(there.root)
                 known = keys_of(np.fromfile(there.root / file.path, "<u8"), options.seed)
@@ -257,17 +258,17 @@ class Work:
             )
         self.save("document-hashes", records["hash"][order].tobytes())
         sizes, arguments = records["bytes"][order], records["argument"][order]
+        num_duplicates = len(records) - len(order)
         duplicate_bytes = int(records["bytes"].sum(dtype=np.int64) - sizes.sum(dtype=np.int64))
         del records
-        history = plan.there.history if plan.there else ()
-        first = 0 if plan.there is None else plan.there.num_megabatches
+        first = there.num_megabatches if there else 0
         shares = Shares(
-            options.num_megabatches or len(groups),
+            options.megabatches or len(groups),
             options.one_per_input or options.by is not None,
             options.preset == "paper",
             options.valid_bytes,
             options.test_bytes,
-            history[0]["options"].get("--holdout-bytes") if history else options.holdout_bytes,
+            there.history[0]["options"].get("--holdout-bytes") if there and there.history else options.holdout_bytes,
             options.tokenizer_bytes,
             first,
         )
@@ -276,11 +277,11 @@ class Work:
             raise AlmaError(f"--append: expected at most {MAX_MEGABATCHES:,} mega-batches, found {found}; append fewer")
         own_sets = assign(sizes, arguments, shares)
         arriving = range(first, first + shares.num_megabatches)
-        names = [*map(split_name, arriving), *(["valid", "test"] if shares.held_out else [])]
+        names = [*map(split_name, arriving), *(["valid", "test"] if first == 0 else [])]
         names += [] if shares.holdout is None else [split_name(t, "holdout") for t in arriving]
         first_bytes = int(sizes[(own_sets == 0) | (own_sets == shares.num_sets)].sum(dtype=np.int64))
-        duplicates = len(is_kept) - len(order), duplicate_bytes
-        self.save("assignment", Assignment(names, shares.num_megabatches, groups, *duplicates, first_bytes))
+        made = Assignment(names, shares.num_megabatches, groups, num_duplicates, duplicate_bytes, first_bytes)
+        self.save("assignment", made)
         counts = np.bincount(own_sets, minlength=shares.num_sets + 1)
         counts[0] += counts[-1]
         self.refuse_empty_sets(counts[:-1].tolist())
@@ -326,15 +327,15 @@ class Work:
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
         """Yield (documents, slice of ``marks``, bytes read) per batch. Raises AlmaError if a file has changed."""
-        first, label = 0, "INPUT"
+        first = 0
         for batch in batches_of(self.plan.pieces[piece]):
-            documents, label = batch.documents, batch.label
-            if first + len(documents) > len(marks):
-                raise _changed(label)
-            yield documents, marks[first : first + len(documents)], batch.bytes_read
-            first += len(documents)
-        if first != len(marks):
-            raise _changed(label)
+            own = marks[first : first + len(batch.documents)]
+            if len(own) < len(batch.documents):
+                raise _changed(batch.label)
+            yield batch.documents, own, batch.bytes_read
+            first += len(own)
+        if first < len(marks):
+            raise _changed(self.plan.pieces[piece][-1].source.label)
 
     def sample(self, number: int) -> Iterator[int]:
         """Write the tokenizer training text and the held-out n-grams of a piece. Yield the bytes read per block."""
@@ -348,11 +349,11 @@ class Work:
         texts: list[str] = []
         # Held-out documents that the given tokenizer alters, all held-out documents, decoded letters, all letters.
         losses = np.zeros(4, np.int64)
-        ngrams, hasher = list[np.ndarray](), NgramHasher(plan.options.decontaminate_ngram)
+        ngrams = list[np.ndarray]()
         for documents, own, num_bytes in self._read_again(number, marks) if marks.any() else ():
             texts += [documents[each] for each in np.flatnonzero(own == _TOKENIZER_TEXT)]
             held_out = [documents[each] for each in np.flatnonzero(own == _HELD_OUT)]
-            ngrams += distinct_of_each(hasher(held_out), len(held_out))
+            ngrams += distinct_of_each(ngrams_of(held_out, plan.options.decontaminate_ngram), len(held_out))
             if tokenizer is not None:
                 decoded = tokenizer.decode_batch(tokenizer.encode_batch(held_out))
                 altered = int((document_hashes(decoded) != document_hashes(held_out)).sum())
@@ -378,10 +379,9 @@ class Work:
                 self.save(name, array)
         given = options.tokenizer if plan.there is None else plan.there.root / TOKENIZER_FOLDER
         if given is None:
-            is_auto = options.vocab_size == AUTO
-            vocab_size = vocab_size_for(self.assignment.first_bytes) if is_auto else options.vocab_size
-            content = train_tokenizer((self.load(name)[0] for name in samples), vocab_size, plan.num_workers)
-            self.save(FILE_NAMES["tokenizers"], content)
+            size = vocab_size_for(self.assignment.first_bytes) if options.vocab_size == AUTO else options.vocab_size
+            texts = (self.load(name)[0] for name in samples)
+            self.save(FILE_NAMES["tokenizers"], train_tokenizer(texts, size, plan.num_workers))
             return
         altered, num_held_out, kept, size = sum(self.load(name)[2] for name in samples).tolist()
         if 2 * kept < size:
@@ -399,21 +399,20 @@ class Work:
 
     def encode(self, number: int) -> Iterator[Encoded]:
         """Yield the encoded documents of each block of a piece. Drop training documents that repeat held-out text."""
-        plan, num_megabatches = self.plan, self.assignment.num_megabatches
-        hasher = NgramHasher(plan.options.decontaminate_ngram)
+        num_megabatches, ngram = self.assignment.num_megabatches, self.plan.options.ngram
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
         sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
         width = self._encoder.dtype.itemsize
         for documents, own, num_bytes in self._read_again(number, sets):
             dropped: list[dict[str, Any]] = []
-            if plan.options.ngram is not None:
+            if ngram is not None:
                 trained = np.flatnonzero((own >= 0) & (own < num_megabatches))
-                ngrams = hasher([documents[each] for each in trained.tolist()])
+                ngrams = ngrams_of([documents[each] for each in trained.tolist()], ngram)
                 copies, starts = self._held_out.find_copies(ngrams)
                 for each, start in zip(trained[copies].tolist(), starts.tolist(), strict=True):
                     own[each], text = DROPPED, documents[each]
-                    begins = " ".join(text[:_SHOWN].split())
-                    dropped.append({"bytes": len(text.encode()), "begins": begins, "ngram": hasher.words(text, start)})
+                    begins, shared = " ".join(text[:_SHOWN].split()), ngram_at(text, start, ngram)
+                    dropped.append({"bytes": len(text.encode()), "begins": begins, "ngram": shared})
             order = np.argsort(own, kind="stable")
             order = order[np.searchsorted(own[order], 0) :]  # Dropped documents come first.
             texts = [documents[each] for each in order.tolist()]
@@ -449,8 +448,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         AlmaError: every document of a mega-batch repeats held-out text.
     """
     plan, assignment, tokenizer = work.plan, work.assignment, work.tokenizer
-    there = plan.there
-    writers = [TokenFileWriter(root / name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
+    writers = [TokenFileWriter(root, name, id_dtype(tokenizer.vocab_size)) for name in assignment.names]
     counts = np.zeros((len(writers), 4), np.int64)  # documents, bytes, words, tokens
     listed: list[dict[str, Any]] = []
     num_dropped = bytes_dropped = pending = 0
@@ -461,7 +459,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
             counts[number] += [len(own), *own.sum(axis=0)]
             writers[number].write(ids, own[:, 2])
             pending += len(ids)
-        listed += block.dropped[: MAX_LISTED - len(listed)]
+        listed += block.dropped[: _MAX_LISTED - len(listed)]
         num_dropped += len(block.dropped)
         bytes_dropped += sum(each["bytes"] for each in block.dropped)
         if pending > _MOST_PENDING:
@@ -473,35 +471,33 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     for name, writer, (documents, num_bytes, words, tokens) in zip(
         assignment.names, writers, counts.tolist(), strict=True
     ):
-        own_files = zip(TOKEN_SUFFIXES, writer.close(), strict=True)
-        files = tuple(StreamFile(f"{name}{suffix}", *each) for suffix, each in own_files)
-        splits.append(Split(name, files, documents, words, tokens, num_bytes))
-    history: dict[str, Any] = {**record, "num_duplicates": assignment.num_duplicates}
-    history |= {"duplicate_bytes": assignment.duplicate_bytes, "splits": assignment.names}
+        splits.append(Split(name, writer.close(), documents, words, tokens, num_bytes))
+    history: dict[str, Any] = {
+        **record,
+        "num_duplicates": assignment.num_duplicates,
+        "duplicate_bytes": assignment.duplicate_bytes,
+        "splits": assignment.names,
+    }
     if assignment.groups:
         history["groups"] = assignment.groups
     if plan.options.ngram is not None:
         history |= {"num_contaminated": num_dropped, "contaminated_bytes": bytes_dropped, "contaminated": listed}
+    if (stream := plan.there) is None:
+        paths = (tokenizer.file, *tokenizer.companions)
+        tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]
+        entry = TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files)
+        dictionary = _write(root, DICTIONARY, tokenizer.dictionary.encode())
+        stream = Stream(plan.options.out, "text", plan.options.seed, (), entry, dictionary)
     hashes = Path(work.folder, "document-hashes").read_bytes()
-    known = _write(root, f"document-hashes/{0 if there is None else len(there.history):03d}.u64", hashes)
-    by_name = {split.name: split for split in [*(there.splits if there else ()), *splits]}
-    num_megabatches = assignment.num_megabatches + (there.num_megabatches if there else 0)
-    ordered = tuple(by_name[name] for name in split_names("text", num_megabatches, split_name(0, "holdout") in by_name))
-    if there is not None:
-        return replace(
-            there, splits=ordered, other_files=(*there.other_files, known), history=(*there.history, history)
-        )
-    paths = (tokenizer.file, *tokenizer.companions)
-    tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]
-    return Stream(
-        root=plan.options.out,
-        kind="text",
-        seed=plan.options.seed,
-        splits=ordered,
-        tokenizer=TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files),
-        dictionary=_write(root, DICTIONARY, tokenizer.dictionary.encode()),
-        other_files=(known,),
-        history=(history,),
+    known = _write(root, f"document-hashes/{len(stream.history):03d}.u64", hashes)
+    by_name = {split.name: split for split in [*stream.splits, *splits]}
+    num_megabatches = stream.num_megabatches + assignment.num_megabatches
+    names = split_names("text", num_megabatches, split_name(0, "holdout") in by_name)
+    return replace(
+        stream,
+        splits=tuple(by_name[name] for name in names),
+        other_files=(*stream.other_files, known),
+        history=(*stream.history, history),
     )
 
 

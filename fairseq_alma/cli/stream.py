@@ -324,7 +324,7 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
     def await_models(self, plan: StagePlan) -> None:
         """Start the processes at the first call; wait until the models of a stage are trained or all processes exit."""
         if not self.jobs:
-            own = without(self.words[0], {"--jobs": 1})
+            own = without(self.words[0], "--jobs")
             for number, environment in enumerate(self.environments[: len(self.members)]):
                 members = map(str, self.members[number :: len(self.environments)])
                 errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process exits

@@ -23,52 +23,43 @@ from fairseq_alma.data.stream import (
     split_name,
     write_manifest,
 )
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.errors import AlmaError, naming, refusing_damage
 
 _MAGIC = b"\x93NUMPY"
 _SMALLEST_PHOTOGRAPH = 16  # minimum height and width in pixels for the pooling layers of a VGG
 _REMEDY = "prepare the stream again, or restore this file from a copy"
-_INT64 = np.dtype("<i8")
+
 _PIXELS_AT_ONCE = 1 << 23
 _DECIMALS = 6
 
 
-def read_npy(path: Path) -> np.ndarray:
+def read_npy(path: Path, fault: str, remedy: str) -> np.ndarray:
     """Return the memory-mapped array in a ``.npy`` file.
 
     Raises:
-        ValueError: the file is not a ``.npy`` file, is truncated, or contains Python objects instead of numbers.
+        AlmaError: the file is not a ``.npy`` file, is truncated, or contains Python objects instead of numbers. The
+            message begins with ``fault`` and ends with ``remedy``.
     """
-    with open(path, "rb") as file:
+    with refusing_damage(fault, remedy), open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:  # The message of np.load would suggest unpickling the file.
             raise ValueError("expected a .npy signature")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy raises errors of many types for a damaged header.
-        if isinstance(error, OSError) and error.errno is not None:
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            if "Python objects" in str(error):
+                raise ValueError("expected a numeric array, found Python objects") from error
             raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            "expected a numeric array, found Python objects" if "Python objects" in reason else reason
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)
-class ImageStream:
-    """An open stream of images: arrays, image indices of each split, and properties of the data set."""
+class ImageStream(ImagesEntry):
+    """An open stream of images: entry in the manifest, arrays, and image indices of each split."""
 
     stream: Stream
     images: np.ndarray = field(repr=False)  # ``(num_images, C, H, W)``, uint8, memory-mapped
     labels: np.ndarray = field(repr=False)  # ``(num_images,)``, int64, from 0 to ``num_classes - 1``
     _indices: Mapping[str, np.ndarray] = field(repr=False)
-    dataset: str  # name of the data set, such as ``mnist``
-    shape: tuple[int, int, int]  # ``(C, H, W)`` of one image
-    num_classes: int
-    mean: tuple[float, ...]  # mean of each channel over the published training images, from 0 to 1
-    std: tuple[float, ...]  # standard deviation of each channel, with pixels from 0 to 1
-    augment: bool  # whether training crops and flips images at random
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> "ImageStream":
@@ -88,8 +79,7 @@ class ImageStream:
             split.name: _load(stream.root, split.files[0], int64, (split.num_images,), len(images))
             for split in stream.splits
         }
-        published = (entry.dataset, entry.shape, entry.num_classes, entry.mean, entry.std, entry.augment)
-        return cls(stream, images, labels, indices, *published)
+        return cls(**vars(entry), stream=stream, images=images, labels=labels, _indices=indices)
 
     @property
     def has_photographs(self) -> bool:
@@ -104,8 +94,7 @@ class ImageStream:
             megabatches: indices of mega-batches, in order of concatenation; None for the ``valid`` or ``test`` set.
         """
         names = [part] if megabatches is None else [split_name(t, part) for t in megabatches]
-        splits = [self.stream.split(name) for name in names]
-        return np.concatenate([np.empty(0, np.int64), *(self._indices[split.name] for split in splits)])
+        return np.concatenate([np.empty(0, np.int64), *(self._indices[self.stream.split(name).name] for name in names)])
 
 
 def _load(
@@ -118,10 +107,7 @@ def _load(
             value is not from 0 to ``end - 1``.
     """
     path = root / file.path
-    try:
-        array = read_npy(path)
-    except ValueError as error:
-        raise AlmaError(f"{path}: damaged .npy file ({error}); {_REMEDY}") from error
+    array = read_npy(path, f"{path}: damaged .npy file", _REMEDY)
     fits = array.ndim == len(shape) and all(need in (None, size) for need, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits:
         needed = ", ".join("any" if size is None else str(size) for size in shape)
@@ -182,19 +168,18 @@ def write_image_stream(
         AlmaError: B is too large for the number of images.
     """
     megabatches = assign_images(data.num_train, num_megabatches, seed, valid_fraction)
-    files = _write(root, IMAGES, data.images), _write(root, LABELS, data.labels.astype(_INT64))
+    files = _write(root, IMAGES, data.images), _write(root, LABELS, data.labels.astype("<i8"))
     named = []
     for number, (train, valid) in enumerate(megabatches):
         named += [(split_name(number), train), (split_name(number, "valid"), valid)]
-    named += [("valid", np.concatenate([valid for _, valid in megabatches]))]
-    named += [("test", np.arange(data.num_train, len(data.images)))]
+    valid = np.concatenate([valid for _, valid in megabatches])
+    named += [("valid", valid), ("test", np.arange(data.num_train, len(data.images)))]
     splits = [
-        Split(name, (_write(root, f"{name}.npy", indices.astype(_INT64)),), num_images=len(indices))
+        Split(name, (_write(root, f"{name}.npy", indices.astype("<i8")),), num_images=len(indices))
         for name, indices in named
     ]
     mean, std = channel_statistics(data.images[: data.num_train])
-    _, channels, height, width = data.images.shape
-    shape = channels, height, width
+    shape: Any = data.images.shape[1:]
     entry = ImagesEntry(data.dataset, shape, data.num_classes, mean, std, data.augment, files)
     stream = Stream(root, "images", seed, tuple(splits), images=entry, history=tuple(history))
     write_manifest(stream, root / MANIFEST)
@@ -219,9 +204,8 @@ def assign_images(
             f"--megabatches {num_megabatches}: expected at least 2 images per mega-batch, found {size}; give {remedy}"
         )
     num_valid = min(max(round(valid_fraction * size), 1), size - 1)
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)
-    parts = order[: num_megabatches * size].reshape(num_megabatches, size)
-    return [(part[num_valid:], part[:num_valid]) for part in parts]
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(num_train)[: num_megabatches * size]
+    return [(part[num_valid:], part[:num_valid]) for part in order.reshape(num_megabatches, size)]
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -237,8 +221,7 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
             counts[channel] += np.bincount(images[start : start + rows, channel].reshape(-1), minlength=256)
     mean, std = [], []
     for row in counts:
-        total, first = int(row.sum()), int(row @ np.arange(256))
-        second = int(row @ np.arange(256) ** 2)
+        total, first, second = (int(row @ np.arange(256) ** power) for power in range(3))
         variance = (total * second - first * first) / (255 * total) ** 2
         mean.append(round(first / (255 * total), _DECIMALS))
         std.append(round(math.sqrt(variance), _DECIMALS) or 1.0)

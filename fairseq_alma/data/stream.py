@@ -207,7 +207,7 @@ class Stream:
         if fault := stream._fault(content.get("num_megabatches")):
             raise AlmaError(f"{manifest}: damaged, {fault}; {_REMEDY}")
         if kind not in (None, stream.kind):
-            raise AlmaError(f"{root}: expected a stream of {kind}, found {stream.kind}; give another stream")
+            raise AlmaError(f"{root}: expected a stream of {kind}, found {stream.kind}; choose another folder")
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
@@ -221,8 +221,10 @@ class Stream:
             known = {*found}
             if missing := [name for name in names if name not in known]:
                 return f"no split {', '.join(missing[:3])}"
-            order = f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order"
-            return f"{order}, found {len(found)} splits, out of order or with extra splits"
+            return (
+                f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order, found {len(found)} splits, "
+                "out of order or with extra splits"
+            )
         suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
@@ -280,8 +282,9 @@ class Stream:
     def megabatch(self, megabatch: int) -> Split:
         """Return the training split of mega-batch 0 to B - 1. Raises AlmaError if the mega-batch does not exist."""
         if not 0 <= megabatch < self.num_megabatches:
-            last = self.num_megabatches - 1
-            raise AlmaError(f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {last}")
+            raise AlmaError(
+                f"{self.root}: no mega-batch {megabatch}; give a number from 0 to {self.num_megabatches - 1}"
+            )
         return self.split(split_name(megabatch))
 
     def split(self, name: str) -> Split:
@@ -345,10 +348,7 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
             empty mount point or current folder.
     """
     if (out / MANIFEST).exists():
-        stream = Stream.open(out)
-        if stream.kind != kind:
-            raise AlmaError(f"--out {out}: expected a stream of {kind}, found {stream.kind}; choose another folder")
-        return stream
+        return Stream.open(out, kind)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         found = "a folder with other files" if out.is_dir() else "a file"
         raise AlmaError(f"--out {out}: expected a stream or an empty folder, found {found}; choose another folder")

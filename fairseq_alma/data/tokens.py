@@ -18,7 +18,8 @@ from typing import Any, Callable, Iterable, Optional, Sequence, Union
 import msgspec
 import numpy as np
 
-from fairseq_alma.errors import AlmaError, naming
+from fairseq_alma.data.stream import StreamFile
+from fairseq_alma.errors import AlmaError, naming, refusing_damage
 
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 NUM_FAIRSEQ_SYMBOLS = 4  # fairseq's Dictionary begins with these symbols, so token u has id u + 4
@@ -30,8 +31,7 @@ COMPANIONS = (
 )  # fmt: skip
 MAX_TOKENS = 1 << 24
 """Maximum vocabulary size. Without this limit, a small file with large token numbers would need much memory."""
-AUTO = 0
-"""Value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size."""
+AUTO = 0  # value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size
 _WHITE_SPACE = re.compile(r"\s")
 _LONG_WORD = 1000  # number of characters
 _BLOCK = "\u2581"
@@ -144,16 +144,12 @@ class StreamTokenizer:
     def __init__(self, path: Union[str, Path]) -> None:
         self.file = find_tokenizer_file(Path(path))
         self.kind = "tokenizers" if self.file.suffix == ".json" else "sentencepiece"
-        try:
-            backend = (_load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece)(self.file)
-        except Exception as error:  # Both packages raise Exception or RuntimeError for a damaged file.
-            fault = f"the package {self.kind} cannot load this file ({error})"
-            raise AlmaError(f"{self.file}: {fault}; give another file") from error
-        self.pieces, self._encode, self.decode_batch = backend
+        load = _load_tokenizers if self.kind == "tokenizers" else _load_sentencepiece
+        with refusing_damage(f"{self.file}: the package {self.kind} cannot load this file", "give another file"):
+            self.pieces, self._encode, self.decode_batch = load(self.file)
         if not self.pieces:
             raise AlmaError(f"{self.file}: expected a trained tokenizer, found no tokens; give another file")
-        self.symbols: list[str] = []
-        self._token_of: dict[str, int] = {}
+        self._token_of: dict[str, int] = {}  # symbol -> number of the token, ascending
         known, unused = {*self.pieces}, max(0, _num_rows(self.file.parent) - len(self.pieces))
         for number, piece in enumerate([*self.pieces, *[""] * unused]):
             is_taken = piece in FAIRSEQ_SYMBOLS or piece in self._token_of
@@ -162,7 +158,7 @@ class StreamTokenizer:
                 while piece in known:  # a token may have this text as its piece
                     piece = f"<{piece}>"
             self._token_of[piece] = number
-            self.symbols.append(piece)
+        self.symbols = [*self._token_of]
         self.vocab_size = len(self.symbols)
         paths = [self.file.with_name(name) for name in COMPANIONS if self.kind == "tokenizers"]
         self.companions = [path for path in paths if path.is_file()]
@@ -179,10 +175,9 @@ class StreamTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token numbers (at least 0) of each text. The id in a token file is the token number plus 4."""
-        try:
+        # Both packages raise Exception, for example if the vocabulary has no unknown token.
+        with refusing_damage(f"{self.file}: cannot encode a text", "correct the text or tokenizer"):
             return self._encode(texts)
-        except Exception as error:  # Both packages raise Exception, for example if the vocabulary has no unknown token.
-            raise AlmaError(f"{self.file}: cannot encode a text ({error}); correct the text or tokenizer") from error
 
     def encode(self, text: str) -> list[str]:
         """Return the symbols of a text. fairseq's ``Dictionary.encode_line`` accepts the symbols joined by spaces."""
@@ -280,17 +275,16 @@ class DocumentEncoder:
     U+001F. A test compares the ids of unusual text with the ids of the tokenizer.
     """
 
-    def __init__(self, tokenizer: StreamTokenizer, dtype: np.dtype, cache_size: int) -> None:
+    def __init__(self, tokenizer: StreamTokenizer, cache_size: int) -> None:
         self._tokenizer = tokenizer
-        self.dtype = dtype
-        self._eos = np.array([EOS], dtype=dtype).tobytes()
+        self.dtype = id_dtype(tokenizer.vocab_size)
+        self._eos = np.array([EOS], dtype=self.dtype).tobytes()
         self._cache: dict[str, bytes] = {}
         self._cache_size = cache_size
-        is_json = tokenizer.kind == "tokenizers"
-        self._unsplit = _unsplit_documents(tokenizer.file) if is_json else re.compile("")
+        self._unsplit = _unsplit_documents(tokenizer.file) if tokenizer.kind == "tokenizers" else re.compile("")
 
     def encode(self, documents: Sequence[str]) -> list[bytes]:
-        """Return the token ids of each document, followed by the id of EOS, as the bytes of a ``dtype`` array."""
+        """Return the token ids of each document, followed by the id of EOS, as the bytes of a token file."""
         unsplit = [number for number, document in enumerate(documents) if self._unsplit.search(document)]
         tokens = self._tokenizer.encode_batch([documents[number] for number in unsplit])
         encoded = {number: self._ids(each) + self._eos for number, each in zip(unsplit, tokens, strict=True)}
@@ -338,49 +332,45 @@ class TokenFileWriter:
     """Writer of a token file: `write` fills a buffer, `flush` appends the buffer to ``.bin``, `close` writes ``.idx``.
 
     Args:
-        prefix: path of the files without ``.bin`` and ``.idx``; the files must not exist.
+        root: folder of the stream.
+        name: path of the files in ``root`` without ``.bin`` and ``.idx``; the files must not exist.
         dtype: NumPy type of an id, ``uint16`` or ``uint32``.
     """
 
-    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
-        self.dtype = dtype
-        self._prefix = prefix
-        self._pending: list[bytes] = []
+    def __init__(self, root: Path, name: str, dtype: np.dtype) -> None:
+        self.root, self.name, self.dtype = root, name, dtype
+        self._pending = bytearray()
         self._digest, self._size = hashlib.sha256(), 0
         self._sizes = array("i")
 
     def write(self, ids: bytes, sizes: np.ndarray) -> None:
         """Add sequences to the buffer: concatenated ids as bytes of ``dtype``, and number of ids of each sequence."""
-        self._pending.append(ids)
+        self._pending += ids
         self._sizes.frombytes(sizes.astype("=i4").tobytes())
 
     def flush(self) -> None:
         """Append the buffered sequences to ``.bin``, and empty the buffer."""
-        path = Path(f"{self._prefix}.bin")
+        path = self.root / f"{self.name}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         with naming(path), open(path, "ab") as file:
-            for content in self._pending:
-                file.write(content)
-                self._digest.update(content)
-                self._size += len(content)
-        self._pending = []
+            file.write(self._pending)
+        self._digest.update(self._pending)
+        self._size += len(self._pending)
+        self._pending.clear()
 
-    def close(self) -> list[tuple[int, str]]:
-        """Write the buffered sequences and the index. Return (size in bytes, sha256) of ``.bin`` and of ``.idx``."""
+    def close(self) -> tuple[StreamFile, StreamFile]:
+        """Write the buffered sequences and the index. Return the manifest entries of ``.bin`` and ``.idx``."""
         self.flush()
         code = next(code for code, dtype in _DTYPES.items() if dtype == self.dtype)
         sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
-        starts = np.cumsum(sizes, dtype=np.int64)
-        starts -= sizes
-        starts *= self.dtype.itemsize
-        header = _HEADER.pack(_MAGIC, _VERSION, code, len(sizes))
-        digest, path = hashlib.sha256(), Path(f"{self._prefix}.idx")
+        starts = (np.cumsum(sizes, dtype=np.int64) - sizes) * self.dtype.itemsize
+        path = self.root / f"{self.name}.idx"
         with naming(path), open(path, "wb") as file:
-            for content in (header, sizes.astype("<i4", copy=False).data, starts.astype("<i8", copy=False).data):
-                file.write(content)
-                digest.update(content)
-            size = file.tell()
-        return [(self._size, self._digest.hexdigest()), (size, digest.hexdigest())]
+            file.write(_HEADER.pack(_MAGIC, _VERSION, code, len(sizes)))
+            file.write(sizes.astype("<i4", copy=False).data)
+            file.write(starts.astype("<i8", copy=False).data)
+        ids = StreamFile(f"{self.name}.bin", self._size, self._digest.hexdigest())
+        return ids, StreamFile.describe(self.root, f"{self.name}.idx")
 
 
 class TokenFile:

@@ -247,7 +247,7 @@ class ImageJob:
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder, name: str) -> None:
         """Print one ``alma-stream`` command for each planned stage, with all options; ``name``: see `RunDisplay`."""
         print("# alma-stream runs all stages in one process; to run single stages, use these commands in this order")
-        own = without(self.own_words, {"--dry-run": 0, "--stage": 1})
+        own = without(self.own_words, "--dry-run", "--stage")
         for plan in self.request.chosen(plans):
             first, num_models = plan.trainings[0], len(plan.trainings) * plan.trainings[0].num_joint
             text = f"train {num_models} models" if num_models > 1 else "train a model"

@@ -114,7 +114,7 @@ SEQUENCES = [[4, 5, 2], [2], [65000, 7, 8, 9, 2]]
 
 def write(prefix, sequences=SEQUENCES, dtype="uint16"):
     """Write the sequences in two parts."""
-    writer = TokenFileWriter(prefix, np.dtype(dtype))
+    writer = TokenFileWriter(prefix.parent, prefix.name, np.dtype(dtype))
     for part in (sequences[:2], sequences[2:]):
         ids = np.array([id_ for sequence in part for id_ in sequence], dtype=dtype)
         writer.write(ids.tobytes(), np.array([len(sequence) for sequence in part]))

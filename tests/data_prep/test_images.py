@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.images import InputFiles, emnist_names, load_arrays, load_cifar, load_digits, load_idx, main, read_idx
-from fairseq_alma.data.image_stream import ImageStream
+from fairseq_alma.data.image_stream import ImageSet, ImageStream
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.published_images import idx_bytes, random_images, save_arrays, write, write_cifar, write_mnist
 from tests.data_prep.text.test_command import files_of
@@ -19,6 +19,10 @@ from tests.scripts import usage_error
 
 def run(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
+
+
+def load(loader, source: Path, **options) -> ImageSet:
+    return loader(InputFiles(), Namespace(source=source, **options))
 
 
 def create(folder: Path, out: str = "stream", *more: object) -> ImageStream:
@@ -32,8 +36,7 @@ def create(folder: Path, out: str = "stream", *more: object) -> ImageStream:
 def test_stream_contains_the_published_images_in_equal_megabatches(tmp_path, capsys):
     stream = create(tmp_path)
     images, labels = write_mnist(tmp_path / "again")
-    assert np.array_equal(stream.images[:, 0], images)
-    assert np.array_equal(stream.labels, labels)
+    assert np.array_equal(stream.images[:, 0], images) and np.array_equal(stream.labels, labels)
     assert stream.indices("test").tolist() == list(range(40, 50))
     assert [len(stream.indices("train", [t])) for t in range(3)] == [12] * 3
     assert [len(stream.indices("valid", [t])) for t in range(3)] == [1] * 3
@@ -200,9 +203,9 @@ def test_a_missing_file_is_named_with_all_required_files(tmp_path):
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
     missing = r"expected t10k-labels-idx1-ubyte or .*\.gz in this folder, found neither; give the folder that contains"
     with pytest.raises(AlmaError, match=missing):
-        load_idx(InputFiles(), tmp_path, "mnist", "")
+        load(load_idx, tmp_path, dataset="mnist", split="")
     with pytest.raises(AlmaError, match=r"--source .*nowhere: expected train-images-idx3-ubyte or"):
-        load_idx(InputFiles(), tmp_path / "nowhere", "mnist", "")
+        load(load_idx, tmp_path / "nowhere", dataset="mnist", split="")
 
 
 @pytest.mark.parametrize(
@@ -220,16 +223,15 @@ def test_files_that_do_not_fit_together_are_named(tmp_path, images, labels, mess
         write(tmp_path / "train-images-idx3-ubyte", idx_bytes(images))
     write(tmp_path / "train-labels-idx1-ubyte", idx_bytes(np.array(labels)))
     with pytest.raises(AlmaError, match=message):
-        load_idx(InputFiles(), tmp_path, "mnist", "")
+        load(load_idx, tmp_path, dataset="mnist", split="")
 
 
 @pytest.mark.parametrize("folder", [".", "gzip"])
 def test_emnist_images_are_transposed(tmp_path, folder):
     images, labels = write_mnist(tmp_path / folder, num_classes=47, num_train=60, names=tuple(emnist_names("balanced")))
-    read = load_idx(InputFiles(), tmp_path, "emnist", "balanced")
-    assert np.array_equal(read.images[:, 0].swapaxes(1, 2), images)
+    read = load(load_idx, tmp_path, dataset="emnist", split="balanced")
+    assert np.array_equal(read.images[:, 0].swapaxes(1, 2), images) and np.array_equal(read.labels, labels)
     assert not np.array_equal(read.images[:, 0], images)
-    assert np.array_equal(read.labels, labels)
     assert (read.dataset, read.num_classes) == ("emnist-balanced", 47)
     assert "transposed" in read.remarks[0]
 
@@ -238,16 +240,16 @@ def test_labels_of_emnist_letters_start_at_zero(tmp_path):
     names = tuple(emnist_names("letters"))
     _, labels = write_mnist(tmp_path, num_classes=26, first_label=1, names=names)
     assert (labels.min(), labels.max()) == (1, 26)
-    assert np.array_equal(load_idx(InputFiles(), tmp_path, "emnist", "letters").labels, labels - 1)
+    assert np.array_equal(load(load_idx, tmp_path, dataset="emnist", split="letters").labels, labels - 1)
     write_mnist(tmp_path, num_classes=26, first_label=0, names=names)
     with pytest.raises(AlmaError, match="expected labels from 1 to 26, found 0 at image 0"):
-        load_idx(InputFiles(), tmp_path, "emnist", "letters")
+        load(load_idx, tmp_path, dataset="emnist", split="letters")
 
 
 @pytest.mark.parametrize("folder", [".", "cifar-10-batches-bin"])
 def test_cifar10_keeps_the_order_of_publication(tmp_path, folder):
     images, labels = write_cifar(tmp_path / folder, "cifar10")
-    read = load_cifar(InputFiles(), tmp_path, "cifar10")
+    read = load(load_cifar, tmp_path, dataset="cifar10", coarse=False)
     assert np.array_equal(read.images, images) and np.array_equal(read.labels, labels)
     assert (read.num_train, read.num_classes, read.augment) == (40, 10, True)
 
@@ -263,7 +265,7 @@ def test_damaged_files_of_cifar_are_named(tmp_path, content, message):
     write_cifar(tmp_path, "cifar10")
     write(tmp_path / "data_batch_3.bin", content)
     with pytest.raises(AlmaError, match=rf"data_batch_3\.bin: .*{message}"):
-        load_cifar(InputFiles(), tmp_path, "cifar10")
+        load(load_cifar, tmp_path, dataset="cifar10", coarse=False)
 
 
 def arrays(folder, images, labels, **options):
@@ -299,7 +301,7 @@ def test_other_arrays_are_refused(tmp_path, images, labels, message):
 def test_digits_are_scaled_so_that_white_is_255(tmp_path):
     rows = np.column_stack([np.arange(64 * 5).reshape(5, 64) % 17, np.arange(5)])
     np.savetxt(tmp_path / "digits.csv", rows, delimiter=",", fmt="%d")
-    read = load_digits(InputFiles(), Namespace(source=tmp_path, test_fraction=0.4, seed=1))
+    read = load(load_digits, tmp_path, test_fraction=0.4, seed=1)
     assert (read.num_train, read.images.shape, read.images.min(), read.images.max()) == (3, (5, 1, 8, 8), 0, 255)
 
 
@@ -307,4 +309,4 @@ def test_digits_are_scaled_so_that_white_is_255(tmp_path):
 def test_a_table_of_digits_with_other_content_is_refused(tmp_path, content):
     (tmp_path / "digits.csv").write_text(content)
     with pytest.raises(AlmaError, match=r"not a table of integers|64 pixels from 0 to 16, found"):
-        load_digits(InputFiles(), Namespace(source=tmp_path, test_fraction=0.4, seed=1))
+        load(load_digits, tmp_path, test_fraction=0.4, seed=1)

@@ -6,7 +6,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from data_prep.text.assignment import HeldOutNgrams, NgramHasher, distinct_of_each, document_hashes
+from data_prep.text.assignment import HeldOutNgrams, distinct_of_each, document_hashes, ngram_at, ngrams_of
 
 TEXT = "“Don't—ever,” said Zoë’s uncle in 1999, as the naïve café owner of Ångström street counted 12 coins; he left"
 WAYS = {
@@ -28,16 +28,15 @@ def test_a_text_written_in_another_way_is_the_same_text(way):
     assert written != TEXT
     hashes = document_hashes([TEXT, written, *others])
     assert hashes[0] == hashes[1] and len({*hashes.tolist()}) == 3
-    hasher = NgramHasher(13)
-    assert np.array_equal(hasher([TEXT]).hashes, hasher([written]).hashes)
+    assert np.array_equal(ngrams_of([TEXT], 13).hashes, ngrams_of([written], 13).hashes)
 
 
 def test_scripts_keep_their_vowels_and_text_without_letters_is_compared_by_its_characters():
     texts = ["कि", "का", "ก็", "กิ", "🙂", "🙂🙂", "…", "北京", "北 京"]
     assert len({*document_hashes(texts).tolist()}) == len(texts) - 1  # the last two have equal letters
-    assert NgramHasher(3)(["कि का"]).documents.tolist() == [0]
-    assert NgramHasher(3).words("कि का", 0) == "कि का"
-    assert NgramHasher(3)(["東京、タワー7階で", "京タワ"]).documents.tolist() == [0] * 6 + [1]
+    assert ngrams_of(["कि का"], 3).documents.tolist() == [0]
+    assert ngram_at("कि का", 0, 3) == "कि का"
+    assert ngrams_of(["東京、タワー7階で", "京タワ"], 3).documents.tolist() == [0] * 6 + [1]
 
 
 def plainly(documents: list[str], size: int) -> list[tuple[int, int, tuple[str, ...]]]:
@@ -58,10 +57,9 @@ def test_ngrams_follow_the_rule_and_are_equal_if_their_words_are():
     letters = ["a", "b", "Ab", "ä", "北", "ก", "x1", "B", "İ", " ", " ", ". ", "\n", "-", "\0", "a" * 5000]
     documents = ["".join(generator.choices(letters, k=generator.randrange(40))) for _ in range(200)] + ["", "…!", "A"]
     for size in (1, 3, 13):
-        hasher = NgramHasher(size)
-        ngrams, expected = hasher(documents), plainly(documents, size)
+        ngrams, expected = ngrams_of(documents, size), plainly(documents, size)
         assert [*zip(ngrams.documents.tolist(), ngrams.starts.tolist(), strict=True)] == [one[:2] for one in expected]
-        found = [hasher.words(documents[number], start) for number, start, _ in expected[:300]]
+        found = [ngram_at(documents[number], start, size) for number, start, _ in expected[:300]]
         assert found == [" ".join(words) for _, _, words in expected[:300]]
         words_of = dict(zip(ngrams.hashes.tolist(), (one[2] for one in expected), strict=True))
         assert len(words_of) == len({one[2] for one in expected})
@@ -70,25 +68,25 @@ def test_ngrams_follow_the_rule_and_are_equal_if_their_words_are():
 
 def test_hashes_do_not_depend_on_the_other_documents(monkeypatch):
     documents = [" ".join(random.Random(number).choices("abcdéfgh", k=30)) for number in range(50)] + ["plain text"]
-    together = NgramHasher(4)(documents).hashes
+    together = ngrams_of(documents, 4).hashes
     monkeypatch.setattr("data_prep.text.assignment._LETTERS_AT_ONCE", 16)
-    assert np.array_equal(together, np.concatenate([NgramHasher(4)([document]).hashes for document in documents]))
+    assert np.array_equal(together, np.concatenate([ngrams_of([document], 4).hashes for document in documents]))
     single = np.concatenate([document_hashes([document]) for document in documents])
     assert np.array_equal(document_hashes(documents), single)
-    assert len(NgramHasher(4)([]).hashes) == len(document_hashes([])) == 0
+    assert len(ngrams_of([], 4).hashes) == len(document_hashes([])) == 0
 
 
 def test_a_document_repeats_held_out_text_by_its_share_and_licences_do_not_count():
     generator = random.Random(2)
     licence, quote, *texts = (" ".join(generator.choices("abcdefghij", k=k)) for k in (40, 40, 400, 400, 400, 900))
     held_out = [f"{licence} {text}" for text in texts[:3]] + [f"{texts[3]} {quote}", quote, "few words"]
-    hasher, own = NgramHasher(13), [" ".join(generator.choices("klmnopqrst", k=k)) for k in (40, 400, 5000, 5000)]
-    known = HeldOutNgrams.of(distinct_of_each(hasher(held_out), len(held_out)))
+    own = [" ".join(generator.choices("klmnopqrst", k=k)) for k in (40, 400, 5000, 5000)]
+    known = HeldOutNgrams.of(distinct_of_each(ngrams_of(held_out, 13), len(held_out)))
     trained = [f"{licence} {own[0]}", f"{own[1]} {' '.join(texts[0].split()[:30])}", f"{own[2]} {quote} {own[1]}"]
     trained += ["", f"{own[3]} {' '.join(texts[1].split()[:25])}", f"{own[0]} {quote}", "few words", "other words"]
     trained.append(f"{own[0]} {texts[3][:50]} " * 30)
-    copies, starts = known.find_copies(hasher(trained))
+    copies, starts = known.find_copies(ngrams_of(trained, 13))
     # 30 of 400 words are 18 of 428 n-grams: less than 5 %. Two held-out documents contain the complete quote.
     assert copies.tolist() == [2, 5, 6, 8] and starts.tolist() == [5000, 40, 0, 40]
-    nothing = HeldOutNgrams.of([])
-    assert [*map(len, nothing.find_copies(hasher(trained)))] == [0, 0] == [*map(len, known.find_copies(hasher([])))]
+    for held_out_ngrams, documents in ((HeldOutNgrams.of([]), trained), (known, [])):
+        assert [*map(len, held_out_ngrams.find_copies(ngrams_of(documents, 13)))] == [0, 0]
