@@ -8,7 +8,7 @@ from tests.kills.matrix import main
 FAST = {"images-gmoe": 36, "text-gmoe": 66}
 """Run -> N, to kill at every N-th operation in the fast suite; a kill on text takes several seconds."""
 SLOW = {"images-gmoe": 12, "text-gmoe": 33, "text-ens": 33}
-"""The same with losses of power."""
+"""The same with losses of power, marked as slow, as are kills at every ninth operation of each run."""
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ SLOW = {"images-gmoe": 12, "text-gmoe": 33, "text-ens": 33}
     [
         *((name, every, "kill") for name, every in FAST.items()),
         *(pytest.param(*each, "power", marks=pytest.mark.slow) for each in SLOW.items()),
-        pytest.param("text-ens", SLOW["text-ens"], "kill", marks=pytest.mark.slow),
+        *(pytest.param(name, 9, "kill", marks=pytest.mark.slow) for name in SLOW),
     ],
 )
 def test_a_run_killed_at_every_nth_operation_resumes_bit_for_bit(name, every, how):
