@@ -37,7 +37,6 @@ Checkpoint = dict[str, Any]
 DICTIONARY_KEY = "alma_dictionary_sha256"
 """Key in ``task_state``. The value is the sha256 of the training vocabulary (``dict.txt``)."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
 
 class UnfitCheckpoint(ValueError):
@@ -94,7 +93,10 @@ def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: s
 
 
 def read_checkpoint(
-    path: Union[str, Path], mmap: bool = True, remedy: str = _REMEDY, needed: Collection[str] = ()
+    path: Union[str, Path],
+    mmap: bool = True,
+    remedy: str = "give a checkpoint written by fairseq-train or alma-grow",
+    needed: Collection[str] = (),
 ) -> Checkpoint:
     """Load a checkpoint on the CPU.
 
@@ -155,8 +157,7 @@ def load_archive(path: Path, mmap: bool) -> Any:
             # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the
             # file descriptor refers to the same file, even if another process replaces the checkpoint in between.
             with torch.serialization.safe_globals([Namespace]):
-                opened = f"/dev/fd/{file.fileno()}"
-                return torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
+                return torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=mmap)
         except OSError:
             raise
         except Exception as error:  # do not show torch's message: it advises unsafe loading

@@ -14,7 +14,6 @@ from fairseq_alma.data.tokens import EOS, FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, 
 from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
-_UNUSED_SCORE = -1e6  # score of a piece that the tokenizer never uses
 EXPORTABLE = "train on a stream with a tokenizer.json written by alma-prep-text without --tokenizer"
 
 
@@ -156,7 +155,7 @@ def _with_symbols(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any
         moved = {piece: token + NUM_FAIRSEQ_SYMBOLS for piece, token in vocabulary.items()}
         model["vocab"] = {**{name: token for token, name in enumerate(names)}, **moved}
     else:
-        model["vocab"] = [*([name, _UNUSED_SCORE] for name in names), *vocabulary]
+        model["vocab"] = [*([name, -1e6] for name in names), *vocabulary]  # With this score, no text gets the piece.
         if model.get("unk_id") is not None:
             model["unk_id"] += NUM_FAIRSEQ_SYMBOLS
     added = content.get("added_tokens") or []
