@@ -10,6 +10,8 @@ encodes the name as plain text, as ``alma-prep-text`` does.
 import json
 from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
+from tokenizers import Tokenizer
+
 from fairseq_alma.data.tokens import EOS, FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
@@ -109,8 +111,6 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int) -> dict[str, str]:
 
 def beginning_of(content: str, trained: Optional[int]) -> str:
     """Describe the token before a text: in an exported tokenizer.json, and in training (id, None: ``<s>``)."""
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_str(content)
     encoding = tokenizer.encode("a")
     here = f"`{encoding.tokens[0]}`" if 1 in encoding.special_tokens_mask[:1] else "no token"
@@ -128,8 +128,6 @@ def misread_text(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: 
         tokenizer: tokenizer of the stream.
         texts: texts to compare.
     """
-    from tokenizers import Tokenizer
-
     exported = Tokenizer.from_str(json.dumps(content))
     exported.encode_special_tokens = True
     for text in texts:
