@@ -27,9 +27,6 @@ from fairseq_alma.options import Options
 
 TERMINAL_EVERY_SECONDS, LOG_EVERY_SECONDS = 0.1, 15.0
 ERASE = "\r\x1b[2K"
-PATIENCE_SECONDS = 10.0
-_PR_SET_PDEATHSIG = 1
-_LONGEST_MESSAGE = 2000  # characters; a message repeats words of the command line, which may be long
 Main = Callable[[Optional[Sequence[str]]], Optional[int]]
 
 
@@ -61,8 +58,9 @@ def command(main: Main) -> Main:
         _quiet_libraries()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # The terminal may not show each character.
-        is_main_thread = threading.current_thread() is threading.main_thread()
-        handles_sigterm = is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        handles_sigterm = (
+            threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
         if handles_sigterm:
             signal.signal(signal.SIGTERM, terminate)
         try:
@@ -128,7 +126,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments") and "[-- " in (self.usage or ""):
             message += "; see --help, and give options of fairseq-train after --"
-        super().error(printable(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"))
+        super().error(printable(message[:2000]))  # A message repeats words of the command line, which may be long.
+
+
+def split_words(argv: Optional[Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Return the arguments before and after ``--``; if ``argv`` is None, of the command line."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], words[cut + 1 :]
 
 
 class LiveLine(contextlib.AbstractContextManager["LiveLine"]):
@@ -198,7 +203,7 @@ def die_with_parent() -> Optional[Callable[[], None]]:
     parent = os.getpid()
 
     def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
 
@@ -218,7 +223,7 @@ def end_processes(children: Sequence["subprocess.Popen[bytes]"]) -> None:
         for child in running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, number)
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + 10
         while any(child.poll() is None for child in running) and time.monotonic() < deadline:
             time.sleep(0.05)
 

@@ -83,8 +83,7 @@ def draw_maps(runs: Sequence[RecordedRun], stream: Optional[Path]) -> Iterator[D
     if images.stream.fingerprint != run.stream["fingerprint"]:
         raise AlmaError(f"--stream {path}: not the stream of {run.path}; give the stream that the run trained on")
     places = None
-    folders = [folder for folder in stage_folders(run) if (folder / EXPERTS_FILE).is_file()][:MOST_STAGES]
-    for folder in folders:
+    for folder in [folder for folder in stage_folders(run) if (folder / EXPERTS_FILE).is_file()][:MOST_STAGES]:
         with np.load(folder / EXPERTS_FILE, allow_pickle=False) as file:
             experts = file["expert"][0]
         chosen = images.indices("test")[: len(experts)]

@@ -37,7 +37,6 @@ Checkpoint = dict[str, Any]
 DICTIONARY_KEY = "alma_dictionary_sha256"
 """Key in ``task_state``. The value is the sha256 of the training vocabulary (``dict.txt``)."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_REMEDY = "give a checkpoint written by fairseq-train or alma-grow"
 
 
 class UnfitCheckpoint(ValueError):
@@ -46,31 +45,35 @@ class UnfitCheckpoint(ValueError):
 
 def check_config(config: Any, is_member: bool = False) -> None:
     """Raise UnfitCheckpoint if ``cfg.model`` or an ensemble member has an unsupported architecture or option."""
-    name = config.get("_name") if isinstance(config, dict) else None
-    if name == ENSEMBLE_ARCH:
-        if is_member:
-            raise UnfitCheckpoint("only fairseq_alma 0.2.0 supports ensembles of ensembles; join single models")
+    name = config.get("_name")
+    if name == ENSEMBLE_ARCH and not is_member:
         for entry in config["members"]:
             if "config" in entry:
                 check_config(entry["config"], is_member=True)
-    elif name == JOINT_MODEL:
-        if config.get("member_arch") not in IMAGE_ARCHITECTURES:
-            if config.get("member_arch") in SWITCH_SIZES:
-                raise UnfitCheckpoint("only fairseq_alma 0.2.0 supports UMix of language models; train single models")
-            expected = " or ".join(IMAGE_ARCHITECTURES)
-            raise UnfitCheckpoint(f"expected member architecture {expected}, found {config.get('member_arch')!r}")
-    elif name not in SINGLE_MODELS:
-        raise UnfitCheckpoint(f"expected architecture alma_… or transformer_lm…, found {str(name)[:60]}")
-    elif config.get("mup"):
-        raise UnfitCheckpoint("trained with --mup, which only fairseq_alma 0.2.0 supports; train a model without --mup")
-    elif config.get("group_layers"):
-        raise UnfitCheckpoint("only fairseq_alma 0.2.0 supports Firefly networks that grew in depth; train a new one")
-    elif name in TRANSFORMER_LMS:
-        cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
-        if config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None:
-            raise UnfitCheckpoint("models with character embeddings or xformers attention are not supported")
-        if any(each is not None and not _CUTOFFS.fullmatch(str(each)) for each in cutoffs):
-            raise UnfitCheckpoint(f"expected adaptive cutoffs such as 10000,50000, found {str(cutoffs)[:60]}")
+        return
+    is_joint, is_stock, member_arch = name == JOINT_MODEL, name in TRANSFORMER_LMS, config.get("member_arch")
+    has_code = config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None
+    cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
+    has_other_cutoffs = any(each is not None and not _CUTOFFS.fullmatch(str(each)) for each in cutoffs)
+    removed = "only fairseq_alma 0.2.0 supports"
+    for is_unfit, fault in (
+        (name == ENSEMBLE_ARCH, f"{removed} ensembles of ensembles; join single models"),
+        (is_joint and member_arch in SWITCH_SIZES, f"{removed} UMix of language models; train single models"),
+        (
+            is_joint and member_arch not in IMAGE_ARCHITECTURES,
+            f"expected member architecture {' or '.join(IMAGE_ARCHITECTURES)}, found {member_arch!r:.60}",
+        ),
+        (
+            name not in (JOINT_MODEL, *SINGLE_MODELS),
+            f"expected architecture alma_… or transformer_lm…, found {name!s:.60}",
+        ),
+        (config.get("mup"), f"trained with --mup, which {removed}; train a model without --mup"),
+        (config.get("group_layers"), f"{removed} Firefly networks that grew in depth; train a new one"),
+        (is_stock and has_code, "models with character embeddings or xformers attention are not supported"),
+        (is_stock and has_other_cutoffs, f"expected adaptive cutoffs such as 10000,50000, found {cutoffs!s:.60}"),
+    ):
+        if is_unfit:
+            raise UnfitCheckpoint(fault)
 
 
 def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: str) -> None:
@@ -90,7 +93,10 @@ def refuse_other_shapes(weights: Weights, model: nn.Module, path: str, remedy: s
 
 
 def read_checkpoint(
-    path: Union[str, Path], mmap: bool = True, remedy: str = _REMEDY, needed: Collection[str] = ()
+    path: Union[str, Path],
+    mmap: bool = True,
+    remedy: str = "give a checkpoint written by fairseq-train or alma-grow",
+    needed: Collection[str] = (),
 ) -> Checkpoint:
     """Load a checkpoint on the CPU.
 
@@ -151,8 +157,7 @@ def load_archive(path: Path, mmap: bool) -> Any:
             # fairseq saves the options of some optimizers as a Namespace. torch opens the path twice; the path of the
             # file descriptor refers to the same file, even if another process replaces the checkpoint in between.
             with torch.serialization.safe_globals([Namespace]):
-                opened = f"/dev/fd/{file.fileno()}"
-                return torch.load(opened, map_location="cpu", weights_only=True, mmap=mmap)
+                return torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=mmap)
         except OSError:
             raise
         except Exception as error:  # do not show torch's message: it advises unsafe loading

@@ -1,7 +1,6 @@
 """Grow a checkpoint: change weights, configuration and optimizer state, and add a record of the growth step."""
 
 import re
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import torch
@@ -25,62 +24,58 @@ RECORD_KEY = "alma_growth"
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 
 
-@dataclass(frozen=True)
-class GrowthStep:
-    """Growth plans and options of one growth step of a model with experts."""
-
-    layers: Mapping[str, MixtureGrowth]  # growth plan of each Switch layer, by layer name
-    seed: int  # random seed of new weights and noise
-    noise: float = 0.0  # standard deviation of the noise on copied gate rows
-    optimizer: str = "reset"  # value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``
-
-    def part_of(self, name: str) -> tuple[str, Optional[MixtureGrowth]]:
-        """Return (parameter name within the Switch layer, growth plan of the layer).
-
-        For a parameter outside of Switch layers, return (name, None).
-        """
-        for layer, growth in self.layers.items():
-            part = name.removeprefix(f"{layer}.")
-            if part != name and part.startswith((EXPERTS, GATE_TENSOR)):
-                return part, growth
-        return name, None
-
-
 def grow_experts(
-    checkpoint: Checkpoint, step: GrowthStep, names: Sequence[str], record: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    plans: Mapping[str, MixtureGrowth],
+    names: Sequence[str],
+    record: Mapping[str, Any],
+    optimizer: str,
+    seed: int,
+    noise: float = 0.0,
 ) -> Checkpoint:
     """Return a checkpoint of the model with additional experts in each Switch layer.
 
     Args:
         checkpoint: checkpoint to grow, modified in place; ``checkpoint["model"]`` is empty afterwards, to save memory.
-        step: growth plans and options of the growth step.
+        plans: growth plan of each Switch layer, by layer name.
         names: parameter names, in the order of the model.
         record: record of the growth step, added to `RECORD_KEY`.
+        optimizer: value of ``alma-grow --optimizer``: ``reset``, ``copy`` or ``share``.
+        seed: random seed of new weights and noise.
+        noise: standard deviation of the noise on copied gate rows.
 
     Raises:
-        AlmaError: ``step.optimizer`` is not ``reset``, and the optimizer state is missing or does not fit the model.
+        AlmaError: ``optimizer`` is not ``reset``, and the optimizer state is missing or does not fit the model.
     """
 
+    def part_of(name: str) -> tuple[str, Optional[MixtureGrowth]]:
+        # (name within the Switch layer, growth plan of the layer), or (name, None) outside of Switch layers
+        for layer, growth in plans.items():
+            part = name.removeprefix(f"{layer}.")
+            if part != name and part.startswith((EXPERTS, GATE_TENSOR)):
+                return part, growth
+        return name, None
+
     def grow_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(step.seed)  # same new weights in the model and the averaged weights
+        generator = torch.Generator().manual_seed(seed)  # same new weights in the model and the averaged weights
         grown = {}
         for name in list(weights):
-            (part, growth), tensor = step.part_of(name), weights.pop(name)
-            grown[name] = tensor if growth is None else grow_tensor(part, tensor, growth, generator, step.noise)
+            (part, growth), tensor = part_of(name), weights.pop(name)
+            grown[name] = tensor if growth is None else grow_tensor(part, tensor, growth, generator, noise)
         return grown
 
     def grow_entry(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        part, growth = step.part_of(name)
-        return dict(entry) if growth is None else grow_moments(part, entry, growth, step.optimizer == "share")
+        part, growth = part_of(name)
+        return dict(entry) if growth is None else grow_moments(part, entry, growth, optimizer == "share")
 
-    trees = [growth.new for growth in step.layers.values()]
+    trees = [growth.new for growth in plans.values()]
     config = {"num_experts": trees[0].num_experts, "gate_trees": format_gate_trees(trees)}
     # New weights depend on the order of parameters, so the average needs the order of the model.
     if (entry := find_average(checkpoint)) is not None:
         average = {name: entry[AVERAGE][name] for name in checkpoint["model"] if name in entry[AVERAGE]}
         entry[AVERAGE] = grow_weights(average)
     grown = {**checkpoint, "model": grow_weights(checkpoint["model"])}
-    return _complete(grown, config, record, step.optimizer, (names, names), grow_entry)
+    return _complete(grown, config, record, optimizer, (names, names), grow_entry)
 
 
 def add_layers(
@@ -185,14 +180,16 @@ def _complete(
     return {**grown, "cfg": cfg, RECORD_KEY: [*grown.get(RECORD_KEY, []), dict(record)]}
 
 
-def growth_table(losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], step: GrowthStep) -> str:
+def growth_table(
+    losses: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[int]], plans: Mapping[str, MixtureGrowth]
+) -> str:
     """Return a table of measured losses and growth plans: a line per old expert, and one per layer for random experts.
 
     For each layer, ``losses`` has the summed loss of each expert in nats; ``counts`` has the tokens of each expert.
     Both arguments are empty if the losses were not measured.
     """
     lines = ["layer | expert | tokens | loss, nats | loss per token | becomes"]
-    for layer, growth in step.layers.items():
+    for layer, growth in plans.items():
         for expert in range(growth.old.num_experts):
             children = [str(new) for new, source in enumerate(growth.expert_source) if source == expert]
             figures = "– | – | –"

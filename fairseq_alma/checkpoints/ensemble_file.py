@@ -12,9 +12,8 @@ a ``weight`` (all weights sum to 1), the ``sha256`` of the member's file, and th
 import os
 import re
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Collection, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from fairseq_alma.checkpoints.checkpoint_file import (
     DICTIONARY_KEY,
     ENSEMBLE_ARCH,
     Checkpoint,
-    Weights,
     read_checkpoint,
     untrained_checkpoint,
 )
@@ -37,36 +35,13 @@ _REMEDY = (
 _EMBEDDINGS = re.compile(r"embed_tokens(\.embeddings\.\d+\.0)?\.weight$")
 
 
-@dataclass(frozen=True)
-class MemberModel:
-    """Model options, weights and checkpoint file of an ensemble member."""
-
-    config: dict[str, Any]  # ``cfg.model`` of the member
-    weights: Weights  # ``model`` of the member; empty if the member is embedded
-    file: Optional[Path]  # checkpoint file of the member; None if the member is embedded
-
-
-def members_of(entries: Iterable[Mapping[str, Any]], folder: Optional[Path]) -> Iterator[MemberModel]:
-    """Yield the members of an ensemble, without the weights of embedded members (see `TrainedMembers`).
+def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
+    """Return the file of a member stored by reference. Raises AlmaError if the file is missing or has changed.
 
     Args:
-        entries: ``cfg.model.members`` of the ensemble's checkpoint.
+        entry: element of ``cfg.model.members`` of the ensemble's checkpoint.
         folder: folder of the ensemble's checkpoint, or None if unknown.
-
-    Raises:
-        AlmaError: the file of a member is missing, has changed, or contains an ensemble.
     """
-    for entry in entries:
-        if "config" in entry:
-            yield MemberModel(entry["config"], {}, None)
-        else:
-            path = member_file(entry, folder)
-            checkpoint = _read_single_model(path)
-            yield MemberModel(checkpoint["cfg"]["model"], checkpoint["model"], path)
-
-
-def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
-    """Return the file of a member stored by reference. Raises AlmaError if the file is missing or has changed."""
     candidates = [*([] if folder is None else [folder / entry["path"]]), Path(entry["absolute_path"])]
     path = next((each for each in candidates if each.is_file()), None)
     if path is None:
@@ -82,7 +57,8 @@ def member_file(entry: Mapping[str, Any], folder: Optional[Path]) -> Path:
     return path
 
 
-def _read_single_model(path: Path) -> Checkpoint:
+def read_member(path: Path) -> Checkpoint:
+    """Read the checkpoint of a member. Raises AlmaError if the file is not a checkpoint of a single model."""
     checkpoint = read_checkpoint(path)
     if checkpoint["cfg"]["model"]["_name"] == ENSEMBLE_ARCH:
         raise AlmaError(f"{path}: an ensemble cannot be a member of an ensemble; give the single models")
@@ -102,7 +78,7 @@ def join_checkpoints(paths: Sequence[Path], weights: Sequence[float], out: Path,
         AlmaError: a member is not a checkpoint of a single model, differs from the previous members in sizes or
             dictionary, or is the file ``out``.
     """
-    checkpoints = [_read_single_model(path) for path in paths]
+    checkpoints = [read_member(path) for path in paths]
     state = dict(checkpoints[0].get("task_state", {}))
     entries: list[dict[str, Any]] = []
     joined: dict[str, Tensor] = {}
@@ -160,23 +136,22 @@ def shared_outputs(paths: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> 
     return shared
 
 
-class TrainedMembers:
-    """Mixin for ensemble models: load the weights of embedded members from the ensemble's checkpoint."""
+def load_embedded(
+    members: Iterable[nn.Module], embedded: Collection[int], weights: Mapping[str, Tensor], strict: bool
+) -> None:
+    """Load the weights of embedded members from the ensemble's checkpoint.
 
-    embedded: frozenset[int]  # indices of the embedded members
-
-    def trained_members(self) -> Sequence[nn.Module]:
-        raise NotImplementedError
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
-    ) -> None:
-        """Load the weights of embedded members. Building the model loads members stored by reference."""
-        for index, member in enumerate(self.trained_members()):
-            prefix = f"decoder.members.{index}."
-            own = {name.removeprefix(prefix): each for name, each in state_dict.items() if name.startswith(prefix)}
-            if own or index in self.embedded:
-                member.load_state_dict(own, strict)
+    Args:
+        members: all members; the models of the members stored by reference have their weights already.
+        embedded: indices of the embedded members.
+        weights: ``model`` of the ensemble's checkpoint.
+        strict: whether the names of weights must match, as in torch.
+    """
+    for index, member in enumerate(members):
+        prefix = f"decoder.members.{index}."
+        own = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+        if own or index in embedded:
+            member.load_state_dict(own, strict)
 
 
 def log_of_mean(log_probs: Iterable[Tensor], weights: Sequence[float]) -> Tensor:

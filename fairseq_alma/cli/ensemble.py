@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 from fairseq_alma.checkpoints import LAST_CHECKPOINT
 from fairseq_alma.errors import printable, refuse_no_file
 from fairseq_alma.files import refuse_existing
-from fairseq_alma.options import Options, operand, opt, real
+from fairseq_alma.options import operand, opt, real
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import Parser, command
 
@@ -25,7 +25,7 @@ checkpoints. Do not move or change these checkpoints.
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleOptions(Options):
+class EnsembleOptions(ArrivalOptions):
     """Options of ``alma-ensemble``."""
 
     members: Sequence[Path] = operand("checkpoint of a member, or the run that trained the member", "CKPT", nargs="+")
@@ -44,10 +44,9 @@ class EnsembleOptions(Options):
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-ensemble`` and return the exit status."""
-    parser = Parser(EnsembleOptions, ArrivalOptions, prog="alma-ensemble", description=DESCRIPTION, epilog=EPILOG)
-    given = parser.parse_intermixed_args(argv)
-    options = EnsembleOptions.read(given)
-    members = [find_model(member, given.arrival) for member in options.members]
+    parser = Parser(EnsembleOptions, prog="alma-ensemble", description=DESCRIPTION, epilog=EPILOG)
+    options = EnsembleOptions.read(parser.parse_intermixed_args(argv))
+    members = [find_model(member, options.arrival) for member in options.members]
     last = members[0].with_name(LAST_CHECKPOINT)
     if options.average and options.members[0].is_dir() and last.is_file():
         members[0] = last  # The model of a run may be the average already.

@@ -38,10 +38,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     errors: list[AlmaError] = []
     runs = []
-    given: dict[Path, Path] = {}  # resolved path -> path; drops repeated runs
-    for path in arguments.runs:
-        given.setdefault(path.resolve(), path)
-    for path in given.values():
+    for path in {path.resolve(): path for path in arguments.runs}.values():  # drops repeated runs
         try:
             runs.append(load_run(path, errors.append))
         except AlmaError as fault:

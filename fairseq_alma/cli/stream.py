@@ -19,7 +19,7 @@ from fairseq_alma.data.stream import Stream, file_sha256
 from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_no_folder
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, ModelId, Stage, StagePlan
-from fairseq_alma.options import KINDS, TRAINING, Option, flag, options_of, without
+from fairseq_alma.options import KINDS, Option, flag, options_of, without
 from fairseq_alma.runs.curves import CURVE_OPTIONS, ArrivalCurves
 from fairseq_alma.runs.evaluation import evaluate
 from fairseq_alma.runs.loop import Backend, Run, RunDisplay, run_stages, train_members
@@ -32,7 +32,7 @@ from fairseq_alma.runs.study import (
     describe_run,
     require_same_run,
 )
-from fairseq_alma.terminal import Parser, command, end_processes, last_line, print_line, start_process
+from fairseq_alma.terminal import Parser, command, end_processes, last_line, print_line, split_words, start_process
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.text.train_options import Context, Recipe, complete
 from fairseq_alma.training.feature import FEATURES, PlannedRun, import_from
@@ -58,9 +58,7 @@ def read_arguments(
     Returns:
         (parser for later usage errors, parsed options, arguments before ``--``, arguments after ``--``).
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    cut = words.index("--") if "--" in words else len(words)
-    own_words = words[:cut]
+    own_words, words = split_words(argv)
     # User code may declare options, so import it before building the parser.
     reader = Parser(add_help=False, exit_on_error=False)
     for name in ("learners_from", "features_from"):
@@ -72,7 +70,7 @@ def read_arguments(
             if found is not None:
                 import_from(Path(found))
     parser = build_parser()
-    return parser, parser.parse_args(own_words), own_words, words[cut + 1 :]
+    return parser, parser.parse_args(own_words), own_words, words
 
 
 def build_parser() -> Parser:
@@ -87,8 +85,8 @@ def build_parser() -> Parser:
     for option in options_of(StudyOptions).values():
         _add(parser, option)
     group = parser.add_argument_group("learner")
-    how: dict[str, Any] = {"choices": learners, "default": "sm", "metavar": "NAME"}
-    group.add_argument("--learner", help="training strategy (default: sm; see Learners below)", **how)
+    about = "training strategy (default: sm; see Learners below)"
+    group.add_argument("--learner", choices=learners, default="sm", metavar="NAME", help=about)
     declared: dict[str, dict[tuple[str, str], Option]] = {}
     for kind in LEARNERS:
         for name, learner in LEARNERS[kind].items():
@@ -108,9 +106,8 @@ def build_parser() -> Parser:
         for option in options_of(declaring).values():
             _add(group, option)
     group = parser.add_argument_group("anytime training")
-    for option in (each for kind_of_feature in FEATURES for each in options_of(kind_of_feature).values()):
-        if option.side != TRAINING:
-            option.add_to(group)
+    for feature in FEATURES:
+        feature.add_to(group)
     return parser
 
 
@@ -128,8 +125,7 @@ def learner_options(
     if arguments.learner not in learners:
         parser.error(f"--learner {arguments.learner}: not available on {kind}; choose from {', '.join(learners)}")
     learner = learners[arguments.learner]
-    declaring = (StudyOptions, PartOptions, ProcessOptions, *FEATURES)
-    common = {name: option for each in declaring for name, option in options_of(each).items()}
+    common = {name: option for each in (RunRequest, *FEATURES) for name, option in options_of(each).items()}
     given = {name: word for name, word in vars(arguments).items() if word is not None and name != "learner"}
     for name in given:
         users = []

@@ -29,7 +29,7 @@ from fairseq_alma.learners.learner import ModelId
 from fairseq_alma.options import Options, given_values, operand, opt, real, utf8_path, utf8_word
 from fairseq_alma.runs.run_folder import RUN, RUN_RECORD, RunFolder, stage_predictor
 from fairseq_alma.runs.study import read_size
-from fairseq_alma.terminal import Parser, command, print_line
+from fairseq_alma.terminal import Parser, command, print_line, split_words
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.stage_checkpoints import is_sound
 from fairseq_alma.text.train_options import BALANCING, END_OPTIONS, TrainOptions, model_of, num_params, row_of
@@ -214,9 +214,7 @@ class UpdateOptions(Options):
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-update`` and return the exit status."""
-    own_words = list(sys.argv[1:] if argv is None else argv)
-    cut = own_words.index("--") if "--" in own_words else len(own_words)
-    own_words, words = own_words[:cut], own_words[cut + 1 :]
+    own_words, words = split_words(argv)
     parser = Parser(
         UpdateOptions,
         prog="alma-update",
@@ -348,8 +346,10 @@ def _finish(root: Path, record: UpdateRecord, budget: float = BUDGET, size: Opti
     stream, months = Stream.open(root / STREAM), record.months
     index = stream.num_megabatches - 1
     if not index <= len(months) <= index + 1:
-        fault = f"expected {len(months)} months as in {RECORD}, found {index + 1}"
-        raise AlmaError(f"{root / STREAM}: {fault}; restore MODEL from a backup, or give a new MODEL and all texts")
+        raise AlmaError(
+            f"{root / STREAM}: expected {len(months)} months as in {RECORD}, found {index + 1}; restore MODEL from a "
+            "backup, or give a new MODEL and all texts"
+        )
     if len(months) == index:
         months.append(_plan(months, stream, record.words, budget, size))
         record.save(root)
@@ -437,8 +437,7 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
     if last >= 0 and not run.root.exists():  # The new run needs the earlier stages.
         copy = root / f"{NEXT}.tmp"
         shutil.rmtree(copy, ignore_errors=True)
-        left_out = shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*")
-        shutil.copytree(root / RUN, copy, ignore=left_out)
+        shutil.copytree(root / RUN, copy, ignore=shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*"))
         synchronise(copy, *copy.rglob("*"))  # before the run is removed
         copy.rename(run.root)
     argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--first-wait", str(month.first + 1)]

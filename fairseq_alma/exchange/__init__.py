@@ -2,7 +2,7 @@
 
 from fairseq_alma.errors import AlmaError
 
-ARCHITECTURE, ENSEMBLE = "alma_transformer_lm", "alma_ensemble"
+ARCHITECTURE = "alma_transformer_lm"
 
 
 def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capacity_factor: float = 0.0) -> None:
@@ -14,17 +14,16 @@ def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capac
         has_gate_trees: whether the gates of the model are trees (``--method split``).
         eval_capacity_factor: capacity factor in evaluation; 0: no token is dropped.
     """
-    if arch == ENSEMBLE:
-        fault = "transformers has no architecture for an ensemble; export a member of the ensemble"
-    elif not arch.startswith(ARCHITECTURE):
-        fault = f"transformers has no architecture for {arch}; export a model of {ARCHITECTURE}"
-    elif has_gate_trees:
-        fault = "transformers has no architecture for the gate trees of --method split; grow with --method copy"
-    elif eval_capacity_factor > 0:
-        fault = (
-            f"transformers cannot drop tokens as --eval-capacity-factor {eval_capacity_factor:g} does; train with "
-            "--eval-capacity-factor 0"
-        )
-    else:
-        return
-    raise AlmaError(f"{where}: {fault}, or evaluate the checkpoint with recipes/lm_eval/evaluate.py (text only)")
+    for is_unfit, fault in (
+        (arch == "alma_ensemble", "has no architecture for an ensemble; export a member of the ensemble"),
+        (not arch.startswith(ARCHITECTURE), f"has no architecture for {arch}; export a model of {ARCHITECTURE}"),
+        (has_gate_trees, "has no architecture for the gate trees of --method split; grow with --method copy"),
+        (
+            eval_capacity_factor > 0,
+            f"cannot drop tokens as --eval-capacity-factor {eval_capacity_factor:g} does; train with "
+            "--eval-capacity-factor 0",
+        ),
+    ):
+        if is_unfit:
+            how = "evaluate the checkpoint with recipes/lm_eval/evaluate.py (text only)"
+            raise AlmaError(f"{where}: transformers {fault}, or {how}")

@@ -21,7 +21,7 @@ from fairseq_alma.data.stream import Stream
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.exchange import refuse_model
-from fairseq_alma.exchange.model_card import IMPORTED, TRAINED, model_card
+from fairseq_alma.exchange.model_card import model_card
 from fairseq_alma.exchange.tokenizer_files import (
     CONFIG,
     EXPORTABLE,
@@ -92,8 +92,9 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     with work_folder(out, "alma-export") as folder:
         write_tensors(tensors, folder / WEIGHTS)
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **vocabulary.files}
-        licence = IMPORTED if options.symbol_ids else TRAINED
-        texts["README.md"] = model_card(path, stream, facts, architecture, context, beginning, licence)
+        texts["README.md"] = model_card(
+            path, stream, facts, architecture, context, beginning, is_imported=bool(options.symbol_ids)
+        )
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         size = (folder / WEIGHTS).stat().st_size

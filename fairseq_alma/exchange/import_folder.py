@@ -123,9 +123,11 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "layer_types": (sorted({*(getattr(config, "layer_types", None) or ["full_attention"])}), ["full_attention"]),
     }
     if is_moe:
-        required["num_experts_per_tok"] = (config.num_experts_per_tok, 1)
-        required["norm_topk_prob"] = (config.norm_topk_prob, False)
-        required["moe_intermediate_size"] = (config.moe_intermediate_size, ffn)
+        required |= {
+            "num_experts_per_tok": (config.num_experts_per_tok, 1),
+            "norm_topk_prob": (config.norm_topk_prob, False),
+            "moe_intermediate_size": (config.moe_intermediate_size, ffn),
+        }
     if type(rope["rope_theta"]) not in (int, float):
         raise AlmaError(f"{path}: expected a number for rope_theta, found {rope['rope_theta']!r:.60}; correct the file")
     for name, (found, value) in required.items():

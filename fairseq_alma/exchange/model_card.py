@@ -36,12 +36,10 @@ The architecture is {architecture} of transformers 5 or newer; fairseq_alma is n
 
 Licence: {licence}
 """
-TRAINED = "not specified; add the licence before publishing the model."
-IMPORTED = "this model began as an imported model, and the licence of that model applies."
 
 
 def model_card(
-    path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, beginning: str, licence: str
+    path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, beginning: str, is_imported: bool
 ) -> str:
     """Return the model card in Markdown. Training and test results come from the run that contains the checkpoint.
 
@@ -52,7 +50,7 @@ def model_card(
         architecture: name of the model class in transformers.
         context: maximum sequence length in tokens, at least the sequence length in training.
         beginning: tokens before a text; see `beginning_of`.
-        licence: what is known about the licence of the model.
+        is_imported: whether training began with an imported model.
     """
     inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
     names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
@@ -66,6 +64,9 @@ def model_card(
         **_record_rows(path, stream),
     }
     table = "\n".join(["| property | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    licence = "not specified; add the licence before publishing the model."
+    if is_imported:
+        licence = "this model began as an imported model, and the licence of that model applies."
     return _PAGE.format(table=table, architecture=architecture, context=context, beginning=beginning, licence=licence)
 
 
@@ -77,8 +78,7 @@ def _amount(splits: Sequence[Split]) -> str:
 def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
     """Return the table rows on training and test (property -> value). Without test results, the last row says why."""
     # The folder of a stage has a subfolder for a branch (model copy, trained with a decaying learning rate).
-    parents = list(path.resolve().parents)[:3]
-    root = next((each for each in parents if (each / STAGE_RECORD).is_file()), None)
+    root = next((each for each in path.resolve().parents[:3] if (each / STAGE_RECORD).is_file()), None)
     run = None if root is None else RunFolder(root.parent).read_run()
     if root is None or run is None:
         return {"test": "no results; the checkpoint does not belong to a run of alma-stream"}

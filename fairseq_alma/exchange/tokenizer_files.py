@@ -10,11 +10,12 @@ encodes the name as plain text, as ``alma-prep-text`` does.
 import json
 from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
+from tokenizers import Tokenizer
+
 from fairseq_alma.data.tokens import EOS, FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer
 from fairseq_alma.errors import AlmaError
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
-_UNUSED_SCORE = -1e6  # score of a piece that the tokenizer never uses
 EXPORTABLE = "train on a stream with a tokenizer.json written by alma-prep-text without --tokenizer"
 
 
@@ -110,8 +111,6 @@ def tokenizer_files(tokenizer: StreamTokenizer, context: int) -> dict[str, str]:
 
 def beginning_of(content: str, trained: Optional[int]) -> str:
     """Describe the token before a text: in an exported tokenizer.json, and in training (id, None: ``<s>``)."""
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_str(content)
     encoding = tokenizer.encode("a")
     here = f"`{encoding.tokens[0]}`" if 1 in encoding.special_tokens_mask[:1] else "no token"
@@ -129,8 +128,6 @@ def misread_text(content: Mapping[str, Any], tokenizer: StreamTokenizer, texts: 
         tokenizer: tokenizer of the stream.
         texts: texts to compare.
     """
-    from tokenizers import Tokenizer
-
     exported = Tokenizer.from_str(json.dumps(content))
     exported.encode_special_tokens = True
     for text in texts:
@@ -156,7 +153,7 @@ def _with_symbols(tokenizer: StreamTokenizer, space: str) -> tuple[dict[str, Any
         moved = {piece: token + NUM_FAIRSEQ_SYMBOLS for piece, token in vocabulary.items()}
         model["vocab"] = {**{name: token for token, name in enumerate(names)}, **moved}
     else:
-        model["vocab"] = [*([name, _UNUSED_SCORE] for name in names), *vocabulary]
+        model["vocab"] = [*([name, -1e6] for name in names), *vocabulary]  # With this score, no text gets the piece.
         if model.get("unk_id") is not None:
             model["unk_id"] += NUM_FAIRSEQ_SYMBOLS
     added = content.get("added_tokens") or []

@@ -168,8 +168,10 @@ def parse_gate_trees(text: Optional[str], num_layers: int, num_experts: int) -> 
     except (json.JSONDecodeError, RecursionError) as error:
         raise AlmaError(f"--gate-trees {_shorten(text)}: not JSON ({error}); copy the output of alma-grow") from error
     if not isinstance(nested, list) or len(nested) != num_layers:
-        expected = f"a list of {num_layers} trees, one for each layer of experts"
-        raise AlmaError(f"--gate-trees {_shorten(text)}: expected {expected}; copy the output of alma-grow")
+        raise AlmaError(
+            f"--gate-trees {_shorten(text)}: expected a list of {num_layers} trees, one for each layer of experts; "
+            "copy the output of alma-grow"
+        )
     trees = [GateTree.from_nested(layer) for layer in nested]
     for layer, tree in enumerate(trees):
         if tree.num_experts != num_experts:

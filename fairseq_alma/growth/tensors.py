@@ -90,8 +90,7 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
         )
     if select == "random":
         return torch.randperm(num_experts, generator=generator)[:num_new].tolist()
-    scores = losses if select == "loss" else counts
-    return torch.argsort(scores, descending=True, stable=True)[:num_new].tolist()
+    return torch.argsort(losses if select == "loss" else counts, descending=True, stable=True)[:num_new].tolist()
 
 
 def gather_slices(

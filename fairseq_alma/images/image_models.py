@@ -18,7 +18,7 @@ Letters in shapes: N members, B images, C channels, H height, W width, K classes
 import argparse
 import shlex
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Optional, Sequence
+from typing import Any, ClassVar, Mapping, NoReturn, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from fairseq.models import (
 from torch import Tensor, nn
 
 from fairseq_alma.checkpoints import JOINT_MODEL
-from fairseq_alma.checkpoints.ensemble_file import TrainedMembers, log_of_mean
+from fairseq_alma.checkpoints.ensemble_file import load_embedded, log_of_mean
 from fairseq_alma.checkpoints.model_options import GrownVGGOptions, JointOptions, MixtureOptions, MLPOptions, VGGOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, parse_gate_trees
@@ -130,7 +130,7 @@ class ImageClassifier(BaseFairseqModel):
         return self.network(images)[0]
 
 
-class ImageEnsemble(TrainedMembers, BaseFairseqModel):
+class ImageEnsemble(BaseFairseqModel):
     """Ensemble of trained image models as one model for evaluation.
 
     Args:
@@ -148,8 +148,10 @@ class ImageEnsemble(TrainedMembers, BaseFairseqModel):
         self.embedded = frozenset(embedded)
         self.requires_grad_(False)
 
-    def trained_members(self) -> Sequence[nn.Module]:
-        return self.members
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> None:
+        load_embedded(self.members, self.embedded, state_dict, strict)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return fp32 log-probabilities (B, K) for normalized images (B, C, H, W)."""

@@ -14,7 +14,7 @@ import argparse
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from fairseq import models
 from fairseq.data import Dictionary
@@ -23,7 +23,13 @@ from fairseq.models import BaseFairseqModel, FairseqIncrementalDecoder, FairseqL
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, TrainedMembers, log_of_mean, members_of
+from fairseq_alma.checkpoints.ensemble_file import (
+    ENSEMBLE_ARCH,
+    load_embedded,
+    log_of_mean,
+    member_file,
+    read_member,
+)
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.images.image_models import ImageEnsemble
 from fairseq_alma.training.stage_task import refuse_other_weights
@@ -83,7 +89,7 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
 
 
 @register_model(ENSEMBLE_ARCH, dataclass=AlmaEnsembleConfig)
-class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
+class AlmaEnsemble(FairseqLanguageModel):
     """Ensemble of trained language models, for evaluation and generation.
 
     Args:
@@ -130,20 +136,23 @@ class AlmaEnsemble(TrainedMembers, FairseqLanguageModel):
         path = getattr(task, "checkpoint_path", None)  # tasks of fairseq have no such attribute
         folder = None if path is None else Path(path).parent
         entries: list[Any] = [OmegaConf.to_container(entry) for entry in cfg.members]
+        embedded = [index for index, entry in enumerate(entries) if "config" in entry]
         members: list[Any] = []
-        embedded = []
-        for index, entry in enumerate(members_of(entries, folder)):
-            member = models.build_model(OmegaConf.create(entry.config), task, from_checkpoint=True)
-            refuse_other_weights(member, str(entry.file or f"member {index} of the ensemble"))
-            if entry.file is None:
-                embedded.append(index)
-            else:
-                member.load_state_dict(dict(entry.weights))
+        for index, entry in enumerate(entries):
+            file = None if index in embedded else member_file(entry, folder)
+            checkpoint = None if file is None else read_member(file)
+            config = entry["config"] if checkpoint is None else checkpoint["cfg"]["model"]
+            member = models.build_model(OmegaConf.create(config), task, from_checkpoint=True)
+            refuse_other_weights(member, str(file or f"member {index} of the ensemble"))
+            if checkpoint is not None:
+                member.load_state_dict(dict(checkpoint["model"]))
             members.append(member)
         weights = [each.weight for each in cfg.members]
         if cfg.num_classes:
             return ImageEnsemble(members, weights, embedded)
         return cls(EnsembleDecoder(task.source_dictionary, members, weights), embedded)
 
-    def trained_members(self) -> Sequence[nn.Module]:
-        return self.decoder.members
+    def load_state_dict(
+        self, state_dict: Mapping[str, Tensor], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> None:
+        load_embedded(self.decoder.members, self.embedded, state_dict, strict)

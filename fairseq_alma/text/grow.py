@@ -19,7 +19,6 @@ from fairseq_alma.checkpoints.checkpoint_file import (
     write_checkpoint,
 )
 from fairseq_alma.checkpoints.checkpoint_growth import (
-    GrowthStep,
     add_layers,
     grow_experts,
     growth_table,
@@ -155,9 +154,9 @@ def _add_experts(checkpoint: Checkpoint, model: nn.Module, args: GrowOptions) ->
             "losses": losses.get(layer),
             "counts": counts.get(layer),
         }
-    step = GrowthStep(plans, args.seed, args.noise or 0.0, args.optimizer)
-    table = growth_table(losses, counts, step)
-    return grow_experts(checkpoint, step, names, {**_record(args), "layers": layers, "held_out": held_out}), table
+    record = {**_record(args), "layers": layers, "held_out": held_out}
+    grown = grow_experts(checkpoint, plans, names, record, args.optimizer, args.seed, args.noise or 0.0)
+    return grown, growth_table(losses, counts, plans)
 
 
 def _with_gates(

@@ -12,26 +12,11 @@ import time
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.moe.switch_layer import SwitchLayer
-
-
-class DenseFFN(nn.Module):
-    """Feed-forward network of one expert's size, with ReLU as in the paper, or with SwiGLU."""
-
-    def __init__(self, model_dim: int, ffn_dim: int, gated: bool) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(model_dim, ffn_dim, bias=not gated)
-        self.gate = nn.Linear(model_dim, ffn_dim, bias=False) if gated else None
-        self.fc2 = nn.Linear(ffn_dim, model_dim, bias=not gated)
-
-    def forward(self, x: Tensor) -> tuple[Tensor]:
-        """Map token vectors ``x``, (S, M), to (S, M)."""
-        hidden = self.fc1(x)
-        return (self.fc2(F.relu(hidden) if self.gate is None else F.silu(self.gate(x)) * hidden),)
+from fairseq_alma.text.transformer_lm import GatedFeedForward
 
 
 def cpu_seconds(module: Any, x: Tensor) -> float:
@@ -39,7 +24,9 @@ def cpu_seconds(module: Any, x: Tensor) -> float:
     x = x.clone().requires_grad_()
     module.zero_grad(set_to_none=True)
     begun = time.process_time()
-    module(x)[0].backward(torch.full_like(x, 0.01))
+    output = module(x)
+    output = output[0] if isinstance(output, tuple) else output
+    output.backward(torch.full_like(x, 0.01))
     return time.process_time() - begun
 
 
@@ -59,7 +46,8 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(args.tokens, args.model_dim)
     sizes = args.model_dim, args.ffn_dim
-    layers: dict[int, Any] = {0: DenseFFN(*sizes, args.gated)}
+    relu = nn.Sequential(nn.Linear(*sizes), nn.ReLU(), nn.Linear(*sizes[::-1]))  # as in the paper
+    layers: dict[int, Any] = {0: GatedFeedForward(*sizes) if args.gated else relu}
     layers |= {e: SwitchLayer(*sizes, GateTree.flat(e), gated=args.gated).train() for e in args.experts}
     rounds = [{e: cpu_seconds(layer, x) for e, layer in layers.items()} for _ in range(args.rounds + 2)][2:]
     print(f"dense feed-forward layer: {1000 * statistics.median(each[0] for each in rounds):.1f} ms of CPU time")

@@ -315,14 +315,14 @@ def report(rungs: Sequence[Rung], seeds: Sequence[int]) -> str:
     parts = [QUESTIONS.strip()]
     found = {rung.width: spreads(rung, list(ROWS), seeds) for rung in rungs}
     for width, rows in found.items():
-        parts += [f"## Width {width}", markdown(ratio_table(rows)), "Regret against the best retraining, in percent:"]
         parts += [
+            f"## Width {width}",
+            markdown(ratio_table(rows)),
+            "Regret against the best retraining, in percent:",
             markdown(regret_table(rows)),
             f"Copies 4, 6, 8, 12 cover {share_of_way(rows, 'sm-4', 'gmoe', 'sm-12')} of the way.",
+            f"8 experts half-way cover {share_of_way(rows, 'sm-1', 'upcycled-8', 'sm-8')} of the way from dense.",
         ]
-        parts.append(
-            f"8 experts half-way cover {share_of_way(rows, 'sm-1', 'upcycled-8', 'sm-8')} of the way from dense."
-        )
     return "\n\n".join(parts)
 
 

@@ -30,7 +30,7 @@ from fairseq_alma.cli.update import BUDGET, SPLITS
 from fairseq_alma.data.stream import file_sha256
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, read_json_object, write_json_atomically
-from fairseq_alma.terminal import command
+from fairseq_alma.terminal import command, split_words
 
 ALL = ["--replay", "--new-first", "1", "--passes"]
 POLICIES = {
@@ -174,8 +174,7 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the benchmark."""
-    argv = sys.argv[1:] if argv is None else argv
-    cut = argv.index("--") if "--" in argv else len(argv)
+    own_words, words = split_words(argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="+", type=Path, metavar="TEXT")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -183,7 +182,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     about = "train oracle models for these months (from 1)"
     parser.add_argument("--oracle", nargs="*", type=int, default=[], metavar="MONTH", help=about)
-    options, words = parser.parse_args(argv[:cut]), [*argv[cut + 1 :]]
+    options = parser.parse_args(own_words)
     if "update" in options.policies and options.seeds != [1]:
         parser.error("--seeds: alma-update has only seed 1; give --seeds 1, or --policies without update")
     if any(not 1 <= month <= len(options.texts) for month in options.oracle):

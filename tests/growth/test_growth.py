@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fairseq_alma.checkpoints.checkpoint_growth import GrowthStep, grow_experts
+from fairseq_alma.checkpoints.checkpoint_growth import grow_experts
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.tensors import (
@@ -107,8 +107,7 @@ def test_moments_of_copies_are_copied_and_moments_of_new_gates_are_zero():
         "cfg": {"model": {"num_experts": 2, "gate_trees": ""}},
         "last_optimizer_state": {"state": entries, "param_groups": [{"lr": 0.1, "params": [*range(len(entries))]}]},
     }
-    step = GrowthStep({"switch": growth}, seed=1, optimizer="copy")
-    grown = grow_experts(checkpoint, step, [*checkpoint["model"]], {})
+    grown = grow_experts(checkpoint, {"switch": growth}, [*checkpoint["model"]], {}, optimizer="copy", seed=1)
     for (name, old), entry in zip(moments.items(), grown["last_optimizer_state"]["state"].values(), strict=True):
         wanted = torch.cat([old, torch.zeros(2, 8)]) if name == GATE_TENSOR else old[[0, 1, 1]]
         assert torch.equal(entry["exp_avg"], wanted) and entry["step"] == 7
