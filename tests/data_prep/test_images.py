@@ -67,7 +67,7 @@ def test_other_options_on_the_same_folder_are_refused_and_a_stream_of_text_too(t
     with pytest.raises(AlmaError, match="was made with --seed 1, not with --seed 2; choose another --out"):
         create(tmp_path, "stream", "--seed", 2)
     write_manifest(tmp_path / "text", num_megabatches=2)
-    with pytest.raises(AlmaError, match="expected a stream of images, found text; choose another folder"):
+    with pytest.raises(AlmaError, match=r"--out .*: expected a stream of images, found text; choose another folder"):
         create(tmp_path, "text")
 
 
