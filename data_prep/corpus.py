@@ -37,7 +37,7 @@ HOME = Path("corpora")
 _TEXTS = ("kjv", "wikipedia-2015")
 _TIMEOUT_SECONDS = 60
 _VERSES_PER_CHAPTER = 1000  # The id of a verse is BBCCCVVV: book, chapter, verse.
-_EXTRACTOR_TAG = re.compile(r"^\s*(?:<doc [^>\n]*>|</doc>)\s*$", re.MULTILINE)
+_EXTRACTOR_TAG = re.compile(r"^[^\S\n]*(?:<doc [^>\n]*>|</doc>)[^\S\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import os
 import shlex
 import struct
 import sys
+import warnings
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional, Sequence
@@ -363,7 +364,8 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
             )
         source = Path(spec.origin).parent / "datasets" / "data"
     (path,) = files.find(source, ["digits.csv"])
-    with refusing_damage(f"{path}: not a table of integers", "download the file again"):
+    fault = f"{path}: not a table of integers"
+    with refusing_damage(fault, "download the file again"), warnings.catch_warnings(action="ignore"):
         rows = np.loadtxt(io.BytesIO(read_file(path)), delimiter=",", ndmin=2, dtype=np.int64)
     pixels, labels = rows[:, :-1], rows[:, -1]
     if len(rows) < 2 or pixels.shape[1] != 64 or pixels.min() < 0 or pixels.max() > 16:

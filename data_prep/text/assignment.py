@@ -209,9 +209,10 @@ def held_out_ngrams(stream: Stream, size: int) -> list[np.ndarray]:
     tokenizer, found = StreamTokenizer.open(stream.root), list[np.ndarray]()
     for name in (split.name for split in stream.splits if not split.name.endswith("/train")):
         file = TokenFile(stream.root / name)
-        sequences = np.split(file.ids, np.cumsum(file.sizes, dtype=np.int64)[:-1])
+        bounds = np.pad(np.cumsum(file.sizes, dtype=np.int64), (1, 0))
         for first in range(0, len(file.sizes), _DOCUMENTS_AT_ONCE):
-            ids = [each[:-1].astype(np.int64) for each in sequences[first : first + _DOCUMENTS_AT_ONCE]]  # without EOS
+            spans = pairwise(bounds[first : first + _DOCUMENTS_AT_ONCE + 1].tolist())
+            ids = [file.ids[start : end - 1].astype(np.int64) for start, end in spans]  # without EOS
             texts = tokenizer.decode_batch([(each - NUM_FAIRSEQ_SYMBOLS).tolist() for each in ids])
             found += distinct_of_each(ngrams_of(texts, size), len(texts))
     return found

@@ -207,7 +207,7 @@ class Stream:
         if fault := stream._fault(content.get("num_megabatches")):
             raise AlmaError(f"{manifest}: damaged, {fault}; {_REMEDY}")
         if kind not in (None, stream.kind):
-            raise AlmaError(f"{root}: expected a stream of {kind}, found {stream.kind}; choose another folder")
+            raise AlmaError(f"{root}: expected a stream of {kind}, found {stream.kind}; give another stream")
         return stream
 
     def _fault(self, announced: object) -> Optional[str]:
@@ -348,7 +348,10 @@ def stream_at(out: Path, kind: str) -> Optional[Stream]:
             empty mount point or current folder.
     """
     if (out / MANIFEST).exists():
-        return Stream.open(out, kind)
+        stream = Stream.open(out)
+        if stream.kind != kind:
+            raise AlmaError(f"--out {out}: expected a stream of {kind}, found {stream.kind}; choose another folder")
+        return stream
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         found = "a folder with other files" if out.is_dir() else "a file"
         raise AlmaError(f"--out {out}: expected a stream or an empty folder, found {found}; choose another folder")

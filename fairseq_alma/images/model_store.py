@@ -275,7 +275,7 @@ class ModelStore:
             return self.models[model]
         remedy = f"remove the stage folder {self.folder.stage_folder(model.stage)} to train the stage again"
         path, tested = self.folder.checkpoint(model), self._tested(model)
-        found = {each: read_model(each, self.settings.read_grown, remedy) for each in (path, tested)}
+        found = {each: read_model(each, self.settings.read_grown, remedy) for each in dict.fromkeys((path, tested))}
         network = self.settings.build(1, self.sizes or found[path].grown)
         for each, trained in found.items():
             refuse_other_shapes(trained.state, network, str(each), remedy)

@@ -110,7 +110,8 @@ class TrainingImages:
     def __init__(self, images: Tensor, labels: Tensor, rows: Sequence[Optional[Tensor]], source: ImageInput) -> None:
         self.images = images if source.augment else source.normalised(images)
         self.labels, self.source = labels, source
-        self.rows = [torch.arange(len(labels)) if own is None else own for own in rows]
+        everything = torch.arange(len(labels))
+        self.rows = [everything if own is None else own for own in rows]
         self.rows_are_shared = all(own is None for own in rows)
         self.num_images = len(self.rows[0])
 

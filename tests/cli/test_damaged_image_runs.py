@@ -8,6 +8,7 @@ import torch
 
 from fairseq_alma.cli.stream import main
 from fairseq_alma.errors import AlmaError
+from fairseq_alma.images import model_store
 from tests.images.image_streams import make_stream
 
 WORDS = ("--", "--width", "6", "--max-epoch", "2", "--cpu")
@@ -44,9 +45,12 @@ def refused(stream, folder):
     return str(error.value)
 
 
-def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path):
-    whole = shutil.copytree(run, tmp_path / "whole")
+def test_the_advice_of_the_message_lets_the_run_complete(stream, run, tmp_path, monkeypatch):
+    whole, reads = shutil.copytree(run, tmp_path / "whole"), []
+    read = model_store.read_model
+    monkeypatch.setattr(model_store, "read_model", lambda path, *how: reads.append(path) or read(path, *how))
     resume(stream, whole)
+    assert reads == [whole / CHECKPOINT]
     (run / CHECKPOINT).write_bytes((run / CHECKPOINT).read_bytes()[:-300])
     assert f"stage.json to complete the stage again or, if it fails, {run / 'stage-000'} to" in refused(stream, run)
     shutil.rmtree(run / "stage-000")

@@ -36,7 +36,7 @@ def test_megabatches_are_joined_in_the_requested_order(stream):
 
 def test_stream_of_text_is_refused(tmp_path):
     write_manifest(tmp_path, num_megabatches=2)
-    with pytest.raises(AlmaError, match="expected a stream of images, found text"):
+    with pytest.raises(AlmaError, match="expected a stream of images, found text; give another stream"):
         ImageStream.open(tmp_path)
 
 

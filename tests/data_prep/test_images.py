@@ -67,7 +67,7 @@ def test_other_options_on_the_same_folder_are_refused_and_a_stream_of_text_too(t
     with pytest.raises(AlmaError, match="was made with --seed 1, not with --seed 2; choose another --out"):
         create(tmp_path, "stream", "--seed", 2)
     write_manifest(tmp_path / "text", num_megabatches=2)
-    with pytest.raises(AlmaError, match="expected a stream of images, found text; choose another folder"):
+    with pytest.raises(AlmaError, match=r"--out .*: expected a stream of images, found text; choose another folder"):
         create(tmp_path, "text")
 
 
@@ -305,8 +305,9 @@ def test_digits_are_scaled_so_that_white_is_255(tmp_path):
     assert (read.num_train, read.images.shape, read.images.min(), read.images.max()) == (3, (5, 1, 8, 8), 0, 255)
 
 
-@pytest.mark.parametrize("content", ["a,b", "1,2\n3,4", f"{'1,' * 64}0\n{'17,' * 64}1"])
-def test_a_table_of_digits_with_other_content_is_refused(tmp_path, content):
+@pytest.mark.parametrize("content", ["a,b", "", "1,2\n3,4", f"{'1,' * 64}0\n{'17,' * 64}1"])
+def test_a_table_of_digits_with_other_content_is_refused(tmp_path, content, recwarn):
     (tmp_path / "digits.csv").write_text(content)
     with pytest.raises(AlmaError, match=r"not a table of integers|64 pixels from 0 to 16, found"):
         load(load_digits, tmp_path, test_fraction=0.4, seed=1)
+    assert not recwarn
