@@ -232,7 +232,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             raise ValueError(f"{end} after --: --budget sets the length of the training; remove {end}")
         TrainOptions(["--max-update", "1", "--criterion", BALANCING, *words])  # refuses what alma-stream would refuse
     except ValueError as error:
-        parser.error(str(error))
+        option, _, advice = str(error).partition(" is not allowed after --: ")
+        is_of_stream = advice.endswith("before the --")  # where alma-update has no such option
+        parser.error(f"{option}: alma-update sets this option; remove it" if is_of_stream else str(error))
     if options.redo and (words or options.format or options.field):
         parser.error("--redo uses the text and the options of the first call; remove --format, --field and --")
     arch, trees, factor = map(given.get, ("--arch", "--gate-trees", "--eval-capacity-factor"))

@@ -280,7 +280,7 @@ def test_a_folder_of_another_kind_or_version_or_with_a_path_that_fairseq_splits_
 def test_options_that_alma_update_cannot_use_are_usage_errors(tmp_path, capsys):
     for words, message in (
         ("text -- --max-update 10", "--max-update after --: --budget sets the length of the training"),
-        ("text -- --seed 2", "--seed is not allowed"),
+        ("text -- --seed 2", "--seed: alma-update sets this option; remove it"),
         ("--redo -- --lr 0.5", "--redo uses the text and the options of the first call; remove --format"),
     ):
         assert refusal(tmp_path / "M", *words.split()) == "2"
