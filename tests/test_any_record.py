@@ -131,7 +131,7 @@ def test_what_is_wrong_in_a_record_is_named_with_its_place_and_what_to_do(place,
     with pytest.raises(AlmaError) as raised:
         read_stage(tmp_path)
     assert f"stage-000/stage.json: damaged, {line}" in str(raised.value)
-    assert str(raised.value).endswith("; remove the file and repeat the command, which then runs the stage again")
+    assert str(raised.value).endswith("; remove the file and repeat the training, which runs this stage again")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ PREDICTIONS_FILE = "ensemble-predictions.npz"
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
 TRAIN_LOG = "train-member-{}.log"
 """Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its `BRANCH`."""
-STAGE_REMEDY = "remove the file and repeat the command, which then runs the stage again"
+STAGE_REMEDY = "remove the file and repeat the training, which runs this stage again"
 
 
 class StreamRecord(Struct, frozen=True):

@@ -16,7 +16,6 @@ from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.text_steps import (
-    BEFORE_RECORD,
     COMPLETE,
     UP_TO_BRANCH,
     Average,
@@ -225,7 +224,7 @@ class TextJob:
         for index in stages:
             here = folder.stage_folder(index)
             # Each later stage writes its own ensemble and predictions. An ensemble stays only with all its members.
-            names = [GROWN_FILE, BEFORE_RECORD, *([] if index == stages[-1] else [PREDICTIONS_FILE])]
+            names = [GROWN_FILE, *([] if index == stages[-1] else [PREDICTIONS_FILE])]
             names += [] if {*self.learner.plan(planned[index]).predictors} <= {*needed} else [ENSEMBLE_FILE]
             for name in names:
                 (here / name).unlink(missing_ok=True)

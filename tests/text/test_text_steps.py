@@ -168,11 +168,10 @@ def test_growth_precedes_training_and_is_tested_once(job, launched, monkeypatch)
     pretend(monkeypatch, Progress(0, 0, 0), Progress(0, 0, 0), Progress(10, 0, 1000))
     train(job, plan)
     assert launched.programs == ["alma-grow", "fairseq-train"]
-    record = figures_of(job, plan)
-    assert record["after_growth"]["valid"]["loss"] == 3.0
+    assert figures_of(job, plan)["after_growth"]["valid"]["loss"] == 3.0
     launched.programs.clear()
     launched.loss = 4.0
-    assert figures_of(job, plan)["after_growth"] == record["after_growth"]  # the grown checkpoint may be removed
+    assert figures_of(job, plan)["after_growth"]["valid"]["loss"] == 3.0  # the grown checkpoint may be removed
     assert launched.programs == ["fairseq-eval-lm"]
 
 
@@ -184,6 +183,7 @@ def test_the_held_out_part_of_each_arrival_is_tested_before_and_after(job, launc
     write_checkpoint(job, plan.trainings[0].start)
     run_steps(job, plan, text_steps.Before)
     launched.loss = 2.0
+    job.keep_only(job.folder, range(2), [], [plan.trainings[0].start])  # the user may run the stage again
     old, new = figures_of(job, plan)["holdouts"]
     assert (old["megabatch"], old["loss"], old["before"]) == (0, 2.0, None)
     assert (new["megabatch"], new["loss"], new["before"]["loss"]) == (1, 2.0, 3.0)
