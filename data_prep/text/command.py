@@ -41,7 +41,6 @@ MAX_INPUTS = 65_535  # The index of an input has 16 bits.
 MAX_COUNT = 2**63 - 1  # bytes
 SHOWN_GROUPS = 12
 Function = Callable[[int], Iterator[Any]]  # takes a task number, and yields the results of the task
-
 _BUFFERED_RESULTS = 32  # maximum number of unread results of a worker; each result is for about one MiB of text
 # options that describe the whole stream, so that --append uses their recorded values
 _FIXED = ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes")
@@ -406,6 +405,7 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
             process.start()
             sender.close()
             started.append((process, connection))
+        os.environ["PYTHONSAFEPATH"] = before
         for number in range(num_tasks):
             yield from iter(functools.partial(_receive, started[number % num_workers][1]), None)
     finally:

@@ -32,7 +32,15 @@ from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import Parser, command, print_line, split_words
 from fairseq_alma.text.helper import call
 from fairseq_alma.text.stage_checkpoints import is_sound
-from fairseq_alma.text.train_options import BALANCING, END_OPTIONS, TrainOptions, model_of, num_params, row_of
+from fairseq_alma.text.train_options import (
+    BALANCING,
+    END_OPTIONS,
+    OwnedOptionError,
+    TrainOptions,
+    model_of,
+    num_params,
+    row_of,
+)
 
 RECORD, VERSION = "update.json", 2
 STREAM, LOG = "stream", "update.log"
@@ -232,9 +240,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             raise ValueError(f"{end} after --: --budget sets the length of the training; remove {end}")
         TrainOptions(["--max-update", "1", "--criterion", BALANCING, *words])  # refuses what alma-stream would refuse
     except ValueError as error:
-        option, _, advice = str(error).partition(" is not allowed after --: ")
-        is_of_stream = advice.endswith("before the --")  # where alma-update has no such option
-        parser.error(f"{option}: alma-update sets this option; remove it" if is_of_stream else str(error))
+        if isinstance(error, OwnedOptionError) and error.instead.endswith("before the --"):  # an option of alma-stream
+            parser.error(f"{error.name}: alma-update sets this option; remove it")
+        parser.error(str(error))
     if options.redo and (words or options.format or options.field):
         parser.error("--redo uses the text and the options of the first call; remove --format, --field and --")
     arch, trees, factor = map(given.get, ("--arch", "--gate-trees", "--eval-capacity-factor"))

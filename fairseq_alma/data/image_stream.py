@@ -28,7 +28,6 @@ from fairseq_alma.errors import AlmaError, naming, refusing_damage
 _MAGIC = b"\x93NUMPY"
 _SMALLEST_PHOTOGRAPH = 16  # minimum height and width in pixels for the pooling layers of a VGG
 _REMEDY = "prepare the stream again, or restore this file from a copy"
-
 _PIXELS_AT_ONCE = 1 << 23
 _DECIMALS = 6
 

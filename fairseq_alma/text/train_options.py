@@ -476,6 +476,14 @@ def _recipe(
     return Recipe(all_words, chosen, features, lengths, {**record, "lines": lines}, lines, per_update)
 
 
+class OwnedOptionError(ValueError):
+    """Error for an option that is not allowed after ``--``; ``instead`` is the explanation, as in `OWNED`."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        super().__init__(f"{name} is not allowed after --: {instead}")
+        self.name, self.instead = name, instead
+
+
 class TrainOptions:
     """Options after ``--`` for fairseq-train, in the order given.
 
@@ -498,7 +506,7 @@ class TrainOptions:
             for each, instead in refused.items():
                 is_abbreviation = len(name) > 4 and each.startswith(name) and name not in refused
                 if name == each or is_abbreviation:
-                    raise ValueError(f"{name} is not allowed after --: {instead}")
+                    raise OwnedOptionError(name, instead)
         kinds = (*LANGUAGE, AlmaTransformerOptions, LengthOptions, *FEATURES)
         options = [option for kind in kinds for option in options_of(kind).values()]
         declared = {each.flag: each for each in options if "text" in each.kinds and each.type is not bool}
