@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Callable, Optional, Sequence
 
 import matplotlib
@@ -39,6 +40,7 @@ STYLE: dict[Any, Any] = {
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
 """File format -> metadata key to omit, so that files do not depend on the version of matplotlib or the time."""
 LEAST_HEIGHT = 3.1  # inches
+LABEL_WIDTH = 40  # characters
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
         for figure in (drawing.figure for drawing in drawings):
             # One legend next to the panels lists each experiment once.
             pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-            handles = {label: handle for handle, label in pairs}
-            figure.set_figheight(max(LEAST_HEIGHT, 0.165 * len(handles)))
+            # Long labels, not wrapped, would leave no space for the panels.
+            handles = {fill(label, LABEL_WIDTH, break_on_hyphens=False): handle for handle, label in pairs}
+            figure.set_figheight(max(LEAST_HEIGHT, 0.165 * sum(label.count("\n") + 1 for label in handles)))
             figure.legend(list(handles.values()), list(handles), loc="outside right upper")
     return drawings
 

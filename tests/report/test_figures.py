@@ -54,7 +54,11 @@ def test_the_trade_off_of_text_is_a_path_and_that_of_images_a_point_over_compute
     assert list(images.axes[0].lines[0].get_xdata()) == [4e12] and list(images.axes[1].lines[0].get_xdata()) == [40]
 
 
-def test_growth_shows_three_points_a_step_and_nothing_is_drawn_of_runs_that_have_not_begun(draw):
-    grown = draw({"learner": "gmoe", "values": [40.0, 20.0], "stream": text_stream(2), "num_experts": (4, 6)})
-    assert [list(line.get_ydata()) for line in grown["growth"].figure.axes[0].lines] == [[42.0, 25.0, 21.0]]
+@pytest.mark.filterwarnings("error:constrained_layout")
+def test_growth_shows_three_points_a_step_beside_long_names_and_nothing_is_drawn_before_the_first_stage(draw, tmp_path):
+    first = {"learner": "gmoe", "values": [40.0, 20.0], "stream": text_stream(2), "num_experts": (4, 6)}
+    words = {"--arch": "alma_switch_lm_tiny", **{f"--option-{number}": "value" for number in range(9)}}
+    grown = draw(first, {**first, "train_options": words})["growth"]
+    assert [list(line.get_ydata()) for line in grown.figure.axes[0].lines] == 2 * [[42.0, 25.0, 21.0]]
+    write(grown, tmp_path)  # the names left no space
     assert draw({"num_stages": 0}) == {}
