@@ -36,7 +36,7 @@ from fairseq_alma.terminal import print_line
 from fairseq_alma.text import stage_checkpoints
 from fairseq_alma.text.helper import Command, call
 from fairseq_alma.text.stage_checkpoints import ModelFacts, Progress
-from fairseq_alma.text.train_options import replace_option, tokens_per_update
+from fairseq_alma.text.train_options import WEIGHT_DECAY, first_decay, replace_option, tokens_per_update
 from fairseq_alma.training import features
 
 if TYPE_CHECKING:
@@ -249,6 +249,10 @@ class Train(TrainingStep):
             options = replace_option(options, "--max-update", str(end))
         if "--total-num-update" in job.recipe.chosen:
             options = replace_option(options, "--total-num-update", str(job.stage_updates(training.model.stage)))
+        is_new = training.start is None and job.request.finetune_from_model is None
+        if is_new and job.recipe.chosen.get("--weight-decay") == str(WEIGHT_DECAY):
+            rate, updates = " ".join(job.last("--lr") or ()), job.stage_updates(training.model.stage)
+            options = replace_option(options, "--weight-decay", f"{first_decay(rate, updates):.3g}")
         if self.part == BRANCH:  # the curves of the branch would overlap the curves of the main training
             options = [option for option in options if option[0] not in CURVE_OPTIONS]
         if logdir := job.last(TENSORBOARD):

@@ -6,6 +6,7 @@ such as ``--lr`` 0.25. ``docs/reference/defaults.md`` has the measurements behin
 `TrainOptions` checks the options, and selects options for fairseq-eval-lm. fairseq-train checks all options again.
 """
 
+import contextlib
 import math
 from copy import copy
 from dataclasses import dataclass, field
@@ -70,7 +71,9 @@ MAX_BATCH_TOKENS = 8192
 MANY_PASSES = 4
 """Maximum number of passes of a run that has no dropout by default."""
 WEIGHT_DECAY = 0.01
-"""Default weight decay of runs with more than one and at most `MANY_PASSES` passes."""
+"""Default weight decay of runs with more than one and at most `MANY_PASSES` passes, except in a model's first stage."""
+FIRST_DECAY, MAX_DECAY = 1.2, 0.3
+"""First stage of a new model: weight decay times learning rate times updates, and maximum weight decay."""
 START_FACTOR = 0.1
 """Factor of the default learning rate in a run that starts from a trained model."""
 PAPER = {
@@ -429,6 +432,17 @@ def _number(given: Mapping[str, str], name: str, default: int = 1) -> int:
     """Return the value of an option, at least 1; ``default`` if it is missing or not an integer."""
     word = given.get(name, "").partition(",")[0]  # --update-freq 2,4: a value for each epoch
     return max(1, int(word)) if word.isdecimal() else default
+
+
+def first_decay(rate: str, num_updates: Optional[int]) -> float:
+    """Return the weight decay of a new model's first stage in a run that reads each text several times.
+
+    The time constant of the decay, 1 / (rate * decay) updates, is a fixed share of the stage, as in Wang & Aitchison
+    (2024, arXiv:2405.13698), so that a model does not memorize a small first text. `WEIGHT_DECAY` is the minimum.
+    """
+    with contextlib.suppress(ValueError, ZeroDivisionError):  # a list of rates; --lr 0
+        return max(WEIGHT_DECAY, min(MAX_DECAY, FIRST_DECAY / (float(rate) * (num_updates or 0))))
+    return WEIGHT_DECAY
 
 
 def tokens_per_update(filled: Mapping[str, str]) -> int:
