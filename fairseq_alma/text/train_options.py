@@ -72,7 +72,7 @@ MANY_PASSES = 4
 """Maximum number of passes of a run that has no dropout by default."""
 WEIGHT_DECAY = 0.01
 """Default weight decay of runs with more than one and at most `MANY_PASSES` passes, except in a model's first stage."""
-FIRST_DECAY, MAX_DECAY = 1.2, 0.3
+FIRST_DECAY, MAX_DECAY = 0.5, 0.15
 """First stage of a new model: weight decay times learning rate times updates, and maximum weight decay."""
 START_FACTOR = 0.1
 """Factor of the default learning rate in a run that starts from a trained model."""

@@ -38,7 +38,7 @@ def test_no_average_is_chosen_if_an_option_selects_the_tested_weights(stream, tm
     assert "--ema-half-life" not in capsys.readouterr().out
     run(stream, tmp_path, "--dry-run", "--passes", "2", train=[])
     assert "--ema-half-life" in (out := capsys.readouterr().out)
-    assert [out.count(f"--weight-decay {value} ") for value in ("0.3", "0.01")] == [1, 3]  # the first text is small
+    assert [out.count(f"--weight-decay {value} ") for value in ("0.15", "0.01")] == [1, 3]  # the first text is small
 
 
 def test_a_dry_run_with_megabatches_needs_no_stream(tmp_path, capsys):
