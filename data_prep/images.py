@@ -28,16 +28,14 @@ import numpy as np
 from fairseq_alma.data.image_stream import ImageSet, read_npy, write_image_stream
 from fairseq_alma.data.stream import (
     MANIFEST,
-    Stream,
     file_sha256,
-    publish_stream,
     recorded_name,
     refuse_other_command,
     split_name,
     stream_at,
 )
 from fairseq_alma.errors import AlmaError, refuse_no_file, refusing_damage
-from fairseq_alma.files import MAX_MEGABATCHES, read_file, work_folder
+from fairseq_alma.files import MAX_MEGABATCHES, publish, read_file, work_folder
 from fairseq_alma.options import Options, flag, integer, opt, options_of, real, utf8_path, utf8_word
 from fairseq_alma.terminal import Parser, command, print_line
 
@@ -50,9 +48,6 @@ _EPILOG = """examples:
 Repeating a completed command changes nothing."""
 _ARRAYS = ("images", "labels", "test_images", "test_labels")
 _COMMON = ("out", "megabatches", "seed", "valid_fraction")
-# The manifest does not record these options, because it records the sha256 of the files.
-_FILES = ("out", "source", *_ARRAYS)
-_DEFAULT_TEST_FRACTION = 0.2
 _SHARE = real(0, 1, above=True, below=True)
 _LARGEST = 2**63 - 1
 IDX_NAMES: tuple[str, ...] = (
@@ -72,10 +67,8 @@ CIFAR = {  # data set -> (file names, folder in the archive, number of classes o
 }
 _CIFAR_SHAPE = (3, 32, 32)
 _MOST_CHANNELS = 4
-_MOST_CLASSES = 100_000  # limit without --num-classes: a larger label is probably a mistake
-_TEST_DRAW = 1  # second seed, so that the test set is sampled independently of the mega-batches
+# training or test set: (images ``(n, C, H, W)``, uint8; labels ``(n,)``, int64 from 0)
 Part = tuple[np.ndarray, np.ndarray]
-"""Training or test set: (images ``(n, C, H, W)``, uint8; labels ``(n,)``, int64 from 0)."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +85,7 @@ class ImagePrepOptions(Options):
         0.1, "share of each mega-batch to hold out for validation (at least one image)", range=_SHARE, metavar="F"
     )
     source: Optional[Path] = opt(None, "folder that contains the files of the data set", metavar="DIR")
-    test_fraction: Optional[float] = opt(
-        None, f"share of images held out for testing (default: {_DEFAULT_TEST_FRACTION})", range=_SHARE, metavar="F"
-    )
+    test_fraction: Optional[float] = opt(0.2, "share of images held out for testing", range=_SHARE, metavar="F")
     split: str = opt("balanced", "split of EMNIST", choices=tuple(EMNIST_CLASSES))
     coarse: bool = opt(False, "use the 20 coarse classes instead of the 100 fine classes")
     name: Optional[str] = opt(
@@ -134,41 +125,16 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
     if (options.test_images is None) != (options.test_labels is None):
         missing, given = ("images", "labels") if options.test_images is None else ("labels", "images")
         parser.error(f"--test-{missing}: missing; add this option, or remove --test-{given}")
-    if options.test_images is not None and options.test_fraction is not None:
+    if options.test_images is not None and args.test_fraction is not None:
         parser.error("--test-fraction: not allowed with --test-images; remove --test-fraction")
     if (
         args.dataset == "folder"
-        and options.test_fraction is not None
+        and args.test_fraction is not None
         and all((args.source / part).is_dir() for part in ("train", "test"))
     ):
         parser.error(f"--test-fraction: {args.source} has a folder test; remove --test-fraction or the folder")
-    fraction = options.test_fraction
-    if "test_fraction" in _DATASETS[args.dataset][2] and options.test_images is None:
-        fraction = fraction or _DEFAULT_TEST_FRACTION
+    fraction = None if options.test_images is not None else options.test_fraction
     return replace(options, test_fraction=fraction, name=options.name or args.dataset)
-
-
-def prepare(options: ImagePrepOptions) -> Optional[tuple[Stream, ImageSet]]:
-    """Write a stream of images and return (stream, data set). Return None if the same command has already completed."""
-    stream_at(options.out, "images")  # raises an error before any input file is read
-    with work_folder(options.out, "alma-prep-images") as root:
-        existing = stream_at(options.out, "images")  # Another process may have held the lock and written a stream.
-        files = InputFiles()
-        _, load, own = _DATASETS[options.dataset]
-        images = load(files, options)
-        names = [name for name in (*_COMMON, *own) if name not in _FILES]
-        given = {"DATASET": options.dataset, **{flag(name): getattr(options, name) for name in names}}
-        record = {"command": "create", "options": given, "inputs": files}
-        if existing is not None:
-            refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
-            existing.verify(split.name for split in existing.splits)
-            return None
-        built = write_image_stream(
-            root / "stream", images, options.megabatches, options.seed, options.valid_fraction, [record]
-        )
-        stream = replace(built, root=options.out)
-        publish_stream(root / "stream", stream)
-    return stream, images
 
 
 @command
@@ -179,12 +145,30 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def run(options: ImagePrepOptions) -> None:
-    """Write the stream of ``options``, and print a summary. Raises AlmaError as `prepare` does."""
-    prepared = prepare(options)
-    if prepared is None:
-        print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
-        return
-    stream, images = prepared
+    """Write the stream of ``options``, and print a summary.
+
+    Raises:
+        AlmaError: the input, the options or the files at ``--out`` are invalid.
+    """
+    stream_at(options.out, "images")  # raises an error before any input file is read
+    with work_folder(options.out, "alma-prep-images") as root:
+        existing = stream_at(options.out, "images")  # Another process may have held the lock and written a stream.
+        files = InputFiles()
+        _, load, own = _DATASETS[options.dataset]
+        images = load(files, options)
+        # The manifest does not record the options for files, because it records the sha256 of the files.
+        names = [name for name in (*_COMMON, *own) if name not in ("out", "source", *_ARRAYS)]
+        given = {"DATASET": options.dataset, **{flag(name): getattr(options, name) for name in names}}
+        record = {"command": "create", "options": given, "inputs": files}
+        if existing is not None:
+            refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
+            existing.verify(split.name for split in existing.splits)
+            print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
+            return
+        stream = write_image_stream(
+            root / "stream", images, options.megabatches, options.seed, options.valid_fraction, [record]
+        )
+        publish(root / "stream", options.out)
     sizes = {split.name: split.num_images for split in stream.splits}
     num_train, num_valid, num_test = sizes[split_name(0)], sizes[split_name(0, "valid")], sizes["test"]
     unused = images.num_train - stream.num_megabatches * (num_train + num_valid)
@@ -211,8 +195,9 @@ class InputFiles(list[dict[str, Any]]):
     def add(self, path: Path, option: str, folder: str = "") -> Path:
         """Record a file in a class ``folder``, and return ``path``. Raises AlmaError if it is not a regular file."""
         refuse_no_file(path, option, "give another path")
-        name = recorded_name(Path(folder, path.name))
-        self.append({"name": name, "size": path.stat().st_size, "sha256": file_sha256(path)})
+        self.append(
+            {"name": recorded_name(Path(folder, path.name)), "size": path.stat().st_size, "sha256": file_sha256(path)}
+        )
         return path
 
     def find(self, source: Path, names: Sequence[str], folder: str = "") -> list[Path]:
@@ -280,7 +265,8 @@ def join_parts(
     else:
         images, labels = parts[0]
         num_test = min(max(round((test_fraction or 0) * len(images)), 1), len(images) - 1)
-        order = np.random.Generator(np.random.PCG64([seed, _TEST_DRAW])).permutation(len(images))
+        # The second seed makes the test set independent of the mega-batches.
+        order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(images))
         order = np.concatenate([np.sort(order[num_test:]), np.sort(order[:num_test])])
         images, labels = images[order], labels[order]
         remarks = (*remarks, f"no test set given: {num_test:,} images are held out as the test set (seed {seed})")
@@ -328,8 +314,7 @@ def load_idx(files: InputFiles, given: Any) -> ImageSet:
 
 def emnist_names(split: str) -> tuple[str, ...]:
     """Return the file names of an EMNIST split: training images, training labels, test images, test labels."""
-    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    return tuple(f"emnist-{split}-{part}-{kind}" for part in ("train", "test") for kind in kinds)
+    return tuple(f"emnist-{split}-{name.replace('t10k', 'test')}" for name in IDX_NAMES)
 
 
 def load_cifar(files: InputFiles, given: Any) -> ImageSet:
@@ -348,8 +333,9 @@ def load_cifar(files: InputFiles, given: Any) -> ImageSet:
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         images = records[:, len(classes) :].reshape(-1, *_CIFAR_SHAPE)
         parts.append(_checked(images, records[:, column], [path], classes[column]))
-    name = f"{given.dataset}-coarse" if given.coarse else given.dataset
-    return join_parts(name, parts, classes[column], augment=True)
+    return join_parts(
+        f"{given.dataset}-coarse" if given.coarse else given.dataset, parts, classes[column], augment=True
+    )
 
 
 def load_digits(files: InputFiles, given: Any) -> ImageSet:
@@ -364,8 +350,10 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
             )
         source = Path(spec.origin).parent / "datasets" / "data"
     (path,) = files.find(source, ["digits.csv"])
-    fault = f"{path}: not a table of integers"
-    with refusing_damage(fault, "download the file again"), warnings.catch_warnings(action="ignore"):
+    with (
+        refusing_damage(f"{path}: not a table of integers", "download the file again"),
+        warnings.catch_warnings(action="ignore"),
+    ):
         rows = np.loadtxt(io.BytesIO(read_file(path)), delimiter=",", ndmin=2, dtype=np.int64)
     pixels, labels = rows[:, :-1], rows[:, -1]
     if len(rows) < 2 or pixels.shape[1] != 64 or pixels.min() < 0 or pixels.max() > 16:
@@ -373,10 +361,9 @@ def load_digits(files: InputFiles, given: Any) -> ImageSet:
             f"{path}: expected at least 2 rows of 64 pixels from 0 to 16, found {len(rows)} rows of {pixels.shape[1]} "
             f"pixels from {pixels.min(initial=0)} to {pixels.max(initial=0)}; download the file again"
         )
-    images = (2 * 255 * pixels + 16) // 32  # rounds 255 / 16 * pixels
-    part = _checked(images.astype(np.uint8).reshape(-1, 1, 8, 8), labels, [path], 10)
-    remarks = ["pixels scaled from 0-16 to 0-255"]
-    return join_parts("digits", [part], 10, False, remarks, given.test_fraction, given.seed)
+    images = ((2 * 255 * pixels + 16) // 32).astype(np.uint8).reshape(-1, 1, 8, 8)  # rounds 255 / 16 * pixels
+    parts, remarks = [_checked(images, labels, [path], 10)], ["pixels scaled from 0-16 to 0-255"]
+    return join_parts("digits", parts, 10, False, remarks, given.test_fraction, given.seed)
 
 
 def load_arrays(files: InputFiles, given: Any) -> ImageSet:
@@ -432,7 +419,8 @@ def _read_arrays(files: InputFiles, given: Any, images_path: Path, labels_path: 
             f"--{part}labels {labels_path}: expected one integer per image, found {labels.dtype} {labels.shape}; "
             "convert the array and save it again"
         )
-    return _checked(images, labels, [images_path, labels_path], given.num_classes or _MOST_CLASSES)
+    # Without --num-classes, a larger label is probably a mistake.
+    return _checked(images, labels, [images_path, labels_path], given.num_classes or 100_000)
 
 
 def load_folder(files: InputFiles, given: Any) -> ImageSet:
