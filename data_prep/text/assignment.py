@@ -32,23 +32,19 @@ _ASSIGNED = 0x32400  # Unicode has only tags and variation selectors from this c
 _UNSPACED = np.array(
     [0xE00, 0xF00, 0x1000, 0x10A0, 0x1780, 0x1800, 0x3000, 0x3130, 0x31A0, 0xA4D0, 0x20000, 0x32400], np.uint32
 )
-_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
 # Factor for each position of a letter in its word.
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
-_MAX_TABLE_BITS = 27
 _COMMON = 3  # number of held-out documents
 _COPIED = 0.05  # share of n-grams
 Size = Union[int, float]  # number of bytes (int), or share of a total (float below 1)
-_TEST_SHARE, _LEAST_TEST, _MOST_TEST, _MOST_TEST_SHARE = 0.02, 12_000, 1_200_000, 0.2
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Return a uint8 array with the kind of each code point: 0 (word separator), ``_LETTER`` or ``_IGNORED``."""
-    kinds = np.zeros(0x110000, np.uint8)
+    kinds = np.zeros(0x110000, np.uint8)  # of each code point: 0 (word separator), ``_LETTER`` or ``_IGNORED``
     categories = [unicodedata.category(chr(code)) for code in range(_ASSIGNED)]
     kinds[:_ASSIGNED] = [_LETTER * (each[0] in "LNM") + _IGNORED * (each == "Cf") for each in categories]
     kinds[[0x034F, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0000, 0xE1000)]] = _IGNORED
@@ -107,7 +103,7 @@ def ngrams_of(documents: Sequence[str], size: int) -> Ngrams:
     filled[starts < lengths[owners]] = codes
     hashes = np.zeros(max(len(owners) - size + 1, 0), np.uint64)
     for offset in range(size):
-        hashes *= _FACTOR
+        hashes *= np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplication is invertible
         hashes += filled[offset : offset + len(hashes)]
     within = np.flatnonzero(starts[: len(hashes)] <= (padded - size)[owners[: len(hashes)]])
     return Ngrams(scrambled(hashes[within]), owners[within], starts[within])
@@ -156,7 +152,7 @@ class HeldOutNgrams:
 
     def __init__(self, hashes: np.ndarray, owners: np.ndarray, sizes: np.ndarray) -> None:
         self.hashes, self.owners, self.sizes = hashes, owners, sizes
-        bits = min(max(len(hashes), 1).bit_length() + 3, _MAX_TABLE_BITS)
+        bits = min(max(len(hashes), 1).bit_length() + 3, 27)
         self._shift = np.uint64(64 - bits)
         # A table of the leading bits excludes most hashes outside the set, at a tenth of the cost of a binary search.
         self._table = np.zeros(1 << bits, bool)
@@ -212,8 +208,8 @@ def held_out_ngrams(stream: Stream, size: int) -> list[np.ndarray]:
         bounds = np.pad(np.cumsum(file.sizes, dtype=np.int64), (1, 0))
         for first in range(0, len(file.sizes), _DOCUMENTS_AT_ONCE):
             spans = pairwise(bounds[first : first + _DOCUMENTS_AT_ONCE + 1].tolist())
-            ids = [file.ids[start : end - 1].astype(np.int64) for start, end in spans]  # without EOS
-            texts = tokenizer.decode_batch([(each - NUM_FAIRSEQ_SYMBOLS).tolist() for each in ids])
+            ids = [file.ids[start : end - 1].astype(np.int64) - NUM_FAIRSEQ_SYMBOLS for start, end in spans]  # no EOS
+            texts = tokenizer.decode_batch([each.tolist() for each in ids])
             found += distinct_of_each(ngrams_of(texts, size), len(texts))
     return found
 
@@ -262,7 +258,7 @@ class Shares:
             rest = max(total - (valid or 0) - (test or 0), 0)
             megabatch = rest / (self.num_megabatches + (valid is None) * _PAPER_VALID_SHARE + (test is None))
             return round(megabatch * _PAPER_VALID_SHARE) if valid is None else valid, test or round(megabatch)
-        usual = min(max(_TEST_SHARE * total, _LEAST_TEST), _MOST_TEST, _MOST_TEST_SHARE * total)
+        usual = min(max(0.02 * total, 12_000), 1_200_000, 0.2 * total)  # default size of the test set
         test = round(usual) if test is None else test
         return round(min(test, usual) / 2) if valid is None else valid, test
 
@@ -340,5 +336,5 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
 
 
 def _count(ends: np.ndarray, num_bytes: int) -> int:
-    """Return the smallest n >= 1 such that the first n documents reach ``num_bytes`` bytes; at most ``len(ends)``."""
+    # smallest n >= 1 such that the first n documents reach ``num_bytes`` bytes; at most ``len(ends)``
     return min(int(np.searchsorted(ends, num_bytes)) + 1, len(ends))

@@ -42,8 +42,6 @@ MAX_COUNT = 2**63 - 1  # bytes
 SHOWN_GROUPS = 12
 Function = Callable[[int], Iterator[Any]]  # takes a task number, and yields the results of the task
 _BUFFERED_RESULTS = 32  # maximum number of unread results of a worker; each result is for about one MiB of text
-# options that describe the whole stream, so that --append uses their recorded values
-_FIXED = ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes")
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
@@ -156,30 +154,6 @@ class PrepOptions(Options):
         """Return the n-gram size for decontamination, in words, or None with ``--no-decontaminate``."""
         return None if self.no_decontaminate else self.decontaminate_ngram
 
-    def determining(self, tokenizer_sha256: Optional[str]) -> dict[str, Any]:
-        """Return the options that determine the content of the stream, as a dict from flag to value.
-
-        Args:
-            tokenizer_sha256: sha256 of the files of ``--tokenizer``; None: ``--tokenizer`` is not given.
-        """
-        values = {
-            "megabatches": self.megabatches,
-            "one_per_input": self.one_per_input,
-            "by": self.by,
-            "period": self.period,
-            "seed": self.seed,
-            "format": None if self.format == "auto" else self.format,
-            "field": self.field_or_default,
-            "keep_duplicates": self.keep_duplicates,
-            "decontaminate_ngram": self.ngram,
-        }
-        if not self.append:
-            values |= {name: vars(self)[name] for name in ("preset", "valid_bytes", "test_bytes", "holdout_bytes")}
-            values["tokenizer"] = tokenizer_sha256
-            if tokenizer_sha256 is None:
-                values |= {"tokenizer_bytes": self.tokenizer_bytes, "vocab_size": self.vocab_size}
-        return {flag(name): value for name, value in values.items()}
-
 
 def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     """Parse the command line and return the options. Exit with a usage error if options contradict each other."""
@@ -193,7 +167,15 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     args = parser.parse_intermixed_args(argv)
     given = {name: option.flag for name, option in options_of(PrepOptions).items() if vars(args)[name] is not None}
     trains = [given[name] for name in ("vocab_size", "tokenizer_bytes") if name in given]
-    fixed = [*trains, *(given[name] for name in _FIXED if name in given)]
+    fixed = [
+        *trains,
+        # options that describe the whole stream, so that --append uses their recorded values
+        *(
+            given[name]
+            for name in ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes")
+            if name in given
+        ),
+    ]
     if args.tokenizer is not None and trains:
         parser.error(
             f"{trains[0]}: this option applies to a new tokenizer, but --tokenizer gives an existing tokenizer; "
@@ -240,23 +222,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def run(options: PrepOptions) -> None:
-    """Make or extend the stream of ``options``, and print a summary. Raises AlmaError as `prepare` does."""
-    start = time.monotonic()
-    if (stream := prepare(options)) is None:
-        print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
-    else:
-        _describe(stream, time.monotonic() - start)
-        print_line(
-            f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN", sys.stdout
-        )
-
-
-def prepare(options: PrepOptions) -> Optional[Stream]:
-    """Make or extend a stream. Return the stream, or None if the same command has already completed.
+    """Make or extend the stream of ``options``, and print a summary.
 
     Raises:
         AlmaError: the input, the options or the files at ``--out`` are invalid.
     """
+    start = time.monotonic()
     refuse_colon(options.out, "--out ")
     existing_stream(options)  # Report errors before the input is read.
     if options.tokenizer is not None:
@@ -269,7 +240,8 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         record = record_of(plan, [*in_order(work.digest, len(plan.sources), plan.num_workers)])
         if there is not None and completed_before(options, there, record):
             there.verify(split.name for split in there.splits)
-            return None
+            print_line(f"{options.out}: the same command has already completed; nothing to do", sys.stdout)
+            return
         deque(_each_piece(plan, work.hash, "reading"), maxlen=0)
         work.assign()
         deque(_each_piece(plan, work.sample, "sampling"), maxlen=0)
@@ -277,7 +249,10 @@ def prepare(options: PrepOptions) -> Optional[Stream]:
         stream = write_stream(work, root / "stream", _each_piece(plan, work.encode, "encoding"), record)
         plan.refuse_changes()
         publish_stream(root / "stream", stream)
-    return stream
+    _describe(stream, time.monotonic() - start)
+    print_line(
+        f"written: {options.out}; next: alma-stream --stream {shlex.quote(str(options.out))} --run RUN", sys.stdout
+    )
 
 
 def _each_piece(plan: Plan, function: Function, title: str) -> Iterator[Any]:
@@ -313,22 +288,38 @@ def completed_before(options: PrepOptions, there: Stream, record: dict[str, Any]
     """
     if options.append:
         return any(all(entry[key] == record[key] for key in record) for entry in there.history)
-    advice = "choose another --out, remove the stream, or add new text with --append"
-    refuse_other_command(options.out, there.history, record, advice)
+    refuse_other_command(
+        options.out, there.history, record, "choose another --out, remove the stream, or add new text with --append"
+    )
     return True
 
 
 def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
-    """Return the history entry of a command: its name, options and input files.
+    """Return the history entry of a command: its name, the options that determine the stream, and its input files.
 
     Args:
         plan: plan of the command.
         digests: sha256 of each input file.
     """
-    options, tokenizer = plan.options, None
-    if options.tokenizer is not None:
-        given = StreamTokenizer(options.tokenizer)
-        tokenizer = canonical_sha256([file_sha256(path) for path in (given.file, *given.companions)])
+    options = plan.options
+    values = {
+        "megabatches": options.megabatches,
+        "one_per_input": options.one_per_input,
+        "by": options.by,
+        "period": options.period,
+        "seed": options.seed,
+        "format": None if options.format == "auto" else options.format,
+        "field": options.field_or_default,
+        "keep_duplicates": options.keep_duplicates,
+        "decontaminate_ngram": options.ngram,
+    }
+    if not options.append:
+        values |= {name: vars(options)[name] for name in ("preset", "valid_bytes", "test_bytes", "holdout_bytes")}
+        if options.tokenizer is None:
+            values |= {name: vars(options)[name] for name in ("tokenizer", "tokenizer_bytes", "vocab_size")}
+        else:
+            given = StreamTokenizer(options.tokenizer)
+            values["tokenizer"] = canonical_sha256([file_sha256(path) for path in (given.file, *given.companions)])
     inputs = [
         {
             "argument": source.argument,
@@ -339,12 +330,14 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
         }
         for source, (size, _), digest in zip(plan.sources, plan.stamps, digests, strict=True)
     ]
-    command = "append" if options.append else "create"
-    return {"command": command, "options": options.determining(tokenizer), "inputs": inputs}
+    return {
+        "command": "append" if options.append else "create",
+        "options": {flag(name): value for name, value in values.items()},
+        "inputs": inputs,
+    }
 
 
 def _describe(stream: Stream, seconds: float) -> None:
-    """Print the sizes of all splits, the vocabulary size, and how many documents the last command dropped."""
     assert stream.tokenizer is not None
     print(f"{'split':<22}{'documents':>12}{'bytes':>16}{'words':>15}{'tokens':>15}")
     for split in stream.splits:
@@ -357,8 +350,10 @@ def _describe(stream: Stream, seconds: float) -> None:
         shown = groups if len(groups) <= SHOWN_GROUPS else [*groups[: SHOWN_GROUPS - 2], "…", groups[-1]]
         first = stream.num_megabatches - len(groups)
         print(f"mega-batches {first} to {stream.num_megabatches - 1}: {', '.join(shown)}")
-    duplicates = f"{last['num_duplicates']:,} duplicates ({last.get('duplicate_bytes', 0):,} bytes)"
-    print(f"{duplicates} dropped, vocabulary size {vocab_size:,}, {seconds:.1f} s")
+    print(
+        f"{last['num_duplicates']:,} duplicates ({last['duplicate_bytes']:,} bytes) dropped, vocabulary size "
+        f"{vocab_size:,}, {seconds:.1f} s"
+    )
     if last.get("num_contaminated"):
         size, num_bytes = last["options"][DECONTAMINATE], last["contaminated_bytes"]
         trained = [split for split in stream.splits if split.name in last["splits"] and split.name.endswith("/train")]
@@ -417,9 +412,8 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
 
 
 def _receive(connection: Connection) -> Any:
-    """Return the next result of a worker, or None at the end of a task. Raises AlmaError if the worker was killed."""
     try:
-        result = connection.recv()
+        result = connection.recv()  # None at the end of a task
     except (EOFError, ConnectionResetError) as error:
         raise AlmaError(
             "--workers: a worker process was killed, possibly out of memory; run the command again with fewer --workers"
@@ -436,10 +430,8 @@ def _work(connection: Connection, function: Function, numbers: range) -> None:
     results: queue.Queue[Any] = queue.Queue(_BUFFERED_RESULTS)
     threading.Thread(target=_compute, args=(function, numbers, results), daemon=True).start()
     with contextlib.suppress(OSError):  # The main process has exited.
-        for _ in numbers:
-            for result in iter(results.get, None):
-                connection.send(result)
-            connection.send(None)
+        while True:  # until the main process terminates the workers
+            connection.send(results.get())
 
 
 def _compute(function: Function, numbers: range, results: queue.Queue) -> None:

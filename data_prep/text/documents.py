@@ -40,7 +40,6 @@ _EMPTY_LINE = re.compile(r"\n\s*\n")
 _BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)"), "file": re.compile(rb"(?!)")}  # (?!) never matches
 _LINE_END = re.compile(rb"\n")
 _JSON_OBJECT = re.compile(rb'(\xef\xbb\xbf)?\s*\{[ \t]*"[^"\n]*"[ \t]*:')
-_START_SIZE = 1 << 12  # number of bytes that identify JSON lines
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?(?!-?\d)")
 _MAX_GROUP_NAME = 100
 _ROWS_AT_ONCE = 256
@@ -130,7 +129,7 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
 
 
 def _text_of(block: Block) -> str:
-    """Return the text of a block of bytes, with line feeds instead of CRLF and without a byte-order mark."""
+    # with line feeds instead of CRLF and without a byte-order mark
     content = block.content
     assert isinstance(content, bytes)
     remedy = "convert the file to UTF-8 (iconv), unpack an archive, or remove the file from the input"
@@ -328,7 +327,6 @@ def _open_table(source: Source) -> Iterator[Any]:
 
 
 def _table_blocks(part: FilePart) -> Iterator[Block]:
-    """Yield the text and group columns of a range of row groups, in blocks of at most `_ROWS_AT_ONCE` rows."""
     source = part.source
     with _open_table(source) as table:
         names = table.schema_arrow.names
@@ -408,8 +406,6 @@ def find_sources(
 
 
 def _files_in(folder: Path, stream: Optional[Path], form: str) -> list[Path]:
-    """Return the visible files of a folder and its subfolders, sorted by path. Print notes about ignored files."""
-
     def refuse(error: OSError) -> None:  # os.walk ignores folders that it cannot read.
         raise error
 
@@ -452,7 +448,7 @@ def _form_of(path: Path, label: str) -> str:
         if file.read(4) == b"PAR1":
             return "parquet"
         file.seek(0)
-        if form == "text" and _JSON_OBJECT.match(DecompressedFile(file, label).read(_START_SIZE)):
+        if form == "text" and _JSON_OBJECT.match(DecompressedFile(file, label).read(1 << 12)):
             raise AlmaError(
                 f"{label}: the file begins with a JSON object; give --format jsonl, or --format text to read it as text"
             )

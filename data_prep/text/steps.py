@@ -61,10 +61,7 @@ DROPPED = -1  # set number of a dropped document
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
 _NGRAMS = ("ngram-hashes.npy", "ngram-owners.npy", "ngram-sizes.npy")
-_CACHED_CHUNKS = 600_000  # maximum number of cached chunks in all workers together
-_SHOWN = 80  # number of characters of a dropped document in stream.json
 _MAX_LISTED = 1000  # maximum number of dropped documents that the manifest lists
-_MOST_PENDING = 1 << 26  # number of bytes that all writers together buffer before they write to the files
 
 
 @dataclass(frozen=True)
@@ -181,13 +178,14 @@ class Work:
 
     @cached_property
     def _given_tokenizer(self) -> Optional[StreamTokenizer]:
-        """Return the existing tokenizer for a new stream (``--tokenizer``); None if `prepare` trains a tokenizer."""
+        # tokenizer for a new stream (``--tokenizer``); None if `prepare` trains a tokenizer
         given = self.plan.options.tokenizer if self.plan.there is None else None
         return None if given is None else StreamTokenizer(given)
 
     @cached_property
     def _encoder(self) -> DocumentEncoder:
-        return DocumentEncoder(self.tokenizer, _CACHED_CHUNKS // self.plan.num_workers)
+        # 600,000 cached chunks are the limit for all workers together.
+        return DocumentEncoder(self.tokenizer, 600_000 // self.plan.num_workers)
 
     @cached_property
     def _held_out(self) -> HeldOutNgrams:
@@ -273,15 +271,19 @@ class Work:
             first,
         )
         if (total := first + shares.num_megabatches) > MAX_MEGABATCHES:
-            found = f"{total:,} ({shares.num_megabatches:,} new)"
-            raise AlmaError(f"--append: expected at most {MAX_MEGABATCHES:,} mega-batches, found {found}; append fewer")
+            raise AlmaError(
+                f"--append: expected at most {MAX_MEGABATCHES:,} mega-batches, found {total:,} "
+                f"({shares.num_megabatches:,} new); append fewer"
+            )
         own_sets = assign(sizes, arguments, shares)
         arriving = range(first, first + shares.num_megabatches)
         names = [*map(split_name, arriving), *(["valid", "test"] if first == 0 else [])]
         names += [] if shares.holdout is None else [split_name(t, "holdout") for t in arriving]
         first_bytes = int(sizes[(own_sets == 0) | (own_sets == shares.num_sets)].sum(dtype=np.int64))
-        made = Assignment(names, shares.num_megabatches, groups, num_duplicates, duplicate_bytes, first_bytes)
-        self.save("assignment", made)
+        self.save(
+            "assignment",
+            Assignment(names, shares.num_megabatches, groups, num_duplicates, duplicate_bytes, first_bytes),
+        )
         counts = np.bincount(own_sets, minlength=shares.num_sets + 1)
         counts[0] += counts[-1]
         self.refuse_empty_sets(counts[:-1].tolist())
@@ -326,7 +328,10 @@ class Work:
         )
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, slice of ``marks``, bytes read) per batch. Raises AlmaError if a file has changed."""
+        """Yield (documents, slice of ``marks``, bytes read) per batch. Raises AlmaError if a file has become longer.
+
+        `Plan.refuse_changes` finds all other changes before the stream is published.
+        """
         first = 0
         for batch in batches_of(self.plan.pieces[piece]):
             own = marks[first : first + len(batch.documents)]
@@ -334,8 +339,6 @@ class Work:
                 raise _changed(batch.label)
             yield batch.documents, own, batch.bytes_read
             first += len(own)
-        if first < len(marks):
-            raise _changed(self.plan.pieces[piece][-1].source.label)
 
     def sample(self, number: int) -> Iterator[int]:
         """Write the tokenizer training text and the held-out n-grams of a piece. Yield the bytes read per block."""
@@ -356,9 +359,9 @@ class Work:
             ngrams += distinct_of_each(ngrams_of(held_out, plan.options.decontaminate_ngram), len(held_out))
             if tokenizer is not None:
                 decoded = tokenizer.decode_batch(tokenizer.encode_batch(held_out))
-                altered = int((document_hashes(decoded) != document_hashes(held_out)).sum())
+                altered = document_hashes(decoded) != document_hashes(held_out)
                 letters = [sum(len("".join(text.split())) for text in texts) for texts in (decoded, held_out)]
-                losses += [altered, len(held_out), *letters]
+                losses += [altered.sum(), len(held_out), *letters]
             yield num_bytes
         self.save(f"sample-{number:05d}", (texts, ngrams, losses))
 
@@ -380,8 +383,8 @@ class Work:
         given = options.tokenizer if plan.there is None else plan.there.root / TOKENIZER_FOLDER
         if given is None:
             size = vocab_size_for(self.assignment.first_bytes) if options.vocab_size == AUTO else options.vocab_size
-            texts = (self.load(name)[0] for name in samples)
-            self.save(FILE_NAMES["tokenizers"], train_tokenizer(texts, size, plan.num_workers))
+            tokenizer_json = train_tokenizer((self.load(name)[0] for name in samples), size, plan.num_workers)
+            self.save(FILE_NAMES["tokenizers"], tokenizer_json)
             return
         altered, num_held_out, kept, size = sum(self.load(name)[2] for name in samples).tolist()
         if 2 * kept < size:
@@ -411,7 +414,7 @@ class Work:
                 copies, starts = self._held_out.find_copies(ngrams)
                 for each, start in zip(trained[copies].tolist(), starts.tolist(), strict=True):
                     own[each], text = DROPPED, documents[each]
-                    begins, shared = " ".join(text[:_SHOWN].split()), ngram_at(text, start, ngram)
+                    begins, shared = " ".join(text[:80].split()), ngram_at(text, start, ngram)
                     dropped.append({"bytes": len(text.encode()), "begins": begins, "ngram": shared})
             order = np.argsort(own, kind="stable")
             order = order[np.searchsorted(own[order], 0) :]  # Dropped documents come first.
@@ -462,16 +465,15 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         listed += block.dropped[: _MAX_LISTED - len(listed)]
         num_dropped += len(block.dropped)
         bytes_dropped += sum(each["bytes"] for each in block.dropped)
-        if pending > _MOST_PENDING:
+        if pending > 1 << 26:  # bytes that all writers together buffer
             pending = 0
             for writer in writers:
                 writer.flush()
     work.refuse_empty_sets(counts[:, 0].tolist(), num_dropped)
-    splits = []
-    for name, writer, (documents, num_bytes, words, tokens) in zip(
-        assignment.names, writers, counts.tolist(), strict=True
-    ):
-        splits.append(Split(name, writer.close(), documents, words, tokens, num_bytes))
+    splits = [
+        Split(writer.name, writer.close(), documents, words, tokens, num_bytes)
+        for writer, (documents, num_bytes, words, tokens) in zip(writers, counts.tolist(), strict=True)
+    ]
     history: dict[str, Any] = {
         **record,
         "num_duplicates": assignment.num_duplicates,
@@ -483,13 +485,16 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     if plan.options.ngram is not None:
         history |= {"num_contaminated": num_dropped, "contaminated_bytes": bytes_dropped, "contaminated": listed}
     if (stream := plan.there) is None:
-        paths = (tokenizer.file, *tokenizer.companions)
-        tokenizer_files = [_write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes()) for path in paths]
-        entry = TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, tokenizer_files)
+        files = [
+            _write(root, f"{TOKENIZER_FOLDER}/{path.name}", path.read_bytes())
+            for path in (tokenizer.file, *tokenizer.companions)
+        ]
+        entry = TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, files)
         dictionary = _write(root, DICTIONARY, tokenizer.dictionary.encode())
         stream = Stream(plan.options.out, "text", plan.options.seed, (), entry, dictionary)
-    hashes = Path(work.folder, "document-hashes").read_bytes()
-    known = _write(root, f"document-hashes/{len(stream.history):03d}.u64", hashes)
+    known = _write(
+        root, f"document-hashes/{len(stream.history):03d}.u64", Path(work.folder, "document-hashes").read_bytes()
+    )
     by_name = {split.name: split for split in [*stream.splits, *splits]}
     num_megabatches = stream.num_megabatches + assignment.num_megabatches
     names = split_names("text", num_megabatches, split_name(0, "holdout") in by_name)
