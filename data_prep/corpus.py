@@ -229,9 +229,11 @@ def check_sha256(contents: Iterable[bytes], expected: str, label: Path) -> None:
 
 def unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
     """Extract members of a zip or tar archive directly into a folder, without the folder names of the members."""
-    fault = f"{archive}: expected the published archive, found a damaged or different file"
     with (
-        refusing_damage(fault, "remove the file and run the command again"),
+        refusing_damage(
+            f"{archive}: expected the published archive, found a damaged or different file",
+            "remove the file and run the command again",
+        ),
         zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened,
     ):
         for member in members:

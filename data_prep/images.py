@@ -158,8 +158,11 @@ def run(options: ImagePrepOptions) -> None:
         images = load(files, options)
         # The manifest does not record the options for files, because it records the sha256 of the files.
         names = [name for name in (*_COMMON, *own) if name not in ("out", "source", *_ARRAYS)]
-        given = {"DATASET": options.dataset, **{flag(name): getattr(options, name) for name in names}}
-        record = {"command": "create", "options": given, "inputs": files}
+        record = {
+            "command": "create",
+            "options": {"DATASET": options.dataset, **{flag(name): getattr(options, name) for name in names}},
+            "inputs": files,
+        }
         if existing is not None:
             refuse_other_command(options.out, existing.history, record, "choose another --out, or remove the stream")
             existing.verify(split.name for split in existing.splits)

@@ -395,8 +395,9 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
         os.environ["PYTHONSAFEPATH"] = "1"  # Workers must not import modules from the current directory.
         for worker in range(num_workers):
             connection, sender = context.Pipe(duplex=False)
-            numbers = range(worker, num_tasks, num_workers)
-            process = context.Process(target=_work, args=(sender, function, numbers), daemon=True)
+            process = context.Process(
+                target=_work, args=(sender, function, range(worker, num_tasks, num_workers)), daemon=True
+            )
             process.start()
             sender.close()
             started.append((process, connection))

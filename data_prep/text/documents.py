@@ -178,7 +178,6 @@ def _records(block: Block) -> Iterator[tuple[int, object, object]]:
 
 
 def _group_name(block: Block, number: int, value: object) -> str:
-    """Return the group of a document: the value of the ``--by`` field, or the period of the date in this field."""
     period = block.source.period
     name = value.isoformat() if isinstance(value, datetime.date) else value
     if isinstance(name, int) and not isinstance(name, bool):

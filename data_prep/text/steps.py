@@ -61,7 +61,6 @@ DROPPED = -1  # set number of a dropped document
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
 _NGRAMS = ("ngram-hashes.npy", "ngram-owners.npy", "ngram-sizes.npy")
-_MAX_LISTED = 1000  # maximum number of dropped documents that the manifest lists
 
 
 @dataclass(frozen=True)
@@ -293,7 +292,6 @@ class Work:
             self.save(f"sets-{piece:05d}.npy", part)
 
     def _ordered_groups(self, names: set[str]) -> list[str]:
-        """Return the sorted groups (integers: by value). Raises AlmaError if one is already in the stream."""
         plan = self.plan
         _refuse_many_groups(len(names))
         history = [] if plan.there is None else plan.there.history
@@ -405,7 +403,6 @@ class Work:
         num_megabatches, ngram = self.assignment.num_megabatches, self.plan.options.ngram
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
         sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
-        width = self._encoder.dtype.itemsize
         for documents, own, num_bytes in self._read_again(number, sets):
             dropped: list[dict[str, Any]] = []
             if ngram is not None:
@@ -421,7 +418,7 @@ class Work:
             texts = [documents[each] for each in order.tolist()]
             ids = self._encoder.encode(texts)
             counts = [
-                (len(text.encode()), len(text.split()), len(each) // width)
+                (len(text.encode()), len(text.split()), len(each) // self._encoder.dtype.itemsize)
                 for text, each in zip(texts, ids, strict=True)
             ]
             yield Encoded(num_bytes, own[order], np.array(counts, np.int64).reshape(-1, 3), ids, dropped)
@@ -462,7 +459,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
             counts[number] += [len(own), *own.sum(axis=0)]
             writers[number].write(ids, own[:, 2])
             pending += len(ids)
-        listed += block.dropped[: _MAX_LISTED - len(listed)]
+        listed += block.dropped[: 1000 - len(listed)]  # The manifest lists at most 1,000 documents.
         num_dropped += len(block.dropped)
         bytes_dropped += sum(each["bytes"] for each in block.dropped)
         if pending > 1 << 26:  # bytes that all writers together buffer
@@ -496,8 +493,9 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         root, f"document-hashes/{len(stream.history):03d}.u64", Path(work.folder, "document-hashes").read_bytes()
     )
     by_name = {split.name: split for split in [*stream.splits, *splits]}
-    num_megabatches = stream.num_megabatches + assignment.num_megabatches
-    names = split_names("text", num_megabatches, split_name(0, "holdout") in by_name)
+    names = split_names(
+        "text", stream.num_megabatches + assignment.num_megabatches, split_name(0, "holdout") in by_name
+    )
     return replace(
         stream,
         splits=tuple(by_name[name] for name in names),
