@@ -8,8 +8,8 @@ import unicodedata
 from pathlib import Path
 from typing import Iterator, Optional, Union
 
+# files and folders with user code, such as learners; messages about errors in this code contain file and line
 USER_CODE: list[str] = []
-"""Files and folders with user code, such as learners. Messages about errors in this code contain file and line."""
 _NO_MEMORY = ("allocate memory", "not enough memory", "failed to map segment", "can't start new thread")
 
 

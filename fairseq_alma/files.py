@@ -43,9 +43,6 @@ _MAGIC = {  # regular expression for the first bytes of a compressed file -> for
     rb"[\x50-\x5f]\x2a\x4d\x18": "zstandard",  # pzstd writes skippable frames
 }
 _READ_SIZE = 1 << 17
-_ZSTANDARD_READ_SIZE = 1 << 12  # zstandard decompresses each input at once, to at most 30,000 times the size.
-_ZSTANDARD_WINDOW = 1 << 31  # bytes, the window of zstd --long=31. zstandard allocates less memory for a small frame.
-_XZ_MEMORY = 1 << 29  # bytes. Decompressing the output of xz -9 needs 65 MiB.
 _LARGEST_CONTENT = 1 << 30  # bytes. Every file of a published data set is smaller.
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -229,10 +226,11 @@ def locked(
     Raises:
         AlmaError: another process holds the lock after `LOCK_PATIENCE_SECONDS`.
     """
-    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with (
         _removing_unused(path.parent, unused),
-        _claimed(path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", operation) as descriptor,
+        _claimed(
+            path, os.O_RDWR | os.O_CREAT, f"{what}: another {who}", fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        ) as descriptor,
     ):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -351,8 +349,10 @@ class DecompressedFile:
         """
         if not self.is_packed:
             return self._raw.read(size)
-        fault = f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content"
-        with refusing_damage(fault, "download or compress the file again"):
+        with refusing_damage(
+            f"{self._label}: broken {self._kind} data after {self._num_bytes:,} bytes of content",
+            "download or compress the file again",
+        ):
             while len(self._ready) < size and (piece := next(self._pieces, None)) is not None:
                 self._ready += piece
         content = bytes(self._ready[:size])
@@ -362,21 +362,23 @@ class DecompressedFile:
 
 
 def _decompressed(raw: BinaryIO, kind: str, label: str) -> Iterator[bytes]:
-    """Yield the decompressed content of all members or frames. Skip padding (NUL bytes between or after members)."""
+    # The content is that of all members or frames, without padding (NUL bytes between or after members).
     if kind == "gzip":
         yield from iter(functools.partial(gzip.GzipFile(fileobj=raw).read, _READ_SIZE), b"")
         return
     read_size, limit = _READ_SIZE, [_READ_SIZE]
     new: Callable[[], Any] = bz2.BZ2Decompressor
     if kind == "xz":
-        new = functools.partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
+        # 512 MiB; decompressing the output of xz -9 needs 65 MiB.
+        new = functools.partial(lzma.LZMADecompressor, memlimit=1 << 29)
     elif kind == "zstandard":
         try:
             import zstandard
         except ImportError as error:
             raise AlmaError(f"{label}: zstandard is not installed; run pip install zstandard") from error
-        new = zstandard.ZstdDecompressor(max_window_size=_ZSTANDARD_WINDOW).decompressobj
-        read_size, limit = _ZSTANDARD_READ_SIZE, []
+        # the window of zstd --long=31 in bytes; zstandard allocates less memory for a small frame
+        new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
+        read_size, limit = 1 << 12, []  # zstandard decompresses each input at once, to at most 30,000 times the size.
     rest = b""
     while True:
         while not (rest := rest.lstrip(b"\0")):

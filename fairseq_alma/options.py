@@ -18,17 +18,13 @@ from typing import Annotated, Any, Callable, Literal, Mapping, Optional, Sequenc
 from msgspec import Meta, Struct, defstruct
 
 KINDS = ("text", "images")  # kinds of data in a stream
-PLAN, TRAINING = "plan", "training"
-"""Identifiers of the commands that accept options: `PLAN` for alma-stream, `TRAINING` for fairseq-train."""
-NONE = "none"
-"""Value in fairseq's configurations for an option with choices that the user does not give."""
+PLAN, TRAINING = "plan", "training"  # commands that accept options: alma-stream and fairseq-train
+NONE = "none"  # value in fairseq's configurations for an option with choices that the user does not give
 Number = Union[int, float]
 GivenOption = tuple[str, tuple[str, ...]]  # an option on a command line: (flag, values)
+# aliases of fairseq options (alias -> flag)
 SHORT = {"-a": "--arch", "--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
-"""Aliases of fairseq options (alias -> flag)."""
 LARGEST_COUNT = 2**31 - 1
-LONGEST_TEXT = 2**26  # maximum length of a text value in a record, in characters
-_WIDEST = 26  # maximum length of a flag with its choices in the left column of --help
 
 
 @dataclass(frozen=True)
@@ -172,13 +168,13 @@ class Option:
         """
         words: dict[str, Any] = {"dest": self.name, "default": None, "required": self.default is MISSING}
         shown = f"{self.kinds[0]}: {self.help}" if len(self.kinds) == 1 else self.help
-        if self.choices and len(" ".join([self.flag, *self.choices])) > _WIDEST:
+        if self.choices and len(" ".join([self.flag, *self.choices])) > 26:  # for the left column of --help
             before, separator, after = shown.partition(" (default: ")
             shown = f"{before} {{{','.join(self.choices)}}}{separator}{after}"
             words["metavar"] = "NAME"
         if "default:" not in self.help and not any(self.default is each for each in (None, False, MISSING)):
             shown += f" (default: {self.default})"
-        words["help"] = argparse.SUPPRESS if self.help == argparse.SUPPRESS else shown.replace("%", "%%")
+        words["help"] = shown.replace("%", "%%")
         if self.type is bool:
             group.add_argument(self.flag, action="store_true", **words)
             return
@@ -214,8 +210,8 @@ def opt(default: Any, help: str, *, choices: Sequence[str] = (), **further: Any)
     return field(default=default, metadata={"help": help, "option": Option(help, choices=tuple(choices), **further)})
 
 
+# Declare an option that run.json does not record, so that the value may differ between calls of the command.
 of_this_call = functools.partial(opt, recorded=False)
-"""Declare an option that run.json does not record, so that the value may differ between calls of the command."""
 
 
 def operand(help: str, metavar: str, nargs: Optional[str] = None, parse: Callable[[str], Any] = any_path) -> Any:
@@ -239,9 +235,9 @@ def _options_of(declaring: Any) -> Mapping[str, Option]:
     return found
 
 
+# Return field name -> `Option` for the options of a dataclass, in the order of declaration.
 # mypy does not accept a class as the argument of a function with the decorator functools.cache.
 options_of: Callable[[Any], Mapping[str, Option]] = functools.cache(_options_of)
-"""Return field name -> `Option` for the options of a dataclass, in the order of declaration."""
 
 
 def flags_of(*declaring: type) -> tuple[str, ...]:
@@ -259,7 +255,7 @@ def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()
     """
     fields: list[Any] = []
     for name, option in options_of(declaring).items():
-        kind = Annotated[str, Meta(max_length=LONGEST_TEXT)] if option.type is str else option.type
+        kind = Annotated[str, Meta(max_length=2**26)] if option.type is str else option.type
         if option.choices:
             kind = Literal[option.choices]
         elif option.range is not None:
@@ -331,7 +327,7 @@ class Options:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word is a flag. A negative number or ``-`` is not a flag."""
+    # A negative number or ``-`` is not a flag.
     return word.startswith("-") and not word[1:2].isdigit() and not word.startswith("-.") and word != "-"
 
 

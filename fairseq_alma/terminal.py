@@ -90,10 +90,7 @@ def command(main: Main) -> Main:
 
 
 def _quiet_libraries() -> None:
-    """Log only warnings and errors of libraries.
-
-    Unless the root logger has a handler, the import of fairseq configures logging, and hydra then logs debug lines.
-    """
+    # Unless the root logger has a handler, the import of fairseq configures logging, and hydra then logs debug lines.
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     # This call has no effect if the root logger has a handler.
@@ -102,7 +99,7 @@ def _quiet_libraries() -> None:
 
 
 def _is_stdout_closed() -> bool:
-    """Return whether the reader of standard output has exited; a BrokenPipeError may come from another pipe."""
+    # A BrokenPipeError may come from another pipe than that of standard output.
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))

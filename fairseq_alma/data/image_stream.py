@@ -26,9 +26,7 @@ from fairseq_alma.data.stream import (
 from fairseq_alma.errors import AlmaError, naming, refusing_damage
 
 _MAGIC = b"\x93NUMPY"
-_SMALLEST_PHOTOGRAPH = 16  # minimum height and width in pixels for the pooling layers of a VGG
 _REMEDY = "prepare the stream again, or restore this file from a copy"
-_PIXELS_AT_ONCE = 1 << 23
 _DECIMALS = 6
 
 
@@ -73,17 +71,21 @@ class ImageStream(ImagesEntry):
         stream.verify([split.name for split in stream.splits])
         int64 = np.dtype(np.int64)
         images = _load(stream.root, entry.files[0], np.dtype(np.uint8), (None, *entry.shape))
-        labels = _load(stream.root, entry.files[1], int64, (len(images),), entry.num_classes)
-        indices = {
-            split.name: _load(stream.root, split.files[0], int64, (split.num_images,), len(images))
-            for split in stream.splits
-        }
-        return cls(**vars(entry), stream=stream, images=images, labels=labels, _indices=indices)
+        return cls(
+            **vars(entry),
+            stream=stream,
+            images=images,
+            labels=_load(stream.root, entry.files[1], int64, (len(images),), entry.num_classes),
+            _indices={
+                split.name: _load(stream.root, split.files[0], int64, (split.num_images,), len(images))
+                for split in stream.splits
+            },
+        )
 
     @property
     def has_photographs(self) -> bool:
         """Return whether the images have three channels and at least 16 x 16 pixels, like the photographs of CIFAR."""
-        return self.shape[0] == 3 and min(self.shape[1:]) >= _SMALLEST_PHOTOGRAPH
+        return self.shape[0] == 3 and min(self.shape[1:]) >= 16  # minimum for the pooling layers of a VGG
 
     def indices(self, part: str, megabatches: Optional[Sequence[int]] = None) -> np.ndarray:
         """Return the concatenated image indices (int64) of splits. Raises AlmaError if a mega-batch does not exist.
@@ -168,14 +170,14 @@ def write_image_stream(
     """
     megabatches = assign_images(data.num_train, num_megabatches, seed, valid_fraction)
     files = _write(root, IMAGES, data.images), _write(root, LABELS, data.labels.astype("<i8"))
-    named = []
+    named: dict[str, np.ndarray] = {}
     for number, (train, valid) in enumerate(megabatches):
-        named += [(split_name(number), train), (split_name(number, "valid"), valid)]
-    valid = np.concatenate([valid for _, valid in megabatches])
-    named += [("valid", valid), ("test", np.arange(data.num_train, len(data.images)))]
+        named |= {split_name(number): train, split_name(number, "valid"): valid}
+    named["valid"] = np.concatenate([valid for _, valid in megabatches])
+    named["test"] = np.arange(data.num_train, len(data.images))
     splits = [
         Split(name, (_write(root, f"{name}.npy", indices.astype("<i8")),), num_images=len(indices))
-        for name, indices in named
+        for name, indices in named.items()
     ]
     mean, std = channel_statistics(data.images[: data.num_train])
     shape: Any = data.images.shape[1:]
@@ -214,7 +216,7 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     """
     num_channels = images.shape[1]
     counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel
-    rows = max(1, _PIXELS_AT_ONCE // (images.shape[2] * images.shape[3]))
+    rows = max(1, (1 << 23) // (images.shape[2] * images.shape[3]))  # images at once, to limit the memory
     for start in range(0, len(images), rows):
         for channel in range(num_channels):
             counts[channel] += np.bincount(images[start : start + rows, channel].reshape(-1), minlength=256)

@@ -36,9 +36,8 @@ FORMAT_VERSION = 2
 DICTIONARY = "dict.txt"
 IMAGES = "images.npy"
 LABELS = "labels.npy"
-TOKEN_SUFFIXES = (".bin", ".idx")
+# option of alma-prep-text: n-gram size in words; the history of a stream records null for --no-decontaminate
 DECONTAMINATE = "--decontaminate-ngram"
-"""Option of alma-prep-text: n-gram size in words. The history of a stream records null for --no-decontaminate."""
 _REMEDY = "prepare the stream again"
 
 Side = Annotated[int, Meta(ge=1, le=1 << 20)]
@@ -199,8 +198,12 @@ class Stream:
                 f"{root}: not a stream (no {MANIFEST} found); give the --out of alma-prep-text or alma-prep-images"
             )
         content = read_json_object(manifest, _REMEDY)
-        remedy = "prepare the stream again, or install the version of fairseq_alma that wrote the stream"
-        require_version(content.get("format_version"), FORMAT_VERSION, manifest, remedy)
+        require_version(
+            content.get("format_version"),
+            FORMAT_VERSION,
+            manifest,
+            "prepare the stream again, or install the version of fairseq_alma that wrote the stream",
+        )
         stream = as_record({**content, "root": root}, cls, manifest, _REMEDY)
         for entry in stream.history:
             as_record(entry, CommandRecord, manifest, _REMEDY)
@@ -225,7 +228,7 @@ class Stream:
                 f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order, found {len(found)} splits, "
                 "out of order or with extra splits"
             )
-        suffixes = TOKEN_SUFFIXES if self.kind == "text" else (".npy",)
+        suffixes = (".bin", ".idx") if self.kind == "text" else (".npy",)
         lists = [(each.name, [f"{each.name}{suffix}" for suffix in suffixes], each.files) for each in self.splits]
         if self.kind == "images":
             lists += [("images", [IMAGES, LABELS], self.images.files if self.images else ())]
@@ -266,8 +269,11 @@ class Stream:
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
         """Return the fingerprint of the stream with only its first ``num_megabatches`` mega-batches."""
-        parts = ("train", "valid", "holdout")
-        names = {"valid", "test", *(split_name(t, part) for t in range(num_megabatches) for part in parts)}
+        names = {
+            "valid",
+            "test",
+            *(split_name(t, part) for t in range(num_megabatches) for part in ("train", "valid", "holdout")),
+        }
         content = self.to_json()
         covered = {key: content[key] for key in ("format_version", "kind", "seed", "tokenizer", "dictionary", "images")}
         covered["splits"] = [split for split in content["splits"] if split["name"] in names]

@@ -29,15 +29,15 @@ FILE_NAMES = {"tokenizers": "tokenizer.json", "sentencepiece": "sentencepiece.mo
 COMPANIONS = (
     "config.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja"
 )  # fmt: skip
+# Maximum vocabulary size. Without this limit, a small file with large token numbers would need much memory.
 MAX_TOKENS = 1 << 24
-"""Maximum vocabulary size. Without this limit, a small file with large token numbers would need much memory."""
 AUTO = 0  # value of ``--vocab-size auto``: the size of the first mega-batch determines the vocabulary size
 _WHITE_SPACE = re.compile(r"\s")
 _LONG_WORD = 1000  # number of characters
 _BLOCK = "\u2581"
 
+# a loaded tokenizer: (list of pieces by token number, function from texts to token numbers, inverse function)
 Backend = tuple[list[str], Callable[[Sequence[str]], list[list[int]]], Callable[[Sequence[list[int]]], list[str]]]
-"""A loaded tokenizer: (list of pieces by token number, function from texts to token numbers, inverse function)."""
 
 
 def vocab_size_for(num_bytes: int) -> int:
@@ -60,15 +60,16 @@ def train_tokenizer(batches: Iterable[list[str]], vocab_size: int, num_threads: 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
     parts = ([part for text in batch for part in _without_long_words(text)] for batch in batches)
     tokenizer.train_from_iterator(parts, trainer)
     return tokenizer.to_str(pretty=True).encode()
 
 
 def _without_long_words(text: str) -> list[str]:
-    """Return [text], or the parts of a text with a long word; training takes time quadratic in the length of a word."""
+    # Training takes time quadratic in the length of a word.
     parts = [text[start : start + _LONG_WORD] for start in range(0, len(text), _LONG_WORD)]
     return parts if any(len(part.split(None, 1)) < 2 for part in parts[:-1]) else [text]
 
@@ -220,7 +221,7 @@ def find_tokenizer_file(path: Path) -> Path:
 
 
 def _num_rows(folder: Path) -> int:
-    """Return the vocabulary size in a folder's ``config.json`` (of transformers), or 0 if there is no valid size."""
+    # vocabulary size in ``config.json`` (of transformers), or 0 if there is no valid size
     try:
         size = json.loads((folder / "config.json").read_text(encoding="utf-8-sig")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -260,9 +261,6 @@ _CHUNK = re.compile(
     # otherwise, all characters up to the next white space, including white space at the start
     r"|\s*\S+|\s+\Z"
 )
-# Characters that are white space for Python, but not for the rule.
-_ODD = "\x1c\x1d\x1e\x1f"
-_MAX_CACHED_LENGTH = 32
 
 
 class DocumentEncoder:
@@ -296,7 +294,7 @@ class DocumentEncoder:
             encoded[number] = b"".join(map(self._cache.__getitem__, chunks)) + self._eos
         # Frequent chunks occur early, so a full cache keeps the old chunks and stores no new chunk.
         keep = self._cache_size - (len(self._cache) - len(missing))
-        for chunk in [chunk for chunk in missing if len(chunk) > _MAX_CACHED_LENGTH] if keep > 0 else missing:
+        for chunk in [chunk for chunk in missing if len(chunk) > 32] if keep > 0 else missing:
             del self._cache[chunk]
         return [encoded[number] for number in range(len(documents))]
 
@@ -305,7 +303,6 @@ class DocumentEncoder:
 
 
 def _unsplit_documents(tokenizer_json: Path) -> re.Pattern:
-    """Return a regular expression that matches the documents that the encoder must not split."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8-sig"))
     model, pre_tokenizer = content["model"], content.get("pre_tokenizer") or {}
     is_bpe = model.get("type") == "BPE" and not model.get("dropout") and not content.get("normalizer")
@@ -313,14 +310,14 @@ def _unsplit_documents(tokenizer_json: Path) -> re.Pattern:
     if not is_bpe or not is_gpt2_rule or pre_tokenizer.get("add_prefix_space", True):
         return re.compile("")  # matches every document
     added = [re.escape(token["content"]) for token in content.get("added_tokens") or []]
-    return re.compile("|".join([f"[{_ODD}]", *added]))
+    # The control characters are white space for Python, but not for the rule.
+    return re.compile("|".join(["[\x1c\x1d\x1e\x1f]", *added]))
 
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _DTYPES: dict[int, np.dtype] = {8: np.dtype("uint16"), 9: np.dtype("uint32")}
 _HEADER = struct.Struct("<9sQBQ")
-_ENTRY_SIZE = 4 + 8  # bytes in the index for each sequence: number of ids, and position of the first id
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -369,8 +366,10 @@ class TokenFileWriter:
             file.write(_HEADER.pack(_MAGIC, _VERSION, code, len(sizes)))
             file.write(sizes.astype("<i4", copy=False).data)
             file.write(starts.astype("<i8", copy=False).data)
-        ids = StreamFile(f"{self.name}.bin", self._size, self._digest.hexdigest())
-        return ids, StreamFile.describe(self.root, f"{self.name}.idx")
+        return (
+            StreamFile(f"{self.name}.bin", self._size, self._digest.hexdigest()),
+            StreamFile.describe(self.root, f"{self.name}.idx"),
+        )
 
 
 class TokenFile:
@@ -394,7 +393,7 @@ class TokenFile:
         magic, version, code, num_sequences = _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))
         if (magic, version) != (_MAGIC, _VERSION) or code not in _DTYPES:
             raise AlmaError(f"{idx}: damaged, not an index in fairseq's mmap format; prepare the stream again")
-        size = _HEADER.size + num_sequences * _ENTRY_SIZE
+        size = _HEADER.size + num_sequences * (4 + 8)  # number of ids, and position of the first id
         if idx.stat().st_size != size:
             raise AlmaError(f"{idx}: expected {size} bytes, found {idx.stat().st_size}; prepare the stream again")
         self.sizes = np.fromfile(idx, dtype="<i4", count=num_sequences, offset=_HEADER.size)
@@ -405,5 +404,4 @@ class TokenFile:
         needed = int(self.sizes.sum(dtype=np.int64)) * _DTYPES[code].itemsize
         if (found := bin_.stat().st_size) != needed:
             raise AlmaError(f"{bin_}: expected {needed} bytes for {idx.name}, found {found}; prepare the stream again")
-        dtype: Any = _DTYPES[code]
-        self.ids = np.memmap(bin_, dtype=dtype, mode="r") if needed else np.empty(0, dtype)
+        self.ids = np.memmap(bin_, dtype=_DTYPES[code], mode="r") if needed else np.empty(0, _DTYPES[code])
