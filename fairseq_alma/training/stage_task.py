@@ -59,8 +59,6 @@ DECLARED: dict[str, Option] = {}
 Config = TypeVar("Config", bound=type)
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 """Environment variables set by ``torchrun``."""
-CPU_DEFAULTS = {"distributed_backend": ("nccl", "gloo"), "ddp_backend": ("pytorch_ddp", "legacy_ddp")}
-"""Option of fairseq -> (default for GPUs, default for CPUs)."""
 GATHERED_BYTES = 2**20
 """Maximum size of a process's log outputs, in bytes; fairseq's ``--all-gather-list-size`` has a smaller default."""
 TASKS = ("alma_lm", "alma_image_classification")
@@ -173,25 +171,6 @@ def bound_options(parser: argparse.ArgumentParser) -> None:
             action.type = option.range
 
 
-class _OnCpu(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        hide_gpus()
-        namespace.cpu = True
-        for name, (on_gpu, on_cpu) in CPU_DEFAULTS.items():
-            if getattr(namespace, name, None) == on_gpu:
-                setattr(namespace, name, on_cpu)
-
-
-def hide_gpus() -> None:
-    """Hide all GPUs from this process and its children; otherwise, fairseq and torch would use the GPUs.
-
-    The caller must not have initialized CUDA.
-    """
-    if torch.backends.cuda.is_built():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # makes torch read CUDA_VISIBLE_DEVICES again
-
-
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory, because clearing newly allocated pages takes time.
 
@@ -204,17 +183,21 @@ def keep_freed_memory() -> None:
 
 
 def set_process_defaults(parser: argparse.ArgumentParser) -> None:
-    """Set the defaults of a fairseq command for the device and for distributed training with ``torchrun``."""
+    """Set the defaults of a fairseq command for the device and for distributed training with ``torchrun``.
+
+    With ``--cpu``, hide all GPUs from this process and its children, because fairseq and torch would use them. CUDA
+    must not be initialized.
+    """
     keep_freed_memory()
-    if "--cpu" in sys.argv:
-        hide_gpus()
+    is_on_cpu = "--cpu" in sys.argv
+    if is_on_cpu and torch.backends.cuda.is_built():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # makes torch read CUDA_VISIBLE_DEVICES again
     # The default is one process, because results must not depend on the number of visible GPUs. All ranks load the
     # checkpoint, because torch does not unpickle the objects that fairseq broadcasts.
     parser.set_defaults(distributed_world_size=1, load_checkpoint_on_all_dp_ranks=True)
-    group = parser.add_argument_group("device", conflict_handler="resolve")  # replaces fairseq's --cpu
-    group.add_argument("--cpu", action=_OnCpu, nargs=0, default=False, help="use the CPU even if a GPU is available")
-    if not torch.cuda.is_available():
-        parser.set_defaults(**{name: on_cpu for name, (_, on_cpu) in CPU_DEFAULTS.items()})
+    if is_on_cpu or not torch.cuda.is_available():
+        parser.set_defaults(distributed_backend="gloo", ddp_backend="legacy_ddp")
     if any(name not in os.environ for name in TORCHRUN) or int(os.environ["WORLD_SIZE"]) == 1:
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--distributed-world-size", default="1")
@@ -372,7 +355,6 @@ class StageTask(FairseqTask):
         self.features.after_step(model, update_num)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Aggregate the log outputs of all processes for one training update or one evaluated split."""
         self._sums = None
         logs = [log for log in logging_outputs if log]
         if criterion.training:
@@ -394,11 +376,12 @@ def _existing_checkpoint(word: str) -> str:
 
 
 def require_batch_size(limits: Mapping[str, Any]) -> None:
-    """Raise AlmaError if neither ``max_sentences`` nor ``max_tokens``, which limit a batch, is set."""
-    if limits.get("max_sentences") is None and limits.get("max_tokens") is None:
+    """Raise AlmaError unless ``max_sentences`` or ``max_tokens``, which limit a batch, is set and positive."""
+    given = [size for name in ("max_sentences", "max_tokens") if (size := limits.get(name)) is not None]
+    if not given:
         raise AlmaError("--batch-size: not given; give the number of samples per batch, or --max-tokens")
-    if (size := limits.get("max_sentences")) is not None and size < 1:
-        raise AlmaError(f"--batch-size {size}: must be positive; give 1 or more")
+    if min(given) < 1:
+        raise AlmaError(f"--batch-size {min(given)}: must be positive; give 1 or more")
 
 
 def features_of(cfg: DictConfig) -> Features:

@@ -44,6 +44,7 @@ def test_the_default_is_one_process_for_any_number_of_gpus_and_cpus_need_torchru
 
 def test_the_cpu_option_hides_all_gpus(trained, tmp_path, monkeypatch):
     """fairseq computes gradient norms on a visible GPU, and reads its random state."""
+    monkeypatch.setattr("sys.argv", ["fairseq-train", "--cpu"])
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: 1, raising=False)
@@ -56,6 +57,7 @@ def test_the_cpu_option_hides_all_gpus(trained, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("device", [[], ["--cpu"]])
 def test_distributed_defaults_follow_the_device(trained, by_torchrun, monkeypatch, device):
+    monkeypatch.setattr("sys.argv", ["fairseq-train", *device])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = training_config(trained.stream, device=device).distributed_training
