@@ -78,13 +78,8 @@ class ImageDataset(FairseqDataset):
 
         In training, a single last image joins the previous batch. The method ignores
         ``required_batch_size_multiple``, which would reduce the batch size to a multiple of 8.
-
-        Raises:
-            AlmaError: the batch size is below 1.
         """
         size = min(limit for limit in (max_tokens, max_sentences) if limit is not None)
-        if size < 1:
-            raise AlmaError(f"--batch-size {size}: expected at least 1 image; give a larger number")
         if self.is_training:
             return np.split(indices, np.cumsum(batch_sizes(len(indices), size))[:-1])
         return np.split(indices, range(size, len(indices), size))
@@ -151,7 +146,6 @@ class AlmaImageClassificationTask(StageTask):
     @classmethod
     @in_one_line()
     def setup_task(cls, cfg: Any, **unused: Any) -> "AlmaImageClassificationTask":
-        """Create the task: check the ranges of all options and open the stream."""
         check_options(cfg)
         task = cls(cfg, ImageStream.open(cfg.data))
         load_for_task(str(cfg.continue_once), task.features.begin)

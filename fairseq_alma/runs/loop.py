@@ -10,11 +10,10 @@ from 1; files and options number them from 0.
 
 import contextlib
 import math
-import operator
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Optional, Protocol, Sequence, SupportsFloat
+from typing import Any, Callable, Iterator, Mapping, Optional, Protocol, Sequence, SupportsFloat
 
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import synchronise
@@ -23,16 +22,13 @@ from fairseq_alma.runs.curves import ArrivalCurves
 from fairseq_alma.runs.run_folder import MEMBER_CLOCK, STAGE_RECORD, RunFolder, read_clock
 from fairseq_alma.terminal import LOG_EVERY_SECONDS, TERMINAL_EVERY_SECONDS, format_duration, is_terminal, print_line
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-OF_ALL_TRAININGS: Mapping[str, Callable[[Any, Any], Any]] = {
+OF_ALL_TRAININGS: Mapping[str, Callable[[Any], Any]] = {
     "num_updates": max,
-    "train_tokens": operator.add,
-    "train_images": operator.add,
-    "train_flops": operator.add,
+    "train_tokens": sum,
+    "train_images": sum,
+    "train_flops": sum,
 }
-"""Key of ``stage.json`` -> function that combines the values of two training runs of a stage."""
+"""Key of ``stage.json`` -> function that combines the values of the training runs of a stage."""
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:
@@ -40,43 +36,6 @@ def describe_stage(plan: StagePlan, num_stages: int) -> str:
     first, last = plan.stage.megabatches[0] + 1, plan.stage.megabatches[-1] + 1
     span = f"mega-batch {first}" if first == last else f"mega-batches {first}-{last}"
     return f"stage {plan.stage.index + 1}/{num_stages}, arrival {plan.stage.arrivals[-1] + 1} ({span})"
-
-
-@dataclass
-class TrainingProgress:
-    """Progress of the current training run.
-
-    Attributes:
-        display: display of the run.
-        title: title of the stage, and member.
-        max_update: final number of updates; None if not known yet.
-        first: (number of updates, time in seconds) at the first call of `update`; None before.
-    """
-
-    display: "RunDisplay"
-    title: str
-    max_update: Optional[int]
-    first: Optional[tuple[int, float]] = None
-
-    def update(
-        self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
-    ) -> None:
-        """Show the progress after an update.
-
-        Args:
-            num_updates: number of updates so far.
-            loss: bits per token, or nats per image.
-            rate: tokens or images per second.
-        """
-        now, unit = time.monotonic(), self.display.unit
-        self.first = self.first or (num_updates, now)
-        text = [] if loss is None else [f"loss {float(loss):.3f} {'bits' if unit == 'token' else 'nats'}"]
-        if rate is not None and math.isfinite(float(rate)):
-            text.append(f"{float(rate):,.0f} {unit}s/s")
-        if self.max_update is not None and num_updates > self.first[0]:
-            per_update = (now - self.first[1]) / (num_updates - self.first[0])
-            text.append(f"{format_duration(per_update * max(0, self.max_update - num_updates))} left")
-        self.display.show(self.title, num_updates, self.max_update, ", ".join(text))
 
 
 class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
@@ -87,6 +46,9 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
         unit: ``token`` or ``image``.
         curves: writer of the results; None to write no results.
         name: prefix of each line, such as ``seed 1,``.
+
+    Attributes:
+        max_update: final number of updates of the current training run; None if not known yet.
     """
 
     def __init__(
@@ -95,7 +57,9 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
         self.num_stages, self.unit, self.curves, self.name = len(plans), unit, curves, name
         self.is_terminal = is_terminal(sys.stderr)
         self.next = -math.inf
-        self.progress: Optional[Progress] = None
+        self.max_update: Optional[int] = None
+        self.first: Optional[tuple[int, float]] = None  # number of updates and time in seconds at the first `update`
+        self.progress: Any = None  # `rich.progress.Progress` on a terminal, once a line was shown
 
     def __exit__(self, kind: Optional[type[BaseException]], *exception: object) -> None:
         if self.curves is not None and (kind is None or issubclass(kind, Exception)):
@@ -104,16 +68,36 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
     @contextlib.contextmanager
     def training(
         self, plan: StagePlan, training: Optional[Training], max_update: Optional[int], done: int = 0
-    ) -> Iterator[TrainingProgress]:
-        """Show progress from update ``done`` on, and yield the `TrainingProgress`. On images, ``training`` is None."""
-        title = self._title(plan, training)
-        self.show(title, done, max_update, "")
+    ) -> "Iterator[RunDisplay]":
+        """Show progress from update ``done`` on; the block calls `update`. On images, ``training`` is None."""
+        self.title, self.max_update, self.first = self._title(plan, training), max_update, None
+        self._show(done, "")
         try:
-            yield TrainingProgress(self, title, max_update)
+            yield self
         finally:
             if self.progress is not None:
                 self.progress.stop()
                 self.progress = None
+
+    def update(
+        self, num_updates: int, loss: Optional[SupportsFloat] = None, rate: Optional[SupportsFloat] = None
+    ) -> None:
+        """Show the progress of a training run after an update.
+
+        Args:
+            num_updates: number of updates so far.
+            loss: bits per token, or nats per image.
+            rate: tokens or images per second.
+        """
+        now = time.monotonic()
+        self.first = self.first or (num_updates, now)
+        text = [] if loss is None else [f"loss {float(loss):.3f} {'bits' if self.unit == 'token' else 'nats'}"]
+        if rate is not None and math.isfinite(float(rate)):
+            text.append(f"{float(rate):,.0f} {self.unit}s/s")
+        if self.max_update is not None and num_updates > self.first[0]:
+            per_update = (now - self.first[1]) / (num_updates - self.first[0])
+            text.append(f"{format_duration(per_update * max(0, self.max_update - num_updates))} left")
+        self._show(num_updates, ", ".join(text))
 
     def show_activity(self, plan: StagePlan, text: str, training: Optional[Training] = None) -> None:
         """Show an activity other than training, such as ``testing``."""
@@ -146,15 +130,15 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
         member = "" if training is None or len(plan.trainings) == 1 else f", member {training.model.member}"
         return f"{self.name}{describe_stage(plan, self.num_stages)}{member}"
 
-    def show(self, title: str, done: int, total: Optional[int], text: str) -> None:
-        """Show the number of updates of a training, if enough time has passed since the last line."""
-        now = time.monotonic()
+    def _show(self, done: int, text: str) -> None:
+        """Show the number of updates of a training run, if enough time has passed since the last line."""
+        now, total = time.monotonic(), self.max_update
         if now < self.next:
             return
         self.next = now + (TERMINAL_EVERY_SECONDS if self.is_terminal else LOG_EVERY_SECONDS)
         if not self.is_terminal:
             count = f"{done:,}" + ("" if total is None else f"/{total:,}")
-            print_line(f"{title}: {count} updates" + (f", {text}" if text else ""), sys.stderr)
+            print_line(f"{self.title}: {count} updates" + (f", {text}" if text else ""), sys.stderr)
             return
         if self.progress is None:
             from rich.console import Console
@@ -162,7 +146,7 @@ class RunDisplay(contextlib.AbstractContextManager["RunDisplay"]):
 
             columns = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[text]}"
             self.progress = Progress(*columns, console=Console(file=sys.stderr), transient=True, auto_refresh=False)
-            self.progress.add_task(title, text="")
+            self.progress.add_task(self.title, text="")
             self.progress.start()
         self.progress.update(self.progress.task_ids[0], total=total, completed=done, text=text, refresh=True)
 
@@ -391,7 +375,6 @@ def _finish_stage(
 
 
 def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend) -> None:
-    """Run all steps of one stage for all ``runs``, and write the stage record of each run."""
     clocks = [work.folder.start_clock(work.plan.stage.index) for work in works]
     records: list[dict[str, Any]] = [
         {"stage": work.plan.stage.index, "megabatches": list(work.plan.stage.megabatches), "num_updates": 0}
@@ -400,15 +383,13 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
     for steps in zip(*(backend.steps(work.folder, work.plan) for work in works), strict=True):
         for step, work, record in zip(steps, works, records, strict=True):
             for name, value in step.run(work).items():
-                add = OF_ALL_TRAININGS.get(name)
-                record[name] = add(record[name], value) if add is not None and name in record else value
+                combine = OF_ALL_TRAININGS.get(name)
+                record[name] = combine((record[name], value)) if combine is not None and name in record else value
     for work, clock, record in zip(works, clocks, records, strict=True):
         seconds = clock.seconds() / len(works) + work.folder.seconds_of_members(work.plan.stage.index)
         record["wall_seconds"] = round(seconds, 1)
     for run, work, record in zip(runs, works, records, strict=True):  # the wall time excludes all evaluations
-        record.update(run.evaluate(work))
-    for work, record in zip(works, records, strict=True):
-        work.folder.write_stage(record["stage"], record)
+        work.folder.write_stage(record["stage"], {**record, **run.evaluate(work)})
 
 
 def _is_sound(run: Run, stage: int, backend: Backend) -> bool:
