@@ -309,8 +309,7 @@ def grow_firefly(
         tensors, so the caller must build a new optimizer.
 
     Raises:
-        AlmaError: the share is not a finite positive number, the share is too small to add a channel, or the loss of
-            the network is NaN or infinite.
+        AlmaError: the share is too small to add a channel, or the loss of the network is NaN or infinite.
     """
     image_channels = network.image_shape[0]
     num_added = amount_to_add(image_channels, first_channels, network.num_classes, share, share_of)
@@ -330,9 +329,7 @@ def grow_firefly(
 def amount_to_add(
     image_channels: int, first_channels: int, num_classes: int, share: float, share_of: str = "parameters"
 ) -> float:
-    """Return the number of parameters or neurons to add. Raises AlmaError if the share is invalid or too small."""
-    if not 0 < share < math.inf:
-        raise AlmaError(f"--grow-share {share}: expected a finite number above 0; the paper uses 0.25")
+    """Return the number of parameters or neurons to add. Raises AlmaError if the share is too small."""
     first = [first_channels] * NUM_CONVOLUTIONS
     size_of = partial(vgg_size, image_channels, num_classes=num_classes, share_of=share_of)
     num_added: float = share * size_of(first)

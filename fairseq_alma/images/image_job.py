@@ -9,7 +9,7 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from fairseq_alma.checkpoints.model_options import IMAGE_NETWORKS, IMAGES
 from fairseq_alma.data.image_stream import ImageStream
@@ -28,13 +28,10 @@ from fairseq_alma.options import (
     without,
 )
 from fairseq_alma.runs.curves import CURVE_OPTIONS
-from fairseq_alma.runs.loop import Run, describe_stage
+from fairseq_alma.runs.loop import Backend, Run, describe_stage
 from fairseq_alma.runs.run_folder import RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.training.feature import FEATURES, Features, Setting
-
-if TYPE_CHECKING:
-    from fairseq_alma.images.stage_trainer import StageTrainer
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),
@@ -206,7 +203,7 @@ class ImageJob:
     def train_options(self) -> dict[str, str]:
         return {name: " ".join(values) for name, values in self.options.values.items()}
 
-    def prepare(self, plans: Sequence[StagePlan]) -> "Callable[[Sequence[Run]], StageTrainer]":
+    def prepare(self, plans: Sequence[StagePlan]) -> Callable[[Sequence[Run]], Backend]:
         """Check the options, and that each stage has validation images. Return a function that creates the back end."""
         for plan in plans:
             if not len(self.images.indices("valid", plan.stage.megabatches)):

@@ -318,7 +318,5 @@ class AlmaUMix(BaseFairseqModel):
 
 
 class _MemberParser(argparse.ArgumentParser):
-    """Parser of ``--member-options`` that raises AlmaError instead of exiting the process."""
-
     def error(self, message: str) -> NoReturn:
         raise AlmaError(f"--member-options: {message}; give only options of --member-arch")

@@ -91,7 +91,6 @@ class ParallelGate(nn.Module):
         return growth
 
     def _set_tree(self, tree: GateTree) -> None:
-        """Set the gate tree, and the buffers that represent it as index tensors."""
         self.tree = tree
         rows = [torch.arange(node.start, node.stop) for node in tree.nodes]
         slots = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tree.num_rows)
@@ -148,7 +147,6 @@ class MixtureLayer(nn.Module):
         return torch.cat(outputs)[by_expert.argsort()]
 
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Initialize the gate and the experts with the only random generator in ``generators``."""
         init_as_linear(self.gate.weight, self.gate.bias, *generators)
         for module in self.expert_modules():
             reset_parameters(module, [*generators] * self.num_experts)

@@ -192,6 +192,8 @@ class TrainedModel:
 
 def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> None:
     """Write a checkpoint that fairseq's commands can load; ``config``: see `ImageSettings.checkpoint_config`."""
+    weights = {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()}
+    checkpoint = untrained_checkpoint(dict(config), weights, {})
     history = {
         "criterion_name": "AlmaImageCrossEntropy",
         "optimizer_name": str(config["optimizer"]["_name"]),
@@ -204,8 +206,6 @@ def write_model(path: Path, model: TrainedModel, config: Mapping[str, Any]) -> N
         "num_updates": model.num_updates,
         "num_images": model.num_images,
     }
-    weights = {_PREFIX + name: tensor.detach().cpu().clone() for name, tensor in model.state.items()}
-    checkpoint = untrained_checkpoint(dict(config), weights, {})
     write_checkpoint({**checkpoint, "optimizer_history": [history], "extra_state": {TRAINING_KEY: facts}}, path)
 
 
@@ -283,7 +283,6 @@ class ModelStore:
         return self.models[model]
 
     def __setitem__(self, model: ModelId, trained: TrainedModel) -> None:
-        """Add a trained model and write the model's checkpoints."""
         config = self.settings.checkpoint_config(trained.grown)
         if trained.tested is not None:  # written first: the other checkpoint marks the model as complete
             write_model(self._tested(model), trained.predicting, config)

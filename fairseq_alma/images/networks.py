@@ -221,7 +221,6 @@ class MemberConv2d(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generators: Sequence[Generator]) -> None:
-        """Sample the initial weights of each member with the member's generator."""
         for weight, generator in zip(self.weight, generators, strict=True):
             if self.initial_weights == "he":
                 nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu", generator=generator)
@@ -323,7 +322,7 @@ class VGG(ImageNetwork):
         self.last_pool = last_pool
         # Batch norm needs two values of each channel; smaller images have one value after four max pooling layers.
         self.min_batch = 1 if max(image_shape[1:]) >= 2 * SMALLEST_IMAGE else 2
-        self._pool_after = {end - 1 for end in itertools.accumulate(VGG19[:-1])}
+        self._pool_after = {end - 1 for end in itertools.accumulate(VGG19 if last_pool == "max" else VGG19[:-1])}
         if blocks is None:
             sizes = itertools.pairwise([image_shape[0], *channels])
             blocks = [ConvBlock(num_members, before, after) for before, after in sizes]
@@ -339,8 +338,6 @@ class VGG(ImageNetwork):
             x = block(x, generators)
             if layer in self._pool_after:
                 x = F.max_pool2d(x, 2)
-        if self.last_pool == "max":
-            x = F.max_pool2d(x, 2)
         features = x.mean(dim=(2, 3)).unflatten(1, (self.num_members, -1))  # (B, N, O)
         return self.classifier(features.transpose(0, 1))
 

@@ -221,8 +221,7 @@ class StageTraining:
 
     def epochs_of(self, unit: int) -> int:
         """Return the number of epochs that a unit was trained for."""
-        stopped = self.units[unit].stopped_after
-        return self.epoch if stopped is None else stopped
+        return self.units[unit].stopped_after or self.epoch
 
     def run_epoch(self) -> Tensor:
         """Train for one epoch, validate, and update ``best``. Return the units' mean loss (nats) in the last update."""
@@ -254,7 +253,6 @@ class StageTraining:
             load_exactly(state, best)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training: weights, optimizer, random generators and progress."""
         return {
             "epoch": self.epoch,
             "network": self.network.state_dict(),
@@ -284,15 +282,13 @@ class StageTraining:
             self.branch.load_state_dict(state["branch"])
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the units' mean cross entropies. With a sum, the gradients of the units are independent."""
         logits = self.network(images, self.generators)
+        # The sum of the units' mean cross entropies: the gradients of the units are independent.
         return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum") / labels.size(1)
 
     def _select(self) -> None:
-        """Validate, store weights of improved units, and stop units after ``patience`` epochs without improvement."""
         with self.features.around_forward(self.network):
             scores = validation_scores(self.network, self.valid_images, self.valid_labels, self.loop.select)
-        own: Optional[Mapping[str, Tensor]] = None
         patience = math.inf if self.loop.patience is None else self.loop.patience
         for number, (unit, score, state) in enumerate(zip(self.units, scores, self.states, strict=True)):
             if unit.stopped_after is not None:
@@ -300,8 +296,7 @@ class StageTraining:
             if self.loop.is_better(score, unit.best_score):
                 unit.best_score, unit.best_epoch = score, self.epoch
                 load_exactly(self.best[number], state)
-                own = self.features.to_test(self.network) if own is None else own
-                if own is not None:
+                if (own := self.features.to_test(self.network)) is not None:
                     mine = self.network.model_states(own)[number]
                     self.tested[number] = self.best[number] | {name: tensor.clone() for name, tensor in mine.items()}
                 continue
@@ -514,7 +509,6 @@ class StageTrainer:
         return [{name: tensor.clone() for name, tensor in state.items()} for state in network.model_states()]
 
     def _run(self, work: StageWork, training: StageTraining, seeds: list[int], unfinished: Path) -> None:
-        """Resume from ``unfinished`` if the file exists, run all remaining epochs, and save the state at intervals."""
         before = read_unfinished(unfinished)
         if before is not None and before.get("seeds") == seeds:  # with other seeds, the file belongs to other runs
             try:

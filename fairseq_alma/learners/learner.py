@@ -302,7 +302,6 @@ class GrowingModel(Learner):
             )
 
     def plan(self, stage: Stage) -> StagePlan:
-        """Return a plan that grows the model of the previous stage and trains all weights."""
         # Each growth step has a different seed, so that two steps never sample the same weights.
         growth = self.growth_before(stage, self.seed + stage.index) if stage.index > 0 else None
         return self.train_each(stage, num_members=1, growth=growth)

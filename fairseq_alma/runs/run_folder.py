@@ -73,13 +73,7 @@ class StreamRecord(Struct, frozen=True):
     augment: bool = False
 
 
-class LearnerOptions(Struct):
-    """Options in run.json that every learner has."""
-
-    init: Name
-
-
-RunOptions: Any = struct_of(ScheduleOptions, base=LearnerOptions, required=("wait", "replay", "drop_rest"))
+RunOptions: Any = struct_of(ScheduleOptions, required=("wait", "replay", "drop_rest"))
 
 
 class RecipeRecord(Struct, frozen=True):

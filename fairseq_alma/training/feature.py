@@ -274,7 +274,6 @@ class Features:
         return [words for each in self.each if (words := tuple(each.for_part(part).words()))]
 
     def for_part(self, part: Part) -> "Features":
-        """Return new features without state for ``part``, one training run in a stage."""
         return Features([each.for_part(part) for each in self.each], self.setting)
 
     def describe(self, part: Part) -> dict[str, Any]:

@@ -361,20 +361,18 @@ class TimedSaves(Feature):
         self._interval = self._saving.save_interval_updates
 
     def after_step(self, model: "nn.Module", update: int) -> None:
-        from fairseq.distributed import utils as distributed_utils
+        import torch
 
         assert self.save_interval_minutes is not None
         is_due = time.monotonic() - self._saved >= 60 * self.save_interval_minutes
-        if distributed_utils.get_global_world_size() > 1:
-            import torch
-
+        if torch.distributed.is_initialized():
             decision = torch.tensor([is_due], dtype=torch.uint8, device=next(model.parameters()).device)
             torch.distributed.broadcast(decision, 0)
             is_due = bool(decision.item())
         self._saving.save_interval_updates = update + 1 if is_due else self._interval
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict, and restart the checkpoint interval. fairseq calls this method on every save."""
+        # fairseq calls this method on every save, which restarts the interval.
         self._saved = time.monotonic()
         self._saving.save_interval_updates = self._interval  # the user's interval, for the options in the checkpoint
         return {}
