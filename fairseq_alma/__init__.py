@@ -11,7 +11,7 @@ Packages (each package imports only packages above it):
 - ``training``: optional training features, and the base class of the tasks
 - ``text``, ``images``: tasks, data sets, models, criterions, training and evaluation for each kind of data
 - ``exchange``: export to and import from Hugging Face transformers
-- ``models``, ``optim``, ``criterions``, ``tasks``: modules that register names with fairseq
+- ``models``, ``optim``: models and optimizers that fairseq finds by name; `register` lists all such modules
 - ``report``: tables, figures and an HTML page from the records of runs, without torch and fairseq
 - ``cli``: the ``alma-*`` commands, and the functions for notebooks in ``notebook``
 
@@ -27,11 +27,10 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # Keep the import of this module fast: a command cannot handle Ctrl-C before the import ends.
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Optional, Sequence
 
@@ -58,8 +57,8 @@ COMMANDS = {  # name of each entry point -> module with the ``main`` function of
 
 def register() -> None:
     """Import all modules that register names with fairseq; a second call is a no-op."""
-    for package in ("criterions", "models", "optim", "tasks"):
-        importlib.import_module(f"fairseq_alma.{package}")
+    for module in ("images.image_task", "models", "optim", "text.losses", "text.task"):
+        importlib.import_module(f"fairseq_alma.{module}")
 
 
 # The imports of these modules take a third of the import time of fairseq. fairseq calls their functions only for the

@@ -14,13 +14,13 @@ LAYERS = (
     ("learners",),  # the schedule of Algorithm 1, which the task needs
     ("moe", "optim", "training", "runs"),
     ("text", "images"),
-    ("exchange", "models", "criterions", "tasks"),
+    ("exchange", "models"),
     ("report",),
     ("cli",),
 )
 LEVELS = {layer: level for level, layers in enumerate(LAYERS) for layer in layers}
 WITHOUT_FAIRSEQ = (*LAYERS[0], *LAYERS[1], "learners", "runs", "report")
-OURS_WITH_FAIRSEQ = ("moe", "text", "images", "models", "criterions", "tasks")
+OURS_WITH_FAIRSEQ = ("moe", "text", "images", "models")
 NEEDS_FAIRSEQ = ("fairseq", "fairseq_cli", *(f"fairseq_alma.{each}" for each in OURS_WITH_FAIRSEQ))
 FOR_DATA_PREP = tuple(f"fairseq_alma.{name}" for name in (*LAYERS[0], "data"))
 LANGUAGE_WORDS = {"language", "text", "lm", "switch", "tokenizer", "token", "tokens"}
