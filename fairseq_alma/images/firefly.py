@@ -168,7 +168,6 @@ class CandidateVGG(VGG):
         split_step: float = 0.2,
         new_step: float = 0.05,
     ) -> None:
-        assert network.num_members == 1
         blocks = [
             CandidateBlock(block, new_before, new, generator, split_step, new_step)
             for block, new_before, new in zip(network.blocks, [0, *num_new[:-1]], num_new, strict=True)

@@ -196,9 +196,7 @@ class ImageJob:
         self.options = ImageTrainOptions(words, request.learner, images.has_photographs, request.preset)
         self.overridden: Sequence[str] = self.options.overridden
         self.features = request.features.with_options(self.options.values_of(feature_options().values()))
-
-    def last(self, name: str) -> Optional[tuple[str, ...]]:
-        return self.options.values.get(name)
+        self.last = self.options.values.get
 
     def train_options(self) -> dict[str, str]:
         return {name: " ".join(values) for name, values in self.options.values.items()}
@@ -217,9 +215,7 @@ class ImageJob:
         # Import fairseq first: this import also registers our models, and fails if our modules are partly imported.
         import fairseq  # noqa: F401
 
-        from fairseq_alma.images.firefly import amount_to_add
-        from fairseq_alma.images.model_store import ImageSettings
-        from fairseq_alma.images.stage_trainer import StageTrainer, batch_sizes
+        from fairseq_alma.images import firefly, model_store, stage_trainer
 
         for own in (plan.trainings for plan in plans):
             if len({each.start is None for each in own}) > 1 or (len(own) > 1 and any(each.growth for each in own)):
@@ -229,17 +225,21 @@ class ImageJob:
                 )
         trainings = [training for plan in plans for training in plan.trainings]
         num_images = [len(self.images.indices("train", plan.stage.megabatches)) for plan in plans]
-        smallest = min(size for each in num_images for size in batch_sizes(each, self.options.loop.batch_size))
+        smallest = min(
+            size for each in num_images for size in stage_trainer.batch_sizes(each, self.options.loop.batch_size)
+        )
         joint = trainings[0].num_joint, trainings[0].joint_logits
-        settings = ImageSettings(self.images, self.options, *joint, smallest)
+        settings = model_store.ImageSettings(self.images, self.options, *joint, smallest)
         for growth in {training.growth for training in trainings if training.growth is not None}:
             if growth.method == "firefly":
                 sizes = settings.images.shape[0], int(settings.cfg.model.channels), settings.images.num_classes
-                amount_to_add(*sizes, growth.share, growth.share_of)  # raises AlmaError if the share is too small
+                firefly.amount_to_add(
+                    *sizes, growth.share, growth.share_of
+                )  # raises AlmaError if the share is too small
         features = Features(self.features.each, Setting(settings.device.type, str(settings.cfg.optimizer._name)))
         features.prepare()
 
-        return lambda runs: StageTrainer(settings, runs, self.request, features)
+        return lambda runs: stage_trainer.StageTrainer(settings, runs, self.request, features)
 
     def print_plan(self, plans: Sequence[StagePlan], folder: RunFolder, name: str) -> None:
         """Print one ``alma-stream`` command for each planned stage, with all options; ``name``: see `RunDisplay`."""

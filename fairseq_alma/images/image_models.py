@@ -38,7 +38,7 @@ from fairseq_alma.checkpoints.ensemble_file import load_embedded, log_of_mean
 from fairseq_alma.checkpoints.model_options import GrownVGGOptions, JointOptions, MixtureOptions, MLPOptions, VGGOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, format_gate_trees, parse_gate_trees
-from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP, mixture_layers
+from fairseq_alma.images.mixtures import MixtureConv, MixtureMLP
 from fairseq_alma.images.networks import (
     MLP,
     NUM_CONVOLUTIONS,
@@ -68,8 +68,7 @@ class GrownLayers:
 class ImageClassifier(BaseFairseqModel):
     """fairseq model for image classification: a single or a joint model."""
 
-    stacks_members: ClassVar[bool] = True
-    """Whether `build_network` can build several members as one network."""
+    stacks_members: ClassVar[bool] = True  # whether `build_network` can build several members as one network
 
     def __init__(self, network: ImageNetwork) -> None:
         super().__init__()
@@ -116,11 +115,6 @@ class ImageClassifier(BaseFairseqModel):
     @classmethod
     def read_grown(cls, cfg: Any) -> GrownLayers:
         """Return the layer sizes after growth from the model options. Raises AlmaError for an invalid option."""
-        return GrownLayers()
-
-    @classmethod
-    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        """Return the layer sizes of a network after growth; all members have the same layer sizes."""
         return GrownLayers()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -189,20 +183,11 @@ class AlmaVGG(ImageClassifier):
         return _build_vgg("alma_vgg", images, cfg, [cfg.channels] * NUM_CONVOLUTIONS, num_members)
 
 
-class MixtureClassifier(ImageClassifier):
-    """Base class of the models with mixtures of experts; members with different gate trees cannot be stacked."""
-
-    stacks_members = False
-
-    @classmethod
-    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        layers = mixture_layers(network)
-        return GrownLayers(tuple(layer.gate.tree for layer in layers[: len(layers) // network.num_members]))
-
-
 @register_model("alma_moe_mlp", dataclass=AlmaMoEMLPConfig)
-class AlmaMoEMLP(MixtureClassifier):
+class AlmaMoEMLP(ImageClassifier):
     """Fully connected network with mixtures of experts as hidden layers."""
+
+    stacks_members = False  # mixtures with different gate trees cannot be stacked
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> MixtureMLP:
@@ -214,8 +199,10 @@ class AlmaMoEMLP(MixtureClassifier):
 
 
 @register_model("alma_moe_vgg", dataclass=AlmaMoEVGGConfig)
-class AlmaMoEVGG(MixtureClassifier):
+class AlmaMoEVGG(ImageClassifier):
     """VGG network with mixtures of experts as convolutions."""
+
+    stacks_members = False
 
     @classmethod
     def build_network(cls, cfg: Any, images: ImageKind, grown: GrownLayers, num_members: int) -> VGG:
@@ -254,11 +241,6 @@ class AlmaFireflyVGG(ImageClassifier):
                 f"{cfg.channels}; set --channels to the number of channels before any growth"
             )
         return GrownLayers(channels=channels)
-
-    @classmethod
-    def grown_layers(cls, network: ImageNetwork) -> GrownLayers:
-        assert isinstance(network, VGG)
-        return GrownLayers(channels=network.channels)
 
 
 def _build_vgg(

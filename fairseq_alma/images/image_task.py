@@ -121,7 +121,6 @@ class ImageTaskConfig(CommandConfig):
 AlmaImageClassificationConfig = fairseq_config(
     "AlmaImageClassificationConfig", ImageTaskConfig, [StageOptions, *FEATURES], "images"
 )
-"""Configuration of the task, with the options that select a stage and the options of training features."""
 
 
 @register_task("alma_image_classification", dataclass=AlmaImageClassificationConfig)
@@ -160,17 +159,15 @@ class AlmaImageClassificationTask(StageTask):
         stream, cfg = self.stream, self.cfg
         if split not in ("train", "valid", "test"):
             raise AlmaError(f"split {split!r}: unknown split; choose from train, valid, test")
-        if split == "test":
-            indices = stream.indices("test")
-        elif cfg.megabatch is not None:
+        megabatches = None
+        if cfg.megabatch is not None and split != "test":
             stage = stage_ending_with(cfg.megabatch, stream.stream.num_megabatches, cfg.wait, cfg.replay)
-            indices = stream.indices(split, stage.megabatches)
-        elif split == "valid":
-            indices = stream.indices("valid", range(stream.stream.num_megabatches))
-        else:
+            megabatches = stage.megabatches
+        elif split == "train":
             raise AlmaError(
                 "--megabatch: missing; give the index of the last mega-batch of the stage (numbered from 0)"
             )
+        indices = stream.indices(split, megabatches)
         self.datasets[split] = ImageDataset(stream, indices, self.source, cfg.seed, is_training=split == "train")
 
     def get_batch_iterator(self, dataset: Any, **given: Any) -> Any:
@@ -184,13 +181,9 @@ class AlmaImageClassificationTask(StageTask):
             AlmaError: the model is not an image model, or does not match the checkpoint.
         """
         with in_one_line():  # a decorator would hide the argument names, which fairseq inspects
-            option, arch = "--member-arch", cfg.get("member_arch")
-            possible = [ENSEMBLE_ARCH, *image_architectures()]
-            if arch is None:
-                option, arch = "--arch", cfg._name
-                possible.append(JOINT_MODEL)
-            if arch not in possible:
-                raise AlmaError(f"{option} {arch}: not an image model; choose from {', '.join(sorted(possible[1:]))}")
+            possible = sorted([JOINT_MODEL, *image_architectures()])
+            if cfg._name not in (ENSEMBLE_ARCH, *possible):
+                raise AlmaError(f"--arch {cfg._name}: not an image model; choose from {', '.join(possible)}")
             start = None if from_checkpoint else self.find_start(self.cfg)[0]
             if start is None:
                 return super().build_model(cfg, from_checkpoint)

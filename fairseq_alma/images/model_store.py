@@ -53,8 +53,7 @@ TRAINING_KEY = "alma_image_training"
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
 Metrics = dict[str, float]
-Examples = tuple[Tensor, Tensor]
-"""Pair (normalized images (B, C, H, W), int64 labels (B))."""
+Examples = tuple[Tensor, Tensor]  # normalized images (B, C, H, W), int64 labels (B)
 
 
 class ImageSettings:
@@ -95,11 +94,12 @@ class ImageSettings:
             raise AlmaError(f"--arch {options.arch}: not an image model; choose from {', '.join(possible)}")
         self.model_class: type[ImageClassifier] = MODEL_REGISTRY[ARCH_MODEL_NAME_REGISTRY[options.arch]]
         self._model_words = options.words(name for name in options.values if name in MODEL_OPTIONS)
-        words = [str(stream.stream.root), "--task", "alma_image_classification"]
-        words += ["--criterion", "alma_image_cross_entropy", *options.fairseq_words()]
+        names = ("--task", "alma_image_classification", "--criterion", "alma_image_cross_entropy")
         parser = fairseq_options.get_training_parser()
         parser.error = _refuse
-        self.cfg = configuration_of(fairseq_options.parse_args_and_arch(parser, words))
+        self.cfg = configuration_of(
+            fairseq_options.parse_args_and_arch(parser, [str(stream.stream.root), *names, *options.fairseq_words()])
+        )
         self.device = torch.device("cuda" if torch.cuda.is_available() and not self.cfg.common.cpu else "cpu")
         content = json.dumps(OmegaConf.to_container(self.cfg, resolve=True), default=str)  # str converts enumerations
         self._plain: dict[str, Any] = json.loads(content)
@@ -341,13 +341,6 @@ class ModelStore:
             usage = [[round(share, 4) for share in total.tolist()] for total in totals]
         return self.tally.result(labels), usage
 
-    def validate(self, plan: StagePlan, images: Tensor, labels: Tensor) -> Metrics:
-        """Return mean loss and error of the stage's predictors on the validation set of the stage."""
-        tally = Tally(plan.combine)
-        for network in self.networks_of(plan).values():
-            tally.add(predict(network, images)[0])
-        return tally.result(labels)
-
     def _tested(self, model: ModelId) -> Path:
         return predicting_checkpoint(self.folder, model, self.predicts_with)
 
@@ -416,10 +409,13 @@ def predict(network: ImageNetwork, images: Tensor) -> tuple[Tensor, list[list[Te
     return torch.cat(logits, dim=1), shares
 
 
-def measure(network: ImageNetwork, images: Tensor, labels: Tensor) -> Metrics:
-    """Return ``loss`` (mean, nats) and ``error`` (0 to 1) of a network with one member on labeled images."""
-    tally = Tally()
-    tally.add(predict(network, images)[0])
+def measure(
+    networks: Iterable[ImageNetwork], images: Tensor, labels: Tensor, combine: str = "probabilities"
+) -> Metrics:
+    """Return the joint ``loss`` (mean, nats) and ``error`` (0 to 1) of networks on labeled images; see `Tally`."""
+    tally = Tally(combine)
+    for network in networks:
+        tally.add(predict(network, images)[0])
     return tally.result(labels)
 
 

@@ -230,10 +230,7 @@ class MemberConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (B, N I, H, W), or inputs (B, I, H, W) that all members share, to outputs (B, N O, H, W)."""
-        num_members, _, in_channels = self.weight.shape[:3]
-        groups = x.size(1) // in_channels
-        assert groups in (1, num_members)
-        return F.conv2d(x, self.weight.flatten(0, 1), padding=1, groups=groups)
+        return F.conv2d(x, self.weight.flatten(0, 1), padding=1, groups=x.size(1) // self.weight.size(2))
 
 
 class MemberBatchNorm2d(nn.Module):

@@ -30,7 +30,7 @@ from fairseq_alma.growth.gate_tree import nested_gate_trees
 from fairseq_alma.images.firefly import grow_firefly
 from fairseq_alma.images.image_job import LoopOptions
 from fairseq_alma.images.image_models import GrownLayers
-from fairseq_alma.images.mixtures import grow_losing_experts
+from fairseq_alma.images.mixtures import grow_losing_experts, mixture_layers
 from fairseq_alma.images.model_store import (
     UNFINISHED,
     Examples,
@@ -49,7 +49,6 @@ from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.runs.study import SAVE_EVERY_SECONDS, RunRequest, seconds_of
 from fairseq_alma.training.feature import Features, Part
 from fairseq_alma.training.features import LRBranch
-from fairseq_alma.training.stage_task import keep_freed_memory
 
 INITIAL_WEIGHTS, ORDER, BOOTSTRAP, GROWTH = range(4)
 PADDING = 4
@@ -340,7 +339,6 @@ class StageTrainer:
     """
 
     def __init__(self, settings: ImageSettings, runs: Sequence[Run], request: RunRequest, features: Features) -> None:
-        keep_freed_memory()
         self.settings, self.request, self.features, self.branch = settings, request, features, features[LRBranch]
         self.stream, self.last_stage = settings.stream, len(runs[0].plans) - 1
         self.save_every = seconds_of(request.save_every) or SAVE_EVERY_SECONDS
@@ -393,7 +391,8 @@ class StageTrainer:
     def test(self, work: StageWork) -> Mapping[str, Any]:
         """Test the models that predict after a stage. Return the results for stage.json."""
         plan, store = work.plan, self.stores[work.folder.root]
-        valid = store.validate(plan, *self._examples(self.stream.indices("valid", plan.stage.megabatches)))
+        examples = self._examples(self.stream.indices("valid", plan.stage.megabatches))
+        valid = measure(store.networks_of(plan).values(), *examples, plan.combine)
         test, usage = store.test(plan, *self.test_examples)
         models = [store[model] for model in plan.predictors]
         figures: dict[str, Any] = {
@@ -462,17 +461,17 @@ class StageTrainer:
         self, plan: StagePlan, group: Sequence[tuple[ModelStore, Training]], rows: np.ndarray, valid: Examples
     ) -> tuple[ImageNetwork, GrownLayers, Mapping[str, Any]]:
         """Return (initial network of a stage, its layer sizes, record of the growth step, or {} without growth)."""
-        settings, first, model_class = self.settings, group[0][1], self.settings.model_class
+        settings, first = self.settings, group[0][1]
         if first.start is None:
             network, members = settings.build(len(group)), range(settings.num_joint)
             seeds = [member_seed(training.seed, member) for _, training in group for member in members]
             network.reset_parameters([seeded(seed, INITIAL_WEIGHTS) for seed in seeds])
-            return network.to(settings.device), model_class.grown_layers(network), {}
+            return network.to(settings.device), settings.read_grown({}), {}
         before = [store[training.start] for store, training in group if training.start is not None]
         network = build_network(settings, before)
         if (how := first.growth) is None:
             return network, before[0].grown, {}
-        growth: dict[str, Any] = {"before_growth": {"valid": measure(network, *valid)}}
+        growth: dict[str, Any] = {"before_growth": {"valid": measure([network], *valid)}}
         generator, flops = seeded(how.seed, plan.stage.index, GROWTH), 0
         if how.method == "firefly":
             assert isinstance(network, VGG)
@@ -480,13 +479,15 @@ class StageTrainer:
             batches = list(zip(*(each.split(sizes) for each in self._examples(rows)), strict=True))
             channels = settings.cfg.model.channels
             network, flops = grow_firefly(network, batches, channels, how.share, generator, how.share_of)
+            grown = GrownLayers(channels=network.channels)
         else:  # the growth of mixtures counts no training FLOPs, because it uses only validation images
             for _ in range(how.num_new):
                 grow_losing_experts(network, *valid, generator, how.method)
-        growth["after_growth"] = {"valid": measure(network, *valid)}
+            grown = GrownLayers(trees=tuple(layer.gate.tree for layer in mixture_layers(network)))
+        growth["after_growth"] = {"valid": measure([network], *valid)}
         if flops:
             growth["growth_flops"] = flops
-        return network, model_class.grown_layers(network), growth
+        return network, grown, growth
 
     def _part(self, num_images: int) -> Part:
         """Return a `Part` that ends a stage with ``num_images`` training images after its last epoch."""

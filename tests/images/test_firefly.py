@@ -16,7 +16,7 @@ from fairseq_alma.images.firefly import (
     tune_directions,
     vgg_size,
 )
-from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig
+from fairseq_alma.images.image_models import AlmaFireflyVGG, AlmaFireflyVGGConfig, GrownLayers
 from fairseq_alma.images.networks import NUM_CONVOLUTIONS, VGG, ImageKind, count_flops
 from tests.images.image_streams import make_images
 
@@ -223,7 +223,7 @@ def test_growth_depends_on_its_generator_and_does_not_change_the_network():
 
 def test_a_grown_network_is_built_again_from_its_options(network):
     wide = grown(network, share=1.0).eval()
-    options = AlmaFireflyVGG.grown_layers(wide).options()
+    options = GrownLayers(channels=wide.channels).options()
     config = AlmaFireflyVGGConfig(channels=CHANNELS, **options)
     again = AlmaFireflyVGG.build_members(config, ImageKind(SHAPE, 10), 1).eval()
     assert options != {"layer_channels": ",".join(["4"] * 16)}
