@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Callable, Literal, Mapping, Optional, Sequence, TypeVar, Union, get_args, get_origin
 
-from msgspec import Meta, Struct, defstruct
+from msgspec import Meta, defstruct
 
 KINDS = ("text", "images")  # kinds of data in a stream
 PLAN, TRAINING = "plan", "training"  # commands that accept options: alma-stream and fairseq-train
@@ -245,12 +245,11 @@ def flags_of(*declaring: type) -> tuple[str, ...]:
     return tuple(dict.fromkeys(option.flag for each in declaring for option in options_of(each).values()))
 
 
-def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()) -> Any:
+def struct_of(declaring: type, required: Sequence[str] = ()) -> Any:
     """Return the msgspec type of a JSON object with the options of a dataclass.
 
     Args:
         declaring: dataclass that declares the options.
-        base: base class of the type.
         required: names of the options that the JSON object must have.
     """
     fields: list[Any] = []
@@ -264,7 +263,7 @@ def struct_of(declaring: type, base: type = Struct, required: Sequence[str] = ()
             kind = Annotated[option.type, Meta(**bounds)]
         kind = Optional[kind] if option.default is None and name not in required else kind
         fields.append((name, kind) if name in required else (name, kind, option.default))
-    return defstruct(declaring.__name__, fields, bases=(base,), kw_only=True)
+    return defstruct(declaring.__name__, fields, kw_only=True)
 
 
 def utf8_word(text: str) -> str:

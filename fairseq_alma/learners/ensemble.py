@@ -15,8 +15,7 @@ from fairseq_alma.learners.learner import (
 )
 from fairseq_alma.options import integer, opt
 
-NUM_MEMBERS = {"text": 2, "images": 5}
-"""Kind of data -> default number of members (paper: Table 2 for text; v5, Appendix B.1 for images)."""
+NUM_MEMBERS = {"text": 2, "images": 5}  # default by kind of data (paper: Table 2; v5, Appendix B.1)
 MEMBERS_HELP = "number of members (default: 2 for text, 5 for images); for gens: new members in each stage (default: 1)"
 MEMBERS_RANGE = integer(1, MAX_MEMBERS)
 

@@ -14,8 +14,7 @@ from fairseq_alma.growth import EXPERT_METHODS, SELECTIONS
 from fairseq_alma.learners.learner import GrowingModel, Growth, Last, Stage, StagePlan, register_learner
 from fairseq_alma.options import integer, opt, real
 
-SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}
-"""Name of a size in the schedule of ``--learner grow`` -> option of fairseq-train that sets this size."""
+SIZES = {"layers": "--decoder-layers", "experts": "--num-experts"}  # size in a schedule -> option of fairseq-train
 METHOD_HELP = "how experts are added (default: copy for gmoe on text, else split)"
 
 
@@ -69,10 +68,10 @@ class ScheduledGrowth(GrowingModel):
         0.0, "standard deviation of Gaussian noise added to copied gate rows", range=real(0, 1_000_000), metavar="X"
     )
 
-    def __post_init__(self) -> None:
-        owned = {SIZES[name]: "give --grow-schedule before the --" for name in self.sizes}
-        owned["--gate-trees"] = "give --grow-method before the --"
-        object.__setattr__(self, "owned", owned)  # a size that is not in the schedule may be given after --
+    @property
+    def owned(self) -> Mapping[str, str]:  # type: ignore[override]  # a size outside the schedule may be given after --
+        sizes = dict.fromkeys((SIZES[name] for name in self.sizes), "give --grow-schedule before the --")
+        return {**sizes, "--gate-trees": "give --grow-method before the --"}
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
@@ -89,14 +88,13 @@ class ScheduledGrowth(GrowingModel):
             raise ValueError(
                 f"--grow-noise {self.grow_noise}: requires --grow-method copy; give this method or remove --grow-noise"
             )
-        if self.grow_method == "scratch":
-            if self.grow_select != "loss":
-                raise ValueError(
-                    f"--grow-select {self.grow_select}: --grow-method scratch selects no experts; remove --grow-select"
-                )
-            return
+        is_scratch = self.grow_method == "scratch"
+        if is_scratch and self.grow_select != "loss":
+            raise ValueError(
+                f"--grow-select {self.grow_select}: --grow-method scratch selects no experts; remove --grow-select"
+            )
         for stage, (before, now) in enumerate(itertools.pairwise(self.sizes.get("experts", ())), 1):
-            if now > 2 * before > 2:  # a dense layer can be copied any number of times
+            if now > 2 * before > 2 and not is_scratch:  # a dense layer can be copied any number of times
                 raise ValueError(
                     f"--grow-schedule {self.grow_schedule}: grows from {before} to {now} experts before stage {stage}, "
                     f"but a growth step at most doubles the number; give at most {2 * before}, or --grow-method scratch"

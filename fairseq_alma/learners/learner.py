@@ -96,10 +96,8 @@ def stage_ending_with(megabatch: int, num_megabatches: int, wait: int, replay: b
 
 
 MAX_SEED = 9_999_999
-MAX_MEMBERS = 200
-"""Maximum number of members that one stage trains."""
-MEMBER_SEED_STEP = 10_000_000
-"""Seed difference of consecutive members."""
+MAX_MEMBERS = 200  # maximum number of members that one stage trains
+MEMBER_SEED_STEP = 10_000_000  # seed difference of consecutive members
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -398,10 +396,9 @@ RELEASED_CODE = Preset(  # selects the epoch with the best validation accuracy; 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (PAPER, RELEASED_CODE)}
 
 
-_DEFAULTS = {
+_DEFAULTS = {  # the package's defaults, which `with_preset` omits
     **PAPER.training, **PAPER.vgg, **{name: value for each in PAPER.learners.values() for name, value in each.items()},
 }  # fmt: skip
-"""Values of the ``paper`` preset, which are the package's defaults; `with_preset` omits these values."""
 
 
 def canonical(value: Any) -> Any:
