@@ -22,13 +22,12 @@ from fairseq_alma.runs.curves import ArrivalCurves
 from fairseq_alma.runs.run_folder import MEMBER_CLOCK, STAGE_RECORD, RunFolder, read_clock
 from fairseq_alma.terminal import LOG_EVERY_SECONDS, TERMINAL_EVERY_SECONDS, format_duration, is_terminal, print_line
 
-OF_ALL_TRAININGS: Mapping[str, Callable[[Any], Any]] = {
+OF_ALL_TRAININGS: Mapping[str, Callable[[Any], Any]] = {  # key of stage.json -> value for all training runs
     "num_updates": max,
     "train_tokens": sum,
     "train_images": sum,
     "train_flops": sum,
 }
-"""Key of ``stage.json`` -> function that combines the values of the training runs of a stage."""
 
 
 def describe_stage(plan: StagePlan, num_stages: int) -> str:

@@ -37,21 +37,15 @@ from fairseq_alma.options import struct_of
 
 Megabatch = Annotated[int, Meta(ge=0, le=9_999)]
 RUN_RECORD, STAGE_RECORD = "run.json", "stage.json"
-RUN = "run"
-"""Name of the run folder in a folder of ``alma-update``."""
+RUN = "run"  # name of the run folder in a folder of ``alma-update``
 FORMAT_VERSION, VERSION_KEY = 2, "format_version"
-AVERAGE_FILE = "checkpoint_average.pt"
-"""File name of the checkpoint with averaged weights."""
-BEST_FILE = "checkpoint_best.pt"
-"""File name of fairseq-train's checkpoint with the lowest loss on ``valid``."""
-BRANCH = "branch"
-"""Name of the folder of a branch (copy of the model that is trained with a decaying learning rate)."""
+AVERAGE_FILE = "checkpoint_average.pt"  # averaged weights
+BEST_FILE = "checkpoint_best.pt"  # fairseq-train's checkpoint with the lowest loss on ``valid``
+BRANCH = "branch"  # folder of a branch (copy of the model that is trained with a decaying learning rate)
 ENSEMBLE_FILE = "ensemble.pt"
-PREDICTIONS_FILE = "ensemble-predictions.npz"
-"""Name of the file with the joint predictions of all ensemble members; see `text.losses`."""
+PREDICTIONS_FILE = "ensemble-predictions.npz"  # joint predictions of all ensemble members; see `text.losses`
 CLOCK, MEMBER_CLOCK = "clock.json", "clock-member-{}.json"
-TRAIN_LOG = "train-member-{}.log"
-"""Name of a member's training log on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its `BRANCH`."""
+TRAIN_LOG = "train-member-{}.log"  # on text; ``{}`` is the member's number, or ``NUMBER-branch`` for its `BRANCH`
 STAGE_REMEDY = "remove the file and repeat the training, which runs this stage again"
 
 

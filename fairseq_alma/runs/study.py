@@ -33,8 +33,7 @@ from fairseq_alma.training.features import BestCheckpoint, NewFirst
 
 TEXT = ("text",)
 PROCESSES = integer(1, 1024)
-SAVE_EVERY_UPDATES, SAVE_EVERY_SECONDS = 500, 20
-"""Default ``--save-every`` for text (updates) and images (seconds)."""
+SAVE_EVERY_UPDATES, SAVE_EVERY_SECONDS = 500, 20  # default ``--save-every`` for text, images
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -165,18 +164,15 @@ class ProcessOptions(Options):
     )
 
 
-NEW_FIRST = "new_first"
-"""Key of run.json that may change between stages; reports compare the value in the first stage."""
+NEW_FIRST = "new_first"  # key of run.json that may change between stages; reports compare the first stage's value
 BATCH_OPTIONS = ("--batch-size", "--max-tokens", "--update-freq")
 FREE_OPTIONS = (
     *(name for name, option in options_of(StudyOptions).items() if option.free),
     *("--log-interval", "--num-workers", "--checkpoint-activations", *BATCH_OPTIONS, *CURVE_OPTIONS, NEW_FIRST),
 )
 """Keys of run.json that a resumed run may change; they affect files, logs and batches, but not the sequence order."""
-ROUNDING_OPTIONS = ("jobs",)
-"""Keys of run.json that a resumed run may not change, because they affect rounding. Reports ignore these keys."""
-OPTION_OF = {"best_every": "--save-every"}
-"""Key of run.json -> flag of the option, for keys that differ from the name of the option."""
+ROUNDING_OPTIONS = ("jobs",)  # keys of run.json that a resumed run may not change (rounding); reports ignore them
+OPTION_OF = {"best_every": "--save-every"}  # key of run.json -> flag, if it is not the name of the key
 
 
 def describe_run(

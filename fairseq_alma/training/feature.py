@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 BATCHES = "batches"
 """Key in the state of training features. The value is a list of dictionaries, for the first batch size and for each
 change, with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
-ENDLESS = ("fixed", "inverse_sqrt")
-"""Learning-rate schedules that do not depend on the training length; ``fixed`` is constant after the warm-up."""
+ENDLESS = ("fixed", "inverse_sqrt")  # learning-rate schedules that do not depend on the training length
 
 
 @dataclass(frozen=True)
@@ -167,8 +166,7 @@ class Feature(Options):
         """Load the state of the feature from the merged state of all features; keys may be missing."""
 
 
-FEATURES: list[type[Feature]] = []
-"""All registered features, in the order in which their hooks are called."""
+FEATURES: list[type[Feature]] = []  # all registered features, in the order in which their hooks are called
 Kind = TypeVar("Kind", bound=type[Feature])
 Own = TypeVar("Own", bound=Feature)
 

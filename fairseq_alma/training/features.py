@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 RESUME, STAGE, BRANCH = "resume", "stage", "branch"
-GROWABLE = ("adam", "fused_adam", "muon")
-"""Names of the optimizers whose state can grow with a model."""
+GROWABLE = ("adam", "fused_adam", "muon")  # names of the optimizers whose state can grow with a model
 _FOR_TPUS = ("--bf16", "--memory-efficient-bf16", "--tpu")
 _INEXACT = ("--fp16", "--memory-efficient-fp16", "--amp")
 

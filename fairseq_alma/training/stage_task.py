@@ -54,13 +54,10 @@ from fairseq_alma.options import NONE, PLAN, TRAINING, Option, flag, options_of
 from fairseq_alma.training.feature import FEATURES, Features, Setting, import_from
 from fairseq_alma.training.features import STAGE
 
-DECLARED: dict[str, Option] = {}
-"""All registered options that have a range, by field name."""
+DECLARED: dict[str, Option] = {}  # all registered options that have a range, by field name
 Config = TypeVar("Config", bound=type)
-TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
-"""Environment variables set by ``torchrun``."""
-GATHERED_BYTES = 2**20
-"""Maximum size of a process's log outputs, in bytes; fairseq's ``--all-gather-list-size`` has a smaller default."""
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")  # variables set by ``torchrun``
+GATHERED_BYTES = 2**20  # maximum size of a process's log outputs; fairseq's ``--all-gather-list-size`` is smaller
 TASKS = ("alma_lm", "alma_image_classification")
 # fairseq-validate builds the task and the criterion that a checkpoint names. Only these names are allowed.
 _ALLOWED = {
