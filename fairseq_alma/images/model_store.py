@@ -48,8 +48,7 @@ from fairseq_alma.terminal import print_line
 from fairseq_alma.training.stage_task import configuration_of
 
 UNFINISHED = "training.pt"
-TRAINING_KEY = "alma_image_training"
-"""Key in ``extra_state`` of a checkpoint; the value contains the attributes of `TrainedModel`, except the weights."""
+TRAINING_KEY = "alma_image_training"  # in ``extra_state``: the attributes of `TrainedModel` except the weights
 _FACTS = {"grown": dict, "num_updates": int, "num_images": int, "growth": dict}
 _PREFIX = "network."
 Metrics = dict[str, float]

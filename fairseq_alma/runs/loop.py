@@ -384,10 +384,9 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
             for name, value in step.run(work).items():
                 combine = OF_ALL_TRAININGS.get(name)
                 record[name] = combine((record[name], value)) if combine is not None and name in record else value
-    for work, clock, record in zip(works, clocks, records, strict=True):
-        seconds = clock.seconds() / len(works) + work.folder.seconds_of_members(work.plan.stage.index)
-        record["wall_seconds"] = round(seconds, 1)
-    for run, work, record in zip(runs, works, records, strict=True):  # the wall time excludes all evaluations
+    seconds = [clock.seconds() / len(works) for clock in clocks]  # before all evaluations, which do not count
+    for run, work, record, own in zip(runs, works, records, seconds, strict=True):
+        record["wall_seconds"] = round(own + work.folder.seconds_of_members(record["stage"]), 1)
         work.folder.write_stage(record["stage"], {**record, **run.evaluate(work)})
 
 

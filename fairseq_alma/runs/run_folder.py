@@ -259,10 +259,8 @@ class RunFolder:
     def read_run(self, remedy: str = "give another --run folder, or remove this folder") -> Optional[dict[str, Any]]:
         """Return run.json (`RunRecord`), or None if the file is missing. Messages about damage end with ``remedy``."""
         path = self.root / RUN_RECORD
-        if not path.is_file():
-            return None
-        content = _read(path, remedy)
-        as_record(content, RunRecord, path, remedy)
+        if (content := _read(path, remedy)) is not None:
+            as_record(content, RunRecord, path, remedy)
         return content
 
     def has_begun(self) -> bool:
@@ -284,9 +282,8 @@ class RunFolder:
     def read_stage(self, stage: int) -> Optional[dict[str, Any]]:
         """Return the record of a stage (`StageRecord`), or None if the stage is not complete."""
         path = self.stage_folder(stage) / STAGE_RECORD
-        if not path.is_file():
+        if (content := _read(path, STAGE_REMEDY)) is None:
             return None
-        content = _read(path, STAGE_REMEDY)
         is_of_images = "train_images" in content or "test_flops_per_image" in content
         kind: type[StageRecord] = ImageStage if is_of_images else TextStage
         found = as_record(content, kind, path, STAGE_REMEDY).stage
@@ -394,7 +391,9 @@ def stage_predictor(folder: RunFolder, record: Mapping[str, Any]) -> Path:
     return found
 
 
-def _read(path: Path, remedy: str) -> dict[str, Any]:
+def _read(path: Path, remedy: str) -> Optional[dict[str, Any]]:
+    if not path.is_file():
+        return None
     content = read_json_object(path, remedy)
     version = content.pop(VERSION_KEY, FORMAT_VERSION)
     require_version(version, FORMAT_VERSION, path, "give another --run, or install the version that wrote the file")
