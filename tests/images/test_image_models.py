@@ -152,10 +152,9 @@ def test_grown_layers_or_their_options_build_the_grown_network_again():
     for number, layer in enumerate(mixture_layers(network)):
         layer.grow(number, seeded(number))
     grown = grown_layers(network)
-    options = grown.options()
-    assert options == {"num_experts": 3, "gate_trees": "[[[0,2],1],[0,[1,2]]]"}
+    assert grown.options() == {"num_experts": 3, "gate_trees": "[[[0,2],1],[0,[1,2]]]"}
     assert grown.trees == (GateTree.from_nested([[0, 2], 1]), GateTree.from_nested([0, [1, 2]]))
-    written = models.AlmaMoEMLPConfig(width=7, **options)
+    written = models.AlmaMoEMLPConfig(width=7, **grown.options())
     assert models.AlmaMoEMLP.read_grown(written) == grown
     images = torch.randn(5, *SHAPE)
     for config, given in ((written, None), (models.AlmaMoEMLPConfig(width=7, num_experts=2), grown)):
