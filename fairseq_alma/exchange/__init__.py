@@ -25,5 +25,7 @@ def refuse_model(where: str, arch: str, has_gate_trees: bool = False, eval_capac
         ),
     ):
         if is_unfit:
-            how = "evaluate the checkpoint with recipes/lm_eval/evaluate.py (text only)"
-            raise AlmaError(f"{where}: transformers {fault}, or {how}")
+            raise AlmaError(
+                f"{where}: transformers {fault}, or evaluate the checkpoint with recipes/lm_eval/evaluate.py "
+                "(text only)"
+            )

@@ -5,23 +5,23 @@ stacked experts into separate tensors. The output of the embedding norm depends 
 the norm to the rows of the embedding matrix.
 """
 
+import contextlib
 import errno
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint, refuse_other_shapes
-from fairseq_alma.data.stream import Stream
+from fairseq_alma.data.stream import Split, Stream
 from fairseq_alma.data.tokens import EOS, NUM_FAIRSEQ_SYMBOLS, StreamTokenizer, TokenFile
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, printable
 from fairseq_alma.exchange import refuse_model
-from fairseq_alma.exchange.model_card import model_card
 from fairseq_alma.exchange.tokenizer_files import (
     CONFIG,
     EXPORTABLE,
@@ -34,13 +34,41 @@ from fairseq_alma.exchange.tokenizer_files import (
 from fairseq_alma.files import publish, work_folder
 from fairseq_alma.growth.gate_tree import has_experts
 from fairseq_alma.runs.lookup import stream_of
-from fairseq_alma.text.stage_checkpoints import describe_model
+from fairseq_alma.runs.run_folder import STAGE_RECORD, RunFolder, stage_predictor
+from fairseq_alma.text.stage_checkpoints import ModelFacts, describe_model
+from fairseq_alma.text.train_options import UPDATE_COUNTS
 from fairseq_alma.text.transformer_lm import build_from_config
 
 WEIGHTS = "model.safetensors"
 CHECKED_TOKENS = 200_000  # number of tokens of the test set that the exported tokenizer must reproduce
 _REMEDY = "give an unaltered checkpoint"
 _STACK = re.compile(r"(.*\.mlp\.experts\.)(\w+_proj)")
+MOST_INPUTS = 12  # maximum number of input file names on a card
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- fairseq_alma
+---
+
+# A language model trained with fairseq_alma
+
+{table}
+
+## Use
+
+```python
+from transformers import pipeline
+
+print(pipeline("text-generation", model=FOLDER)("The")[0]["generated_text"])
+```
+
+The architecture is {architecture} of transformers 5 or newer; fairseq_alma is not needed. The tokenizer puts
+{beginning}. The maximum sequence length is {context:,} tokens.
+
+Licence: {licence}
+"""
 
 
 def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) -> str:
@@ -72,17 +100,17 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
                 f"{tokenizer.vocab_size + NUM_FAIRSEQ_SYMBOLS:,} in {stream.root}; give the training stream as --stream"
             )
         context = min(filter(None, (options.tokens_per_sample, options.max_target_positions)))
-        vocabulary = vocabulary_of(tokenizer, context, options.symbol_ids)
+        replaced = json.loads(options.symbol_ids) if options.symbol_ids else None
+        vocabulary = vocabulary_of(tokenizer, context, replaced)
         context = max(context, vocabulary.context)
         settings = folder_config(options, weights, vocabulary, context)
-        replaced = json.loads(options.symbol_ids) if options.symbol_ids else range(NUM_FAIRSEQ_SYMBOLS)
-        beginning = beginning_of(vocabulary.files[TOKENIZER], replaced[EOS])
+        beginning = beginning_of(vocabulary.files[TOKENIZER], replaced[EOS] if replaced else EOS)
         tensors = dict(folder_weights(weights, options, settings["tie_word_embeddings"], vocabulary.rows))
-        num_params = sum(tensor.numel() for tensor in tensors.values())  # without fairseq's symbols
-        facts = replace(describe_model(config, weights, path), num_params=num_params)
+        # The number of parameters in the folder is without fairseq's symbols.
+        facts = replace(describe_model(config, weights, path), num_params=sum(map(Tensor.numel, tensors.values())))
     except (AttributeError, KeyError, TypeError) as error:
         raise AlmaError(f"{path}: the configuration is incomplete ({error}); {_REMEDY}") from error
-    if not options.symbol_ids:
+    if replaced is None:
         text = misread_text(json.loads(vocabulary.files[TOKENIZER]), tokenizer, _test_texts(stream, tokenizer))
         if text is not None:
             raise AlmaError(
@@ -91,17 +119,20 @@ def export_model(path: Path, out: Path, stream_folder: Optional[Path] = None) ->
     architecture = settings["architectures"][0]
     with work_folder(out, "alma-export") as folder:
         write_tensors(tensors, folder / WEIGHTS)
-        texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **vocabulary.files}
-        texts["README.md"] = model_card(
-            path, stream, facts, architecture, context, beginning, is_imported=bool(options.symbol_ids)
-        )
+        texts = {
+            **vocabulary.files,
+            CONFIG: json.dumps(settings, indent=2) + "\n",
+            "README.md": model_card(path, stream, facts, architecture, context, beginning, replaced is not None),
+        }
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         size = (folder / WEIGHTS).stat().st_size
         publish(folder, out)
     experts = f"{facts.num_experts} experts, " if facts.num_experts > 1 else ""
-    sizes = f"{num_params:,} parameters, {experts}{settings['vocab_size']:,} tokens, {size / 1e6:,.1f} MB"
-    return f"{out}: {architecture}, {sizes}"
+    return (
+        f"{out}: {architecture}, {facts.num_params:,} parameters, {experts}{settings['vocab_size']:,} tokens, "
+        f"{size / 1e6:,.1f} MB"
+    )
 
 
 def _test_texts(stream: Stream, tokenizer: StreamTokenizer) -> Iterator[str]:
@@ -125,8 +156,8 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     except SafetensorError as error:  # The message contains the system error as text.
-        full = "No space left" in str(error) or "os error 28" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+        number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else errno.EIO
+        raise OSError(number, str(error), str(path)) from error
     path.chmod(mode)
 
 
@@ -195,3 +226,73 @@ def folder_weights(
             if own == "embed_tokens.weight" and not options.no_embedding_norm:
                 tensor = F.rms_norm(tensor.float(), tensor.shape[-1:], eps=options.norm_eps).to(tensor.dtype)
             yield f"model.{own}", tensor
+
+
+def model_card(
+    path: Path, stream: Stream, facts: ModelFacts, architecture: str, context: int, beginning: str, is_imported: bool
+) -> str:
+    """Return the model card in Markdown. Training and test results come from the run that contains the checkpoint.
+
+    Args:
+        path: exported checkpoint.
+        stream: stream that the model was trained on.
+        facts: sizes of the model in the folder.
+        architecture: name of the model class in transformers.
+        context: maximum sequence length in tokens, at least the sequence length in training.
+        beginning: tokens before a text; see `beginning_of`.
+        is_imported: whether training began with an imported model.
+    """
+    inputs = dict.fromkeys(source["name"] for entry in stream.history for source in entry.get("inputs", ()))
+    names = [f"`{printable(name).replace('|', '/').replace('`', '')}`" for name in inputs]
+    names[MOST_INPUTS:] = [f"{len(names) - MOST_INPUTS} more"] if names[MOST_INPUTS:] else []
+    rows = {
+        "parameters": f"{facts.num_params:,}",
+        **({"experts per Switch layer": str(facts.num_experts)} if facts.num_experts > 1 else {}),
+        "stream": f"{stream.num_megabatches} mega-batches, fingerprint `{stream.fingerprint[:16]}`",
+        "text": f"{_amount([*map(stream.megabatch, range(stream.num_megabatches))])}; {', '.join(names)}",
+        "test set": f"{_amount([stream.split('test')])}, held out",
+        **_record_rows(path, stream),
+    }
+    table = "\n".join(["| property | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    licence = (
+        "this model began as an imported model, and the licence of that model applies."
+        if is_imported
+        else "not specified; add the licence before publishing the model."
+    )
+    return _CARD.format(table=table, architecture=architecture, context=context, beginning=beginning, licence=licence)
+
+
+def _amount(splits: Sequence[Split]) -> str:
+    documents, size = (sum(getattr(split, name) for split in splits) for name in ("num_documents", "num_bytes"))
+    return f"{documents:,} documents, {size / 1e6:,.2f} MB"
+
+
+def _record_rows(path: Path, stream: Stream) -> dict[str, str]:
+    """Return the table rows on training and test (property -> value). Without test results, the last row says why."""
+    # The folder of a stage has a subfolder for a branch (model copy, trained with a decaying learning rate).
+    root = next((each for each in path.resolve().parents[:3] if (each / STAGE_RECORD).is_file()), None)
+    run = None if root is None else RunFolder(root.parent).read_run()
+    if root is None or run is None:
+        return {"test": "no results; the checkpoint does not belong to a run of alma-stream"}
+    folder = RunFolder(root.parent)
+    number = next(each for each in folder.stages() if folder.stage_folder(each).name == root.name)
+    # With random initial weights, the stages before trained other models.
+    is_new = run["options"].get("init") == "scratch"
+    stages = [each for each in map(folder.read_stage, range(number * is_new, number + 1)) if each is not None]
+    updates, tokens = (sum(each[name] for each in stages) for name in ("num_updates", "train_tokens"))
+    stage = stages[-1]
+    seen = len(stage["megabatches"]) if is_new and not run["options"]["replay"] else max(stage["megabatches"]) + 1
+    # The numbers of updates are those of the first stage.
+    options = [f"{name} {value}".strip() for name, value in run["train_options"].items() if name not in UPDATE_COUNTS]
+    rows = {
+        "learner": f"{run['learner']}, waiting time {run['options']['wait']}, seed {run['seed']}",
+        "training": f"{updates:,} updates on {tokens // (run['options'].get('num_members') or 1):,} tokens",
+        "options": f"`{' '.join(options)}`",
+        "mega-batches seen": f"{seen} of {stream.num_megabatches} (stage {number})",
+    }
+    with contextlib.suppress(AlmaError):  # The tested checkpoint may not exist anymore.
+        if path.samefile(stage_predictor(folder, stage)):
+            rows["test perplexity"] = f"{stage['test']['ppl']:.2f} per token, with the sequence length of training"
+            bits = stage["test"].get("bits_per_byte")
+            return rows if bits is None else {**rows, "test bits per byte": f"{bits:.4f}"}
+    return {**rows, "test": "no results; another checkpoint of the stage was tested"}

@@ -38,7 +38,6 @@ from fairseq_alma.training.stage_task import configuration_of
 
 EMBEDDINGS, OUTPUTS = "model.embed_tokens.weight", "lm_head.weight"
 _REMEDY = "give an unaltered folder of a qwen3 or qwen3_moe model"
-_SAVED = "give a folder written by save_pretrained of transformers"
 _EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(\w+_proj)\.weight")
 
 
@@ -85,11 +84,16 @@ def import_folder(folder: Path, stream: Optional[Stream] = None) -> Checkpoint:
         weights = dict(_renamed(_read_weights(folder), end, config.tie_word_embeddings))
     except (IndexError, KeyError, RuntimeError) as error:  # Tensors are missing or have inconsistent shapes.
         raise AlmaError(f"{folder}: the weights do not match {CONFIG} ({error}); {_REMEDY}") from error
-    model = build_from_config(options, config.vocab_size + NUM_FAIRSEQ_SYMBOLS)
-    refuse_other_shapes(weights, model, str(folder), _REMEDY)
-    lengths = {name: options[name] for name in ("tokens_per_sample", "max_target_positions")}
-    data = None if stream is None else str(stream.root)
-    args = Namespace(task="alma_lm", criterion="alma_switch_cross_entropy", data=data, **lengths)
+    refuse_other_shapes(
+        weights, build_from_config(options, config.vocab_size + NUM_FAIRSEQ_SYMBOLS), str(folder), _REMEDY
+    )
+    args = Namespace(
+        task="alma_lm",
+        criterion="alma_switch_cross_entropy",
+        data=None if stream is None else str(stream.root),
+        tokens_per_sample=options["tokens_per_sample"],
+        max_target_positions=options["max_target_positions"],
+    )
     groups: Any = OmegaConf.to_container(configuration_of(args))
     return untrained_checkpoint({**groups, "model": options}, weights, {DICTIONARY_KEY: dictionary})
 
@@ -112,6 +116,7 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
     kv_heads = config.num_key_value_heads or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     ffn = config.moe_intermediate_size if is_moe and all(mixtures) else config.intermediate_size
+    of_experts = {"num_experts_per_tok": 1, "norm_topk_prob": False, "moe_intermediate_size": ffn} if is_moe else {}
     required: dict[str, tuple[Any, Any]] = {
         "hidden_act": (config.hidden_act, "silu"),
         "attention_bias": (config.attention_bias, False),
@@ -121,13 +126,8 @@ def model_options(config: Any, path: Path) -> dict[str, Any]:
         "head_dim modulo 2": (head_dim % 2, 0),
         "num_hidden_layers": (len(layers), max(1, len(layers))),
         "layer_types": (sorted({*(getattr(config, "layer_types", None) or ["full_attention"])}), ["full_attention"]),
+        **{name: (getattr(config, name), value) for name, value in of_experts.items()},
     }
-    if is_moe:
-        required |= {
-            "num_experts_per_tok": (config.num_experts_per_tok, 1),
-            "norm_topk_prob": (config.norm_topk_prob, False),
-            "moe_intermediate_size": (config.moe_intermediate_size, ffn),
-        }
     if type(rope["rope_theta"]) not in (int, float):
         raise AlmaError(f"{path}: expected a number for rope_theta, found {rope['rope_theta']!r:.60}; correct the file")
     for name, (found, value) in required.items():
@@ -197,7 +197,9 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         for file in [folder / name for name in names]:
             tensors |= load_file(file)
     except Exception as error:  # SafetensorError or OSError; errors of several types if the index is damaged
-        raise AlmaError(f"{file}: missing or damaged ({error}); {_SAVED}") from error
+        raise AlmaError(
+            f"{file}: missing or damaged ({error}); give a folder written by save_pretrained of transformers"
+        ) from error
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATS:
             raise AlmaError(

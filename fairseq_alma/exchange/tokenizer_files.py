@@ -8,7 +8,7 @@ encodes the name as plain text, as ``alma-prep-text`` does.
 """
 
 import json
-from typing import Any, Iterable, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from tokenizers import Tokenizer
 
@@ -35,19 +35,19 @@ class Vocabulary(NamedTuple):
     context: int = 0
 
 
-def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional[str]) -> Vocabulary:
+def vocabulary_of(tokenizer: StreamTokenizer, context: int, replaced: Optional[Sequence[Optional[int]]]) -> Vocabulary:
     """Return the vocabulary of an exported folder.
 
     Args:
         tokenizer: tokenizer of the stream.
         context: maximum sequence length of the model, in tokens.
-        symbol_ids: for an imported model, JSON list with the id of the token that each fairseq symbol replaces, or null
-            (see `data.tokens.absent_ids`); None or empty for other models.
+        replaced: for an imported model, id of the token that each fairseq symbol replaces, or None (see
+            `data.tokens.absent_ids`); None for other models.
 
     Raises:
         AlmaError: the tokenizer cannot be exported.
     """
-    if not symbol_ids:
+    if replaced is None:
         ids = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": 1}
         generation = {**ids, "suppress_tokens": [0, 1, 3]}  # These symbols do not occur in training data.
         files = tokenizer_files(tokenizer, context)
@@ -60,12 +60,15 @@ def vocabulary_of(tokenizer: StreamTokenizer, context: int, symbol_ids: Optional
         )
     config = json.loads(path.read_text(encoding="utf-8"))
     rows = list(range(NUM_FAIRSEQ_SYMBOLS, NUM_FAIRSEQ_SYMBOLS + tokenizer.vocab_size))
-    for symbol, token in enumerate(json.loads(symbol_ids)):
+    for symbol, token in enumerate(replaced):
         if token is not None:
             rows[token] = symbol
-    kept = [tokenizer.file, *(each for each in tokenizer.companions if each.name != CONFIG)]
     return Vocabulary(
-        files={each.name: each.read_text(encoding="utf-8") for each in kept},
+        files={
+            each.name: each.read_text(encoding="utf-8")
+            for each in (tokenizer.file, *tokenizer.companions)
+            if each.name != CONFIG
+        },
         special_ids={name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
         rows=rows,
         context=config.get("max_position_embeddings", 0),
