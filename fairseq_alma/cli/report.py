@@ -33,19 +33,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = ReportOptions.read(parser.parse_intermixed_args(argv))  # RUN --mix RUN
     if arguments.out is not None:
         refuse_no_folder(arguments.out, "--out")
-    from fairseq_alma.report.read_run import load_run  # This import loads pandas, which --help does not need.
+    # These imports load pandas, which --help does not need.
+    from fairseq_alma.report.read_run import RecordedRun, load_run
     from fairseq_alma.report.write_report import Report, require_comparable
 
     errors: list[AlmaError] = []
-    runs = []
+    runs: list[RecordedRun] = []
     for path in {path.resolve(): path for path in arguments.runs}.values():  # drops repeated runs
         try:
-            runs.append(load_run(path, errors.append))
+            run = load_run(path, errors.append)
+            require_comparable(run, runs[0] if runs else run, arguments.mix)
+            runs.append(run)
         except AlmaError as fault:
             errors.append(fault)
-    if runs:
-        runs, others = require_comparable(runs, arguments.mix)
-        errors += others
     for error in errors:
         print_line(str(error), sys.stderr)
     if not runs:

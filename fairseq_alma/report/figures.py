@@ -59,9 +59,11 @@ def draw_all(groups: Sequence[Experiment]) -> list[Drawing]:
         drawings = [*filter(None, (draw(groups) for draw in (draw_curve, draw_trade_off, draw_growth)))]
         for figure in (drawing.figure for drawing in drawings):
             # One legend next to the panels lists each experiment once.
-            pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-            # Long labels, not wrapped, would leave no space for the panels.
-            handles = {fill(label, LABEL_WIDTH, break_on_hyphens=False): handle for handle, label in pairs}
+            handles = {
+                fill(label, LABEL_WIDTH, break_on_hyphens=False): handle  # A long line leaves no space for the panels.
+                for axes in figure.axes
+                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+            }
             figure.set_figheight(max(LEAST_HEIGHT, 0.165 * sum(label.count("\n") + 1 for label in handles)))
             figure.legend(list(handles.values()), list(handles), loc="outside right upper")
     return drawings
@@ -93,6 +95,7 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if not begun:
         return None
     is_text = begun[0].first.is_text
+    metric = "perplexity" if is_text else "error"
     courses = [(each.course.curve, int(each.course.done.idxmax())) for each in begun]  # (curve, first update)
     trained = [value for curve, first in courses for value in curve[first:] if math.isfinite(value)]
     untrained = max((value for curve, first in courses for value in curve[:first]), default=0.0)
@@ -105,15 +108,13 @@ def draw_curve(groups: Sequence[Experiment]) -> Optional[Drawing]:
         members = [each for each in begun if each.first.size == size]
         for each, style in zip(members, line_styles(members), strict=True):
             _draw_staircase(axes, each, style)
-        axes.set_xlabel("arrival (mega-batch)")
+        axes.set(xlabel="arrival (mega-batch)", title=size if len(sizes) > 1 else "")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.set_title(size if len(sizes) > 1 else "")
     if hides_untrained:
         panels[0].set_ylim(0.95 * min(trained), 1.08 * max(trained))
     if is_text or 0 < min(trained, default=1) * 8 < max(trained, default=1):
         _logarithmic(panels[0].yaxis, "{:,.6g}".format)  # The panels share the axis.
-    panels[0].set_ylabel("test perplexity" if is_text else "test error (%)")
-    metric = "perplexity" if is_text else "error"
+    panels[0].set_ylabel(f"test {metric}{'' if is_text else ' (%)'}")
     caption = f"Test {metric} of the current model at each arrival. Bands show one standard deviation over seeds."
     if hides_untrained:
         caption += f" The {metric} of the untrained model ({untrained:,.4g}) is not shown."
@@ -146,32 +147,23 @@ def draw_trade_off(groups: Sequence[Experiment]) -> Optional[Drawing]:
     if not complete:
         return None
     is_text = complete[0].first.is_text
-    columns: dict[str, Callable[[Experiment], list[float]]] = {
-        "training FLOPs": lambda each: list(each.course.tflops * 1e12),
-        "parameters": lambda each: list(each.course.params),
-    }
-    if not is_text:
-        columns = {
-            "training FLOPs": lambda each: list(each.course.tflops * 1e12)[-1:],
-            "Mem (parameters, summed over arrivals)": lambda each: [each.first.memory],
-        }
     figure = Figure(figsize=(8.2, LEAST_HEIGHT), layout="constrained")
-    panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
-    for axes, (title, cost) in zip(panels, columns.items(), strict=True):
-        for each, style in zip(complete, line_styles(complete), strict=True):
-            found = each.spread(lambda run: run.over_stream)
-            assert found is not None
-            xs, ys = cost(each), [found.mean]
-            if is_text:
-                first = each.first.done.index[0]
-                xs, ys = xs[first:], list(each.course.average)[first:]
+    flops, sizes = figure.subplots(1, 2, sharey=True)
+    for each, style in zip(complete, line_styles(complete), strict=True):
+        found = each.spread(lambda run: run.over_stream)
+        assert found is not None
+        course = each.course.iloc[each.first.done.index[0] if is_text else -1 :]
+        ys = course.average if is_text else [found.mean]
+        error = None if math.isnan(found.deviation) else [found.deviation]
+        for axes, xs in ((flops, course.tflops * 1e12), (sizes, course.params if is_text else [each.first.memory])):
             axes.plot(xs, ys, linewidth=0.9, label=each.name, markersize=3, **style)
-            error = None if math.isnan(found.deviation) else [found.deviation]
             axes.errorbar(xs[-1:], ys[-1:], error, markersize=6, capsize=2, **style)
-        axes.set_xlabel(title)
+    size = "parameters" if is_text else "Mem (parameters, summed over arrivals)"
+    for axes, cost in ((flops, "training FLOPs"), (sizes, size)):
+        axes.set_xlabel(cost)
         _logarithmic(axes.xaxis, show_count)
         _logarithmic(axes.yaxis, "{:,.6g}".format)
-    panels[0].set_ylabel("average test perplexity" if is_text else "CER (percentage points)")
+    flops.set_ylabel("average test perplexity" if is_text else "CER (percentage points)")
     caption = "Lower and farther left is better. " + (
         "Each line goes from the first update of a learner to the last arrival (large marker)."
         if is_text

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import statistics
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +53,7 @@ class RecordedRun:
         record: content of run.json.
         stream: value of ``stream`` in run.json.
         options: value of ``options`` in run.json.
+        recipe: value of ``recipe`` in run.json; without this entry, a recipe that chooses no options.
         arrivals: one row for each arrival (index 0 to B-1), with these columns:
 
             - ``planned``: whether an update is planned for the arrival.
@@ -81,6 +81,7 @@ class RecordedRun:
         self.path, self.record, self.arrivals = path, record, arrivals
         self.stream: Mapping[str, Any] = record["stream"]
         self.options: Mapping[str, Any] = record["options"]
+        self.recipe: Mapping[str, Any] = record.get("recipe") or {"chosen": {}, "features": {}}
         self.seeds = record["seed"], self.stream.get("seed")
         self.is_text = self.stream["kind"] == "text"
         self.done = arrivals[arrivals.done]
@@ -92,11 +93,6 @@ class RecordedRun:
         self.over_stream = float(over_stream) if self.is_complete and not self.options.get("iid") else math.nan
         # Arrivals before the first update count the parameters of the model after this update.
         self.memory = float(arrivals.params.bfill().sum()) if self.is_complete else math.nan
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the entry ``recipe`` of run.json; without this entry, a recipe that chooses no options."""
-        return self.record.get("recipe") or {"preferences": {}, "chosen": {}, "features": {}}
 
     @property
     def learner(self) -> str:
@@ -156,11 +152,13 @@ class RecordedRun:
         ignored = {*FREE_OPTIONS, *ROUNDING_OPTIONS, "--num-workers", "--cpu"} - {*BATCH_OPTIONS, NEW_FIRST}
         options = {name: value for name, value in self.options.items() if value not in (None, False)}
         preset = (self.record.get("preset") or {}).get("name", "")
-        found = {"--preset": preset} if preset not in ("", "paper") else {}
-        found |= {OPTION_OF.get(name, flag(name)): value for name, value in options.items() if name not in ignored}
-        found |= {name: value for name, value in self.record["train_options"].items() if name not in ignored}
-        found |= {"--augment": True} if self.stream.get("augment") else {}
-        found |= {"--passes": self.recipe["passes"]} if "--max-update" in self.recipe["chosen"] else {}
+        found = {
+            **({"--preset": preset} if preset not in ("", "paper") else {}),
+            **{OPTION_OF.get(name, flag(name)): value for name, value in options.items() if name not in ignored},
+            **{name: value for name, value in self.record["train_options"].items() if name not in ignored},
+            **({"--augment": True} if self.stream.get("augment") else {}),
+            **({"--passes": self.recipe["passes"]} if "--max-update" in self.recipe["chosen"] else {}),
+        }
         size, frequency = str(found.get("--batch-size", "")), str(found.get("--update-freq", 1))
         if size.isdecimal() and frequency.isdecimal():  # compare the sequences of an update, not those of a batch
             found["--batch-size"] = int(size) * int(frequency)
@@ -212,19 +210,22 @@ def load_run(path: Path, on_fault: Optional[Callable[[AlmaError], None]] = None)
 
 def _arrivals(record: Mapping[str, Any], stages: list[dict[str, Any]]) -> DataFrame:
     stream, kind = record["stream"], record["stream"]["kind"]
-    result, rows = RESULT[kind], {}
-    for stage in stages:
-        rows[max(stage["megabatches"])] = row = {name: stage[name] for name in ("stage", *COUNTS)}
-        row |= {
+    result = RESULT[kind]
+    rows = {
+        max(stage["megabatches"]): {
+            **{name: stage[name] for name in ("stage", *COUNTS)},
             "value": stage["test"][result],
             "loss": stage["test"]["loss"],
             "bits_per_byte": stage["test"].get("bits_per_byte"),
             "valid": stage["valid"][result],
+            "before_growth": stage["before_growth"]["valid"][result] if stage.get("before_growth") else None,
+            "after_growth": stage["after_growth"]["valid"][result] if stage.get("after_growth") else None,
             "test_flops": stage[TEST_FLOPS[kind]],
             "evaluation": (stage.get("evaluation") or {}).get("figures"),
             "holdouts": stage.get("holdouts") or None,
         }
-        row |= {name: stage[name]["valid"][result] for name in ("before_growth", "after_growth") if stage.get(name)}
+        for stage in stages
+    }
     num_arrivals = max(stream["num_megabatches"], *(arrival + 1 for arrival in rows), 1)
     planned = {stage.arrivals[-1] for stage in planned_stages(record, num_arrivals)}
     frame = DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).astype(
@@ -338,27 +339,25 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     If several runs have the same options and seeds, keep only the run with the largest number of complete stages.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
-    lengths: dict[Any, list[float]] = defaultdict(list)
-    sizes: dict[str, list[float]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: -len(run.done)):
         stream = run.stream_key, run.stream["valid"], len(run.arrivals)
         key = json.dumps([run.record["learner"], run.settings, *stream], sort_keys=True)
         groups.setdefault(key, {}).setdefault(run.seeds, run)
-        lengths[run.size, run.length[0]].append(run.length[1])
-        sizes[run.size].append(float(run.done.num_params.min()) if len(run.done) else 0.0)
 
     def order(each: Experiment) -> tuple[Any, ...]:
         run = each.first
+        smallest = min(min(other.done.num_params, default=0.0) for other in runs if other.size == run.size)
         rank = [*LEARNER_COLOURS, run.record["learner"]].index(run.record["learner"])
-        most = tuple(run.done[["num_members", "num_experts"]].max()) if len(run.done) else (0, 0)
+        most = (max(run.done[name], default=0) for name in ("num_members", "num_experts"))
         options = run.options["replay"], run.options.get("iid") or 0, run.options["wait"]
-        return min(sizes[run.size]), run.size, rank, *options, each.times, *most
+        return smallest, run.size, rank, *options, each.times, *most
 
     found = []
     for group in groups.values():
-        first, *others = group.values()
-        unit, length = first.length
-        found.append(Experiment([first, *others], length / min(lengths[first.size, unit])))
+        members = [*group.values()]
+        size, (unit, length) = members[0].size, members[0].length
+        shortest = min(run.length[1] for run in runs if (run.size, run.length[0]) == (size, unit))
+        found.append(Experiment(members, length / shortest))
     found.sort(key=order)
     _name(found)
     return found
@@ -378,8 +377,11 @@ def iid_pairs(groups: Sequence[Experiment]) -> list[tuple[Experiment, Experiment
         return run.record["learner"], *settings
 
     eager = {key(e): e for e in groups if not e.first.options.get("iid") and e.first.options["wait"] == 1}
-    controls = [each for each in groups if each.first.options.get("iid") and key(each) in eager]
-    return [(each, eager[key(each)], each.first.options["iid"]) for each in controls]
+    return [
+        (each, eager[key(each)], each.first.options["iid"])
+        for each in groups
+        if each.first.options.get("iid") and key(each) in eager
+    ]
 
 
 def _name(groups: Sequence[Experiment]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Callable, Collection, Iterator, Optional, Sequence, Union
+from typing import Any, Callable, Collection, Iterator, Mapping, Optional, Sequence, Union
 
 import jinja2
 from pandas import DataFrame
@@ -27,18 +27,17 @@ PAGE, FIGURES, TITLE = "index.html", "figures", "<title>Anytime learning: "
 TABLES = ("perplexity", "error", "cost", "growth", "iid", "holdouts", "evaluation", "runs")
 TEXTS = {"md": "markdown", "csv": "csv", "tex": "latex"}
 DRAWINGS = ("curve", "trade-off", "growth")
-SAMPLE = "sample.txt"
-"""Name of an optional file in a run folder: text that the newest model generated."""
+SAMPLE = "sample.txt"  # optional file in a run folder: text that the newest model generated
 NOT_YET = "–"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: text, number, and standard deviation over seeds. A name or a missing value has no number."""
+    """A table cell: text, number, and standard deviation over seeds. The number of a name or a missing value is NaN."""
 
     text: str
-    number: Optional[float] = None
-    deviation: Optional[float] = None
+    number: float = math.nan
+    deviation: float = math.nan
 
 
 Row = dict[str, Union[Cell, str]]
@@ -52,9 +51,7 @@ def number(value: float, digits: int) -> Cell:
 
 def spread(value: Optional[Spread], digits: int, missing: str = NOT_YET) -> Cell:
     """Return a cell with mean and standard deviation over seeds, or the text ``missing`` if ``value`` is None."""
-    if value is None:
-        return Cell(missing)
-    return Cell(value.show(digits), value.mean, None if math.isnan(value.deviation) else value.deviation)
+    return Cell(missing) if value is None else Cell(value.show(digits), value.mean, value.deviation)
 
 
 def show_count(value: float) -> str:
@@ -101,13 +98,13 @@ class Table:
         lowest = {}
         for title in self.best:
             ranked = [_cell(row[title]).number for index, row in enumerate(self.rows) if index not in self.unranked]
-            known = [value for value in ranked if value is not None and math.isfinite(value)]
-            lowest[title] = min(known) if len(known) > 1 else None
+            known = [*filter(math.isfinite, ranked)]
+            lowest[title] = min(known) if len(known) > 1 else math.nan
         body = []
         for index, row in enumerate(self.rows):
             ranks = {} if index in self.unranked else lowest
             cells = {title: _cell(row[title]) for title in self.header}
-            body.append([(cell.text, ranks.get(title) == cell.number is not None) for title, cell in cells.items()])
+            body.append([(cell.text, ranks.get(title) == cell.number) for title, cell in cells.items()])
         return body
 
     def markdown(self) -> str:
@@ -128,7 +125,7 @@ class Table:
             cells = [NOTHING if row[title] == NOT_YET else row[title] for row in self.rows]
             columns[title] = [each if isinstance(each, str) else each.number for each in cells]
             deviations = [_cell(each).deviation for each in cells]
-            if any(each is not None for each in deviations):
+            if not all(map(math.isnan, deviations)):
                 columns[f"{title} std"] = [*deviations]
         return DataFrame(columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
@@ -190,11 +187,10 @@ def result_table(groups: Sequence[Experiment]) -> Table:
     for each in groups:
         run = each.first
         row: Row = {"learner": each.label, **_distinguishing(each, groups), "experts": run.experts}
-        sizes, complete = list(run.done.num_params), sum(run.is_complete for run in each.runs)
-        ends = dict.fromkeys(map(show_count, sizes[:1] + sizes[-1:]))
-        row["params"] = Cell(" to ".join(ends) or "–", max(sizes, default=None))
-        of = "" if complete == len(each.runs) else f" of {len(each.runs)}"
-        row["seeds"] = Cell(f"{complete}{of}", complete)
+        sizes, complete = run.done.num_params, sum(run.is_complete for run in each.runs)
+        ends = dict.fromkeys(map(show_count, [*sizes[:1], *sizes[-1:]]))
+        row["params"] = Cell(" to ".join(ends) or NOT_YET, sizes.max())
+        row["seeds"] = Cell(f"{complete}{'' if complete == len(each.runs) else f' of {len(each.runs)}'}", complete)
         for arrival in range(num_arrivals):
             waits = arrival < len(run.arrivals) and not (run.arrivals.planned[arrival] or run.arrivals.done[arrival])
             row[f"t{arrival}"] = spread(each.at(arrival), 2, "*" if waits else NOT_YET)
@@ -282,16 +278,20 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 
+def _bits(result: Mapping[str, Any]) -> Cell:
+    return number(result.get("bits_per_byte") or math.nan, 3)
+
+
 def holdout_table(groups: Sequence[Experiment]) -> Table:
     """Return the table of losses on the held-out part of each mega-batch, for the first run of each experiment."""
     rows: list[Row] = []
     for each in groups:
         for arrival, holdouts in each.first.done.holdouts.dropna().items():
             before = holdouts[-1].get("before") or {}
-            row: Row = {"learner": each.name, "after": f"t{arrival}"}
-            row["newest, before"] = number(before.get("bits_per_byte") or math.nan, 3)
-            bits = {f"m{each['megabatch']}": each.get("bits_per_byte") or math.nan for each in holdouts}
-            rows.append(row | {title: number(value, 3) for title, value in bits.items()})
+            rows.append({
+                "learner": each.name, "after": f"t{arrival}", "newest, before": _bits(before),
+                **{f"m{holdout['megabatch']}": _bits(holdout) for holdout in holdouts},
+            })  # fmt: skip
     notes = (
         "Loss in bits per byte on the held-out part of each mega-batch. m0: first mega-batch. newest, before: loss on "
         "the held-out part of the newest mega-batch before training on this mega-batch."
@@ -307,10 +307,11 @@ def evaluation_table(groups: Sequence[Experiment]) -> Table:
             metrics = run.done.evaluation.dropna()
             for metric in dict.fromkeys(name for values in metrics for name in values):
                 row: Row = {"learner": each.name, "seed": Cell(str(run.seeds[0]), run.seeds[0]), "metric": metric}
-                by_arrival = {arrival: values.get(metric, math.nan) for arrival, values in metrics.items()}
-                rows.append(row | {f"t{t}": Cell(f"{v:.5g}", v) for t, v in by_arrival.items() if not math.isnan(v)})
-    notes = "Metrics that the --then-evaluate command printed."
-    return Table("evaluation", "Evaluations after each mega-batch", notes, filled(rows))
+                rows.append(
+                    row | {f"t{t}": Cell(f"{v[metric]:.5g}", v[metric]) for t, v in metrics.items() if metric in v}
+                )
+    title, notes = "Evaluations after each mega-batch", "Metrics that the --then-evaluate command printed."
+    return Table("evaluation", title, notes, filled(rows))
 
 
 def run_table(groups: Sequence[Experiment]) -> Table:
@@ -340,26 +341,23 @@ def _distinguishing(each: Experiment, groups: Sequence[Experiment]) -> dict[str,
     return columns
 
 
-def sentences(groups: Sequence[Experiment]) -> list[str]:
-    """Return sentences about the best learner at the end of the stream and over all arrivals.
+def sentences(groups: Sequence[Experiment]) -> Iterator[str]:
+    """Yield sentences about the best learner at the end of the stream and over all arrivals.
 
-    Compare only complete experiments on the longest streams. Return an empty list for fewer than two such experiments.
+    Compare only complete experiments on the longest streams. Yield nothing for fewer than two such experiments.
     """
     longest = max(len(each.first.arrivals) for each in groups)
     complete = [each for each in groups if each.is_complete and len(each.first.arrivals) == longest]
     if len(complete) < 2:
-        return []
+        return
     value, _, over_stream = metric_names(complete[0].first)
     unit, digits = ("", 2) if complete[0].first.is_text else (" %", 1)
     figures: list[tuple[str, str, str, Callable[[RecordedRun], float]]] = [
         ("at the end", f"test {value}", unit, lambda run: run.final),
         (f"over all {longest} arrivals", over_stream, "", lambda run: run.over_stream),
     ]
-    if are_on_several_streams(complete):
-        if not complete[0].first.is_text:
-            return []
+    if are_on_several_streams(complete):  # images have no comparable metric, and bits per byte are NaN
         digits, figures = 3, [("at the end", "bits per byte", "", lambda run: run.bits_per_byte)]
-    lines = []
     for when, name, unit, figure in figures:
         spreads = ((spread, each) for each in complete if (spread := each.spread(figure)))
         ranked = sorted((pair for pair in spreads if math.isfinite(pair[0].mean)), key=lambda pair: pair[0].mean)
@@ -373,10 +371,11 @@ def sentences(groups: Sequence[Experiment]) -> list[str]:
         elif abs(gap.mean) <= gap.half_interval():
             doubt = " The difference is not significant over these seeds (95 % confidence interval)."
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
-        over = f"over {seeds} {'seed' if seeds == 1 else 'seeds'}"
-        other = f"{percent:.1f} % lower than {runner_up.name} ({second.show(digits)}{unit})"
-        lines.append(f"Best {when}: {winner.name}, {name} {best.show(digits)}{unit} {over}, {other}.{doubt}")
-    return lines
+        yield (
+            f"Best {when}: {winner.name}, {name} {best.show(digits)}{unit} over {seeds} "
+            f"{'seed' if seeds == 1 else 'seeds'}, {percent:.1f} % lower than {runner_up.name} "
+            f"({second.show(digits)}{unit}).{doubt}"
+        )
 
 
 def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
@@ -393,11 +392,10 @@ def describe_run(run: RecordedRun) -> Iterator[tuple[str, str]]:
         yield "Last arrival", f"test perplexity {gain} than after the previous stage ({before:.2f})"
     log = RunFolder(run.path).stage_folder(int(last.stage)) / TRAIN_LOG.format(0)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    # The log is of one model.
+    # The log is of one model. fairseq logs the loss in bits per token.
     if last.num_members == 1 and (losses := re.findall(r'\| train \| \{.*"train_nll_loss": "([\d.]+)"', text)):
-        train = 2 ** float(losses[-1])  # fairseq logs the loss in bits per token.
-        figures = f"mean train perplexity {train:.2f} in the last epoch, test perplexity {last.value:.2f}"
-        yield "Training and test", figures
+        train = f"mean train perplexity {2 ** float(losses[-1]):.2f} in the last epoch"
+        yield "Training and test", f"{train}, test perplexity {last.value:.2f}"
 
 
 class Report:
@@ -407,8 +405,8 @@ class Report:
         self.runs = runs
         self.groups = experiments(runs)
         self.tables = all_tables(self.groups)
-        self.sentences = sentences(self.groups)
-        self.details = list(describe_run(runs[0])) if len(runs) == 1 else []
+        self.sentences = [*sentences(self.groups)]
+        self.details = [*describe_run(runs[0])] if len(runs) == 1 else []
         for name, path in [(each.name, run.path / SAMPLE) for each in self.groups for run in each.runs]:
             if path.is_file() and (text := path.read_text(encoding="utf-8", errors="replace")[:2000].strip()):
                 self.details.append((f"Sample of text, {name}", text))
@@ -435,8 +433,10 @@ class Report:
             from fairseq_alma.report import figures
 
             drawings = figures.draw_all(self.groups)
-        known = {f"{name}.{end}" for name in TABLES for end in TEXTS}
-        known |= {f"{FIGURES}/{name}.{end}" for name in DRAWINGS for end in ("png", "pdf")}
+        known = {
+            *(f"{name}.{end}" for name in TABLES for end in TEXTS),
+            *(f"{FIGURES}/{name}.{end}" for name in DRAWINGS for end in ("png", "pdf")),
+        }
         for name in (PAGE, *texts):  # Check all paths before writing the first file.
             refuse_irregular(out / name)
         page = (out / PAGE).read_text(encoding="utf-8", errors="replace") if (out / PAGE).is_file() else ""
@@ -490,23 +490,18 @@ class Report:
         )
 
 
-def require_comparable(runs: Sequence[RecordedRun], mix: bool) -> tuple[list[RecordedRun], list[AlmaError]]:
-    """Return (runs that are comparable to the first run, one error for each other run).
+def require_comparable(run: RecordedRun, first: RecordedRun, mix: bool) -> None:
+    """Raise AlmaError unless a run is comparable to the first run of the report.
 
     Args:
-        runs: runs to report.
+        run: run to add to the report.
+        first: first run of the report.
         mix: whether to accept runs on other streams of the same kind of data (text or images).
     """
-    first = runs[0]
-    kept = [run for run in runs if run.is_text == first.is_text and (mix or run.stream_key == first.stream_key)]
-    mixed = ", or give --mix to compare runs on different streams"
-    names = {run: f"{run.stream['path']}, fingerprint {run.stream['fingerprint'][:12]}" for run in runs}
-    errors = [
-        AlmaError(
-            f"{run.path}: expected the stream of {first.path} ({names[first]}), found {names[run]}; report this run "
-            f"separately{mixed if run.is_text == first.is_text else ''}"
+    if run.is_text != first.is_text or not (mix or run.stream_key == first.stream_key):
+        of_first, of_run = (f"{s['path']}, fingerprint {s['fingerprint'][:12]}" for s in (first.stream, run.stream))
+        mixed = ", or give --mix to compare runs on different streams" if run.is_text == first.is_text else ""
+        raise AlmaError(
+            f"{run.path}: expected the stream of {first.path} ({of_first}), found {of_run}; report this run "
+            f"separately{mixed}"
         )
-        for run in runs
-        if run not in kept
-    ]
-    return kept, errors

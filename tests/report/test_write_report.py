@@ -136,8 +136,8 @@ def test_one_seed_and_runs_under_way_are_no_evidence(groups):
 
 def test_learners_that_diverged_or_that_are_not_complete_are_not_compared(groups):
     one = {"stream": text_stream(2), "values": [30.0, math.inf]}
-    assert sentences(groups(one, {**one, "learner": "ens"})) == []
-    assert sentences(groups({}, {"learner": "ens", "num_stages": 1})) == []
+    assert not any(sentences(groups(one, {**one, "learner": "ens"})))
+    assert not any(sentences(groups({}, {"learner": "ens", "num_stages": 1})))
 
 
 def test_models_of_several_vocabularies_are_compared_in_bits_per_byte(groups):
