@@ -20,7 +20,7 @@ from fairseq_alma.errors import AlmaError, refuse_colon, refuse_no_file, refuse_
 from fairseq_alma.images.image_job import ImageJob
 from fairseq_alma.learners.learner import LEARNERS, PAPER, Learner, ModelId, Stage, StagePlan
 from fairseq_alma.options import KINDS, Option, flag, options_of, without
-from fairseq_alma.runs.curves import CURVE_OPTIONS, ArrivalCurves
+from fairseq_alma.runs.curves import ArrivalCurves
 from fairseq_alma.runs.evaluation import evaluate
 from fairseq_alma.runs.loop import Backend, Run, RunDisplay, run_stages, train_members
 from fairseq_alma.runs.run_folder import RUN_RECORD
@@ -62,13 +62,12 @@ def read_arguments(
     # User code may declare options, so import it before building the parser.
     reader = Parser(add_help=False, exit_on_error=False)
     for name in ("learners_from", "features_from"):
-        reader.add_argument(flag(name))
+        reader.add_argument(flag(name), type=Path, default=argparse.SUPPRESS)
     with contextlib.suppress(argparse.ArgumentError):  # The complete parser reports the error.
         for name, found in vars(reader.parse_known_args(own_words)[0]).items():
-            if found is not None and not Path(found).exists():
+            if not found.exists():
                 reader.error(f"{flag(name)} {found}: no such file or folder; give a Python file or folder")
-            if found is not None:
-                import_from(Path(found))
+            import_from(found)
     parser = build_parser()
     return parser, parser.parse_args(own_words), own_words, words
 
@@ -82,8 +81,6 @@ def build_parser() -> Parser:
         description=DESCRIPTION,
         epilog=EPILOG.format(learners=", ".join(learners)),
     )
-    for option in options_of(StudyOptions).values():
-        _add(parser, option)
     group = parser.add_argument_group("learner")
     about = "training strategy (default: sm; see Learners below)"
     group.add_argument("--learner", choices=learners, default="sm", metavar="NAME", help=about)
@@ -96,34 +93,32 @@ def build_parser() -> Parser:
     for found in declared.values():
         options, names = [*found.values()], dict.fromkeys(name for _, name in found)
         about = "" if len(names) == len(learners) else f"{', '.join(names)}: "
-        choices = tuple(dict.fromkeys(word for option in options for word in option.choices))
-        # The chosen learner parses the word, because type and range may depend on the learner.
-        word_type = bool if options[0].type is bool else str
-        own: dict[str, Any] = {"kinds": KINDS, "choices": choices, "type": word_type, "range": None, "parse": None}
-        replace(options[0], help=about + options[0].help, **own).add_to(group)
-    for title, declaring in (("part of the run", PartOptions), ("processes", ProcessOptions)):
-        group = parser.add_argument_group(title)
+        replace(
+            options[0],
+            help=about + options[0].help,
+            kinds=KINDS,
+            choices=tuple(dict.fromkeys(word for option in options for word in option.choices)),
+            # The chosen learner parses the word, because type and range may depend on the learner.
+            type=bool if options[0].type is bool else str,
+            range=None,
+            parse=None,
+        ).add_to(group)
+    part, processes = map(parser.add_argument_group, ("part of the run", "processes"))
+    for place, declaring in ((parser, StudyOptions), (part, PartOptions), (processes, ProcessOptions)):
         for option in options_of(declaring).values():
-            _add(group, option)
+            users = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
+            replace(option, help=option.help.replace("{learners}", ", ".join(users))).add_to(place)
     group = parser.add_argument_group("anytime training")
     for feature in FEATURES:
         feature.add_to(group)
     return parser
 
 
-def _add(group: Any, option: Option) -> None:
-    """Add an option to a group. In its help, replace ``{learners}`` with the image learners that support it."""
-    names = [name for name, each in LEARNERS["images"].items() if option.trait and getattr(each, option.trait)]
-    replace(option, help=option.help.replace("{learners}", ", ".join(names))).add_to(group)
-
-
-def learner_options(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, kind: str
-) -> tuple[type[Learner], dict[str, Any]]:
-    """Return (learner class, given options of the learner); exit with a usage error if an option is invalid."""
+def learner_options(arguments: argparse.Namespace, kind: str) -> tuple[type[Learner], dict[str, Any]]:
+    """Return (learner class, given options of the learner). Raises ValueError if an option is invalid."""
     learners = LEARNERS[kind]
     if arguments.learner not in learners:
-        parser.error(f"--learner {arguments.learner}: not available on {kind}; choose from {', '.join(learners)}")
+        raise ValueError(f"--learner {arguments.learner}: not available on {kind}; choose from {', '.join(learners)}")
     learner = learners[arguments.learner]
     common = {name: option for each in (RunRequest, *FEATURES) for name, option in options_of(each).items()}
     given = {name: word for name, word in vars(arguments).items() if word is not None and name != "learner"}
@@ -134,36 +129,33 @@ def learner_options(
             if option and kind in option.kinds and (option.trait is None or getattr(other, option.trait)):
                 users.append(each)
         if not users:
-            parser.error(f"{flag(name)} has no effect on {kind}; remove the option")
+            raise ValueError(f"{flag(name)} has no effect on {kind}; remove the option")
         if learner.name not in users:
-            parser.error(f"{flag(name)} requires --learner {' or '.join(users)}, found {learner.name}")
-    try:
-        own = options_of(learner)
-        return learner, {name: own[name].value(word) for name, word in given.items() if name in own}
-    except ValueError as error:
-        parser.error(str(error))
+            raise ValueError(f"{flag(name)} requires --learner {' or '.join(users)}, found {learner.name}")
+    own = options_of(learner)
+    return learner, {name: own[name].value(word) for name, word in given.items() if name in own}
 
 
 @command
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run ``alma-stream`` and return the exit status."""
     parser, arguments, own_words, words = read_arguments(argv)
-    stream = None
+    stream, kind = None, "text"
     if not arguments.dry_run or arguments.megabatches is None or arguments.stream.exists():
         stream = Stream.open(arguments.stream)
+        kind = stream.kind
         if stream.num_megabatches < (arguments.megabatches or 1):
             raise AlmaError(
                 f"--stream {stream.root}: expected at least {arguments.megabatches} mega-batches (--megabatches), "
                 f"found {stream.num_megabatches}; prepare more data, or give a smaller --megabatches"
             )
-    kind = "text" if stream is None else stream.kind
-    if stream is None:
+    else:
         print_line(f"note: --stream {arguments.stream}: no such stream; the plan is for text", sys.stderr)
     if kind == "text":
         refuse_colon(arguments.stream, "--stream ")
-    request = RunRequest.of(arguments, *learner_options(parser, arguments, kind))
     images = ImageStream.open(stream.root) if stream is not None and kind == "images" else None
     try:
+        request = RunRequest.of(arguments, *learner_options(arguments, kind))
         request.check(kind)
         job: Job
         if images is not None:
@@ -206,8 +198,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         runs = []
         for seed, planned in plans.items():
             folder, name = request.folder(seed), f"seed {seed}, " if len(plans) > 1 else ""
-            wants_curves = any(map(job.train_options().get, CURVE_OPTIONS))
-            curves = ArrivalCurves(folder, planned, job.train_options()) if wants_curves else None
+            curves = ArrivalCurves(folder, planned, job.train_options())
             # A process that trains members writes no curves.
             display = RunDisplay(planned, job.unit, curves if request.member is None else None, name)
             evaluates = partial(evaluate, request, job.predictors)
@@ -320,11 +311,10 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
     def await_models(self, plan: StagePlan) -> None:
         """Start the processes at the first call; wait until the models of a stage are trained or all processes exit."""
         if not self.jobs:
-            own = without(self.words[0], "--jobs")
             for number, environment in enumerate(self.environments[: len(self.members)]):
                 members = map(str, self.members[number :: len(self.environments)])
                 errors = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process exits
-                words = [*ALMA_STREAM, *own, "--member", *members, "--", *self.words[1]]
+                words = [*ALMA_STREAM, *without(self.words[0], "--jobs"), "--member", *members, "--", *self.words[1]]
                 variables = {**os.environ, **environment}
                 process = start_process(words, env=variables, stdout=subprocess.DEVNULL, stderr=errors)
                 self.jobs.append((process, errors))
@@ -345,9 +335,8 @@ class MemberJobs(contextlib.AbstractContextManager["MemberJobs"]):
 
 def devices_of_jobs(num_jobs: int, num_procs: int, is_on_cpu: bool) -> list[dict[str, str]]:
     """Return the variables that select the GPUs of each job (none on CPU). Raises AlmaError for too few GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [str(number) for number in range(len([*Path("/dev").glob("nvidia[0-9]*")]))]
-    devices = devices if visible is None else [each for each in visible.split(",") if each]
+    all_devices = ",".join(map(str, range(len([*Path("/dev").glob("nvidia[0-9]*")]))))
+    devices = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", all_devices).split(",") if each]
     if is_on_cpu or not devices:
         return [{}] * num_jobs
     if num_jobs * num_procs > len(devices):

@@ -16,8 +16,8 @@ TRAIN = ("--arch", "a", "--cpu", "--batch-size", "4", "--max-update", "1000")
 def make_job(*own: str, words: Sequence[str] = TRAIN, run: Path = Path("R")) -> TextJob:
     """Return the job of some options before and after ``--``, without a stream."""
     argv = ["--stream", "S", "--run", str(run), *own, "--", *words]
-    parser, arguments, _, words = read_arguments(argv)
-    learner, given = learner_options(parser, arguments, "text")
+    _, arguments, _, words = read_arguments(argv)
+    learner, given = learner_options(arguments, "text")
     return TextJob(RunRequest.of(arguments, learner, given), None, Recipe([*words]))
 
 
