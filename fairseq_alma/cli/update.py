@@ -45,21 +45,14 @@ from fairseq_alma.text.train_options import (
 RECORD, VERSION = "update.json", 2
 STREAM, LOG = "stream", "update.log"
 BUDGET = 3.0
-LEAST_PASSES = 1.0
-"""Minimum number of passes through the new text, also if the trained tokens of all months exceed the budget."""
-LEAST_RESTART = 1.5
-"""Minimum number of passes through all text that a larger model needs to reach the loss of the current model."""
-TOKENS_PER_PARAMETER = 8
-"""Maximum number of tokens (all text so far) per parameter; with more tokens, the model is too small."""
-AHEAD = 6
-"""Expected growth of the text, as a factor. A new model is sized for the grown text (see how-to/monthly.md)."""
-LEAST_TOKENS = 8_100_000
-"""A new model is sized for at least this number of tokens, so that the model has at least four layers of width 144."""
-WORSE = 1.01
-"""Threshold of the warning: bits per byte on old text after the training of a month, divided by the value before."""
+LEAST_PASSES = 1.0  # minimum passes through the new text, also if the trained tokens of all months exceed the budget
+LEAST_RESTART = 1.5  # minimum passes through all text for a larger model to reach the loss of the current model
+TOKENS_PER_PARAMETER = 8  # maximum number of tokens (all text so far); with more, the model is too small
+AHEAD = 6  # expected growth of the text, as a factor; a new model is sized for the grown text (how-to/monthly.md)
+LEAST_TOKENS = 8_100_000  # a new model is sized for at least this number: at least four layers of width 144
+WORSE = 1.01  # threshold of the warning: bits per byte on old text after the training of a month / before
 REPORT, EXPORT = "report", "export"
-NEXT = f"{RUN}.next"
-"""Name of the folder of a new run, which replaces the current run after training."""
+NEXT = f"{RUN}.next"  # folder of a new run, which replaces the current run after training
 SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 """Held-out shares of text in the first month. For later months, only --holdout-bytes applies."""
 LEAST_OF_USUAL = 0.75
@@ -67,8 +60,7 @@ LEAST_OF_USUAL = 0.75
 
 For tokenizers of novels, Wikipedia and Python source, later months have 0.81 to 0.96, other languages 0.36 to 0.71."""
 SAMPLED_DOCUMENTS = 200
-_SHAPE = {"--arch", "--decoder-embed-dim"}
-"""Options after ``--`` that fix the size of each new model."""
+_SHAPE = {"--arch", "--decoder-embed-dim"}  # options after ``--`` that fix the size of each new model
 EPILOG = """\
 The first call writes MODEL/ with stream/, run/, report/ and export/. Each later call appends NEW_TEXT, trains on the
 new text and then on samples of all text so far, tests the model, and updates report and export. The same command
@@ -232,8 +224,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     options = UpdateOptions.read(parser.parse_intermixed_args(own_words))  # alma-update MODEL --size 1M NEW_TEXT
     if options.redo == bool(options.inputs):
-        missing = "NEW_TEXT: missing; give the text of a month, or --redo"
-        parser.error("--redo uses the newest month; remove NEW_TEXT" if options.redo else missing)
+        parser.error(
+            "--redo uses the newest month; remove NEW_TEXT"
+            if options.redo
+            else "NEW_TEXT: missing; give the text of a month, or --redo"
+        )
     try:
         given = given_values(words)
         if end := next((each for each in END_OPTIONS if each in given), None):
@@ -319,11 +314,10 @@ def _complete(root: Path, record: UpdateRecord, options: UpdateOptions, stream: 
         *before, newest = record.months
         wanted = _plan(before, stream, record.words, *given)
         differs = (wanted.step, wanted.size) != (newest.step, newest.size)
-        if differs and is_newest and not newest.params:
+        if differs and is_newest and not newest.params:  # `_finish` plans the month again
             run = RunFolder(root / (NEXT if newest.replaces else RUN))
             shutil.rmtree(run.stage_folder(len(before) - newest.first), ignore_errors=True)
-            record.months[-1], differs = wanted, False
-            record.save(root)
+            record.months, differs = before, False
     was_unfinished = _finish(root, record, *(given if is_newest else ()))
     notes = [] if was_unfinished else [f"month {index + 1} already has this text; nothing to do"]
     notes += ["to train the newest month with another --budget or --size, give --redo"] if differs else []
@@ -340,11 +334,11 @@ def _redo(root: Path, record: UpdateRecord, options: UpdateOptions) -> None:
     action = last.step[0] if options.size is None else "restart"
     _check_size(Stream.open(root / STREAM), record.words, options.size)
     first = last.first if action == "continue" else len(record.months) - 1
-    redo = Month((action, options.budget), first, options.size or last.size, True, last.before)
-    redo.train_tokens = last.train_tokens
-    if was_unfinished and (last.step, last.size) == (redo.step, redo.size):
+    step, size = (action, options.budget), options.size or last.size
+    redo = Month(step, first, size, replaces=True, before=last.before, train_tokens=last.train_tokens)
+    if was_unfinished and (last.step, last.size) == (step, size):
         return  # `_finish` has completed a killed call that had the same options.
-    if record.redo is None or (record.redo.step, record.redo.size) != (redo.step, redo.size):
+    if record.redo is None or (record.redo.step, record.redo.size) != (step, size):
         shutil.rmtree(root / NEXT, ignore_errors=True)
         record.redo = redo
         record.save(root)
@@ -409,12 +403,8 @@ def _plan(before: Sequence[Month], stream: Stream, words: Sequence[str], budget:
 
 def _check_size(stream: Stream, words: Sequence[str], size: Optional[int]) -> None:
     """Raise AlmaError if alma-stream would refuse ``--size``, before update.json records the size."""
-    if size is None or stream.tokenizer is None:
-        return
-    try:
+    if size is not None and stream.tokenizer is not None:
         model_of(size, stream.tokenizer.vocab_size, given_values(words))
-    except ValueError as error:
-        raise AlmaError(str(error)) from error
 
 
 def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optional[float]:
@@ -428,8 +418,10 @@ def _test_old_model(root: Path, record: UpdateRecord, stream: Stream) -> Optiona
     if not split.num_tokens or settings is None or not is_sound(path):
         return None
     options = TrainOptions([word for option in settings["train_options"].items() for word in option if word])
-    words = ["fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name]
-    words += [word for option in options.for_evaluation() for word in option]
+    words = [
+        *("fairseq-eval-lm", str(stream.root), "--task", "alma_lm", "--path", str(path), "--gen-subset", split.name),
+        *(word for option in options.for_evaluation() for word in option),
+    ]
     losses = call("fairseq_alma.text.losses:evaluate", words=words, log=root / LOG)
     return split.bits_per_byte(losses[split.name])
 
@@ -450,13 +442,16 @@ def _train(root: Path, record: UpdateRecord, month: Month, index: int) -> None:
         shutil.copytree(root / RUN, copy, ignore=shutil.ignore_patterns(f"stage-{index - month.first:03d}", ".lock*"))
         synchronise(copy, *copy.rglob("*"))  # before the run is removed
         copy.rename(run.root)
-    argv = ["--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--first-wait", str(month.first + 1)]
-    # The first third of the passes, at most one pass, reads only new text; the other passes sample from all text.
-    argv += ["--new-first", f"{min(1, month.step[1] / BUDGET):.6g}", "--passes", f"{month.step[1]:.6g}"]
-    argv += ["--size", str(month.size)] if month.size is not None else []
-    argv += ["--keep", str(index - 1)] if index > month.first else []  # for a later --redo
+    argv = [
+        *("--stream", str(root / STREAM), "--run", str(run.root), "--replay", "--first-wait", str(month.first + 1)),
+        # The first third of the passes, at most one pass, reads only new text; the other passes sample from all text.
+        *("--new-first", f"{min(1, month.step[1] / BUDGET):.6g}", "--passes", f"{month.step[1]:.6g}"),
+        *(("--size", str(month.size)) if month.size is not None else ()),
+        *(("--keep", str(index - 1)) if index > month.first else ()),  # for a later --redo
+        *("--", *record.words),
+    ]
     with open(root / LOG, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-        if status := stream_main([*argv, "--", *record.words]):
+        if status := stream_main(argv):
             raise SystemExit(status)
     stage = run.read_stage(index - month.first)
     assert stage is not None
@@ -484,9 +479,13 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
     first = f"month {len(months)} of {root}: {number}, {split.num_bytes:,} bytes"
     if dropped := made["duplicate_bytes"] + made.get("contaminated_bytes", 0):
         first += f" ({dropped:,} bytes dropped that repeat earlier or held-out text, see {root / LOG})"
-    last = (f"report: {root / REPORT / 'index.html'}", f"model for transformers: {root / EXPORT}")
     held_out = [stream.split(split_name(t, "holdout")).num_bytes for t in range(len(months))]
-    for line in (first, *describe(months, held_out, stream.split("test").num_bytes), *last):
+    for line in (
+        first,
+        *describe(months, held_out, stream.split("test").num_bytes),
+        f"report: {root / REPORT / 'index.html'}",
+        f"model for transformers: {root / EXPORT}",
+    ):
         print_line(line, sys.stdout)
 
 

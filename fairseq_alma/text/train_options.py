@@ -279,10 +279,10 @@ def model_of(size: int, vocab_size: int, given: Mapping[str, str]) -> Row:
         given: options after ``--``; the size takes ``--num-experts`` and ``--decoder-layers`` into account.
 
     Raises:
-        ValueError: ``size`` is out of range, or ``--arch`` is given too.
+        AlmaError: ``size`` is out of range, or ``--arch`` is given too.
     """
     if "--arch" in given:
-        raise ValueError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
+        raise AlmaError("--size: not allowed with --arch after --, as both set the model; omit --size or --arch")
     experts, layers = _number(given, "--num-experts"), _number(given, "--decoder-layers", 0)
     possible = (*range(32, 512, 16), *range(512, 4097, 64))
     widths = [width for width in possible if width % usual_heads(width) == 0]
@@ -290,7 +290,7 @@ def model_of(size: int, vocab_size: int, given: Mapping[str, str]) -> Row:
     models = [row._replace(layers=layers or row.layers) for row in models]
     sizes = [num_params(row.width, row.layers, vocab_size, experts) for row in models]
     if not 0.5 * sizes[0] <= size <= 2 * sizes[-1]:
-        raise ValueError(
+        raise AlmaError(
             f"--size {size:,}: expected {sizes[0]:,} to {sizes[-1]:,} parameters (vocabulary: {vocab_size:,} tokens); "
             "give a number in this range"
         )
