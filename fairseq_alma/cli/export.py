@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Optional, Sequence
 
-from fairseq_alma.errors import AlmaError, refuse_no_file, refuse_unwritable
+from fairseq_alma.errors import AlmaError, refuse_no_file
 from fairseq_alma.options import operand, opt, utf8_path
 from fairseq_alma.runs.lookup import ArrivalOptions, find_model
 from fairseq_alma.terminal import Parser, command, print_line
@@ -47,7 +47,6 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     refuse_no_file(path, "MODEL", "give a run, or a checkpoint of fairseq-train, alma-grow or alma-import")
     if args.out.exists() or args.out.is_symlink():
         raise AlmaError(f"--out {args.out}: expected a new folder, found an existing path; give another name")
-    refuse_unwritable(args.out, "--out")
     if importlib.util.find_spec("safetensors") is None:
         raise AlmaError("safetensors is not installed; run pip install 'fairseq-alma[export]'")
     from fairseq_alma.exchange.export import export_model  # This import loads fairseq, which takes seconds.

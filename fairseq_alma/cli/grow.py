@@ -23,8 +23,7 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     """Run ``alma-grow`` and return the exit status."""
     parser = Parser(GrowOptions, ArrivalOptions, prog="alma-grow", description=DESCRIPTION)
     given = parser.parse_args(argv)
-    args = GrowOptions.read(given)
-    args = replace(args, path=str(find_model(Path(args.path), given.arrival)))
+    args = replace(GrowOptions.read(given), path=str(find_model(Path(given.path), given.arrival)))
     if args.experts is None and args.layers is None:
         parser.error("--experts, --layers: both missing; give --experts K, --layers N, or both")
     for name in ("method", "moe_freq", "select", "stream", "split", "noise", "batch_size", "tokens_per_sample"):
