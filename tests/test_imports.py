@@ -107,9 +107,9 @@ def test_imports_point_one_way(rule: Callable[[str, str], bool], checkout: Path)
         (points_up, "fairseq_alma.data.stream", "def build():\n    from ..models import switch_lm"),
         (needs_fairseq, "fairseq_alma.growth.split", "from fairseq.models import BaseFairseqModel"),
         (crosses, "fairseq_alma.models.switch_lm", "from fairseq_alma.models.vgg import Vgg"),
-        (mixture_needs_a_model, "fairseq_alma.moe.gate", "from fairseq_alma.images import mlp"),
+        (mixture_needs_a_model, "fairseq_alma.moe", "from fairseq_alma.images import mlp"),
         (data_prep_needs_training, "data_prep.text.command", "from fairseq_alma.cli.stream import main"),
-        (None, "fairseq_alma.models.switch_lm", "import fairseq\nfrom fairseq_alma.moe import gate"),
+        (None, "fairseq_alma.models.switch_lm", "import fairseq\nfrom fairseq_alma import moe"),
         (None, "data_prep.text.command", "from fairseq_alma.terminal import command"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Read, write and grow checkpoints, and join them into ensembles. No fairseq imports."""
+"""Read and write checkpoints, and join them into ensembles. No fairseq imports."""
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 """File name of the latest checkpoint of fairseq-train, from which fairseq-train resumes by default."""

@@ -66,12 +66,14 @@ def grow_mixture(tree: GateTree, method: str, parents: Sequence[Optional[int]]) 
     return MixtureGrowth(tree, new, tuple(expert_source), tuple(row_source))
 
 
-def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, generator: torch.Generator) -> list[int]:
+def select_experts(
+    losses: Sequence[float], counts: Sequence[int], num_new: int, select: str, generator: torch.Generator
+) -> list[int]:
     """Select the experts to copy or split.
 
     Args:
-        losses: (E,) for each of E experts, the sum of the loss over its held-out tokens, in any unit, such as nats.
-        counts: (E,) number of held-out tokens of each expert.
+        losses: for each of E experts, the sum of the loss over its held-out tokens, in any unit, such as nats.
+        counts: number of held-out tokens of each expert.
         num_new: number of experts to select, at most E.
         select: ``loss`` (largest total losses, the paper's rule), ``usage`` (most tokens) or ``random``.
         generator: random generator for ``random``.
@@ -90,7 +92,8 @@ def select_experts(losses: Tensor, counts: Tensor, num_new: int, select: str, ge
         )
     if select == "random":
         return torch.randperm(num_experts, generator=generator)[:num_new].tolist()
-    return torch.argsort(losses if select == "loss" else counts, descending=True, stable=True)[:num_new].tolist()
+    values = losses if select == "loss" else counts
+    return sorted(range(num_experts), key=values.__getitem__, reverse=True)[:num_new]
 
 
 def gather_slices(

@@ -35,7 +35,7 @@ from fairseq_alma.images.networks import (
     init_as_linear,
     reset_parameters,
 )
-from fairseq_alma.moe.gate import ExpertLosses, Routing, dispatch_to_experts
+from fairseq_alma.moe import Routing, dispatch_to_experts
 
 
 class ParallelGate(nn.Module):
@@ -256,18 +256,18 @@ def mixture_layers(network: nn.Module) -> list[MixtureLayer]:
 
 
 @torch.no_grad()
-def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> ExpertLosses:
-    """Return the loss of each expert in each layer, summed over the images that the gate assigns to the expert.
+def measure_expert_losses(network: ImageNetwork, images: Tensor, labels: Tensor) -> list[Tensor]:
+    """Return, for each layer, the loss of each expert, summed over the images that the gate assigns to the expert.
 
-    Soft gates divide the loss of an image among the experts in proportion to the gate's probabilities. The function
-    leaves the network in evaluation mode.
+    Losses are (E,), in nats; they select the experts to grow (paper v5, Appendix A). Soft gates divide the loss of an
+    image among the experts in proportion to the gate's probabilities. The network stays in evaluation mode.
     """
     network.eval()
-    sums = ExpertLosses()
+    sums = [torch.zeros((), device=images.device)] * len(mixture_layers(network))
     chunks = in_chunks(images)
     for some, classes in zip(chunks, labels.split([len(chunk) for chunk in chunks]), strict=True):
         losses = F.cross_entropy(network(some)[0], classes, reduction="none")
-        sums.add_shared(losses, [layer.shares() for layer in mixture_layers(network)])
+        sums = [total + losses @ layer.shares() for total, layer in zip(sums, mixture_layers(network), strict=True)]
     return sums
 
 
@@ -275,7 +275,7 @@ def grow_losing_experts(
     network: ImageNetwork, images: Tensor, labels: Tensor, generator: Generator, method: str = "split"
 ) -> list[int]:
     """Split or copy the expert with the largest loss in each layer, in place. Return the indices of these experts."""
-    losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
+    losing = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels)]
     for layer, expert in zip(mixture_layers(network), losing, strict=True):
         layer.grow(expert, generator, method)
     return losing

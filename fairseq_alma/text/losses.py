@@ -28,7 +28,7 @@ from fairseq_alma.checkpoints.checkpoint_file import read_checkpoint
 from fairseq_alma.checkpoints.ensemble_file import ENSEMBLE_ARCH, member_file
 from fairseq_alma.errors import AlmaError, in_one_line
 from fairseq_alma.files import open_atomically
-from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
+from fairseq_alma.moe import SwitchLayer, SwitchStatistics
 from fairseq_alma.training.stage_task import configuration_of
 
 CHUNK_ELEMENTS = 2**27

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fairseq_alma.checkpoints.model_options import LANGUAGE, SWITCH_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
-from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe import SwitchLayer
 from fairseq_alma.text.transformer_lm import (
     CachedAttention,
     Decoder,

@@ -45,8 +45,7 @@ from fairseq_alma.data.tokens import absent_ids
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree, trees_of_layers
 from fairseq_alma.growth.tensors import init_uniform
-from fairseq_alma.moe.gate import Routing
-from fairseq_alma.moe.switch_layer import SwitchLayer, SwitchStatistics
+from fairseq_alma.moe import Routing, SwitchLayer, SwitchStatistics
 from fairseq_alma.options import options_of
 from fairseq_alma.text.train_options import complete_sizes
 from fairseq_alma.training.stage_task import check_options, fairseq_config, starting_checkpoint

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe import SwitchLayer
 from fairseq_alma.text.transformer_lm import GatedFeedForward
 
 

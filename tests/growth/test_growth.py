@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fairseq_alma.checkpoints.checkpoint_growth import grow_experts
+from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.growth.tensors import (
@@ -12,7 +12,8 @@ from fairseq_alma.growth.tensors import (
     grow_tensor,
     select_experts,
 )
-from fairseq_alma.moe.switch_layer import SwitchLayer
+from fairseq_alma.moe import SwitchLayer
+from fairseq_alma.text.grow import grow_experts
 
 
 def layer_of(tree, seed=0):
@@ -90,7 +91,7 @@ def test_methods_can_be_combined():
 
 
 def test_experts_with_the_largest_score_are_selected_and_ties_by_number():
-    losses, counts = torch.tensor([1.0, 5.0, 5.0, 0.0]), torch.tensor([9, 1, 2, 0])
+    losses, counts = [1.0, 5.0, 5.0, 0.0], [9, 1, 2, 0]
     generator = torch.Generator().manual_seed(0)
     assert select_experts(losses, counts, 2, "loss", generator) == [1, 2]
     assert select_experts(losses, counts, 2, "usage", generator) == [0, 2]
@@ -107,7 +108,8 @@ def test_moments_of_copies_are_copied_and_moments_of_new_gates_are_zero():
         "cfg": {"model": {"num_experts": 2, "gate_trees": ""}},
         "last_optimizer_state": {"state": entries, "param_groups": [{"lr": 0.1, "params": [*range(len(entries))]}]},
     }
-    grown = grow_experts(checkpoint, {"switch": growth}, [*checkpoint["model"]], {}, optimizer="copy", seed=1)
+    args = GrowOptions(path="", out="", optimizer="copy")
+    grown = grow_experts(checkpoint, {"switch": growth}, [*checkpoint["model"]], args, {})
     for (name, old), entry in zip(moments.items(), grown["last_optimizer_state"]["state"].values(), strict=True):
         wanted = torch.cat([old, torch.zeros(2, 8)]) if name == GATE_TENSOR else old[[0, 1, 1]]
         assert torch.equal(entry["exp_avg"], wanted) and entry["step"] == 7

@@ -34,7 +34,7 @@ def test_the_losses_of_experts_are_those_of_the_images_routed_to_them(gate):
                 total += loss * probs
             else:
                 total[probs.argmax()] += loss
-    for found, wanted in zip(measure_expert_losses(network, images, labels).losses, expected, strict=True):
+    for found, wanted in zip(measure_expert_losses(network, images, labels), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -45,7 +45,7 @@ def test_the_expert_with_the_largest_loss_of_each_layer_is_split_and_the_loss_st
     for step in range(4):
         network.eval()
         before = torch.nn.functional.cross_entropy(network(images)[0], labels).item()
-        largest = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels).losses]
+        largest = [int(losses.argmax()) for losses in measure_expert_losses(network, images, labels)]
         assert grow_losing_experts(network, images, labels, seeded(step)) == largest
         assert torch.nn.functional.cross_entropy(network(images)[0], labels).item() == pytest.approx(before, rel=1e-6)
         assert [layer.num_experts for layer in mixture_layers(network)] == [step + 3] * 2

@@ -8,7 +8,7 @@ import torch
 from fairseq_alma.growth.gate_tree import GateTree
 from fairseq_alma.images.mixtures import ParallelGate
 from fairseq_alma.images.networks import init_as_linear
-from fairseq_alma.moe.gate import DescendingGate
+from fairseq_alma.moe import DescendingGate
 
 FEATURES, BATCH = 6, 40
 TREES = [

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from fairscale.nn.moe.top2gate import top2gating
 
 from fairseq_alma.growth.gate_tree import GateTree
-from fairseq_alma.moe.gate import dispatch_to_experts
-from fairseq_alma.moe.switch_layer import Experts, SwitchLayer
+from fairseq_alma.moe import Experts, SwitchLayer, dispatch_to_experts
 from tests.moe.test_dispatch import routing_of
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fairseq_alma.moe import switch_layer
-from fairseq_alma.moe.gate import Dispatch
+from fairseq_alma import moe
 from fairseq_alma.text.losses import AlmaSwitchCrossEntropy
 from tests.text.models import dictionary_of, model_of, transformer_of
 
@@ -21,7 +20,7 @@ def share_evenly(routing, capacity_factor, padding=None):
     """Replace `dispatch_to_experts`, which reads numbers on the host."""
     num_tokens, num_experts = routing.probs.shape
     counts = [num_tokens // num_experts] * num_experts
-    return Dispatch(torch.arange(num_tokens, device=routing.expert.device), counts, counts)
+    return moe.Dispatch(torch.arange(num_tokens, device=routing.expert.device), counts, counts)
 
 
 BUILDS = {
@@ -40,7 +39,7 @@ def loss_of(model, tokens):
 
 @each_model
 def test_a_training_step_mixes_no_devices(build, monkeypatch):
-    monkeypatch.setattr(switch_layer, "dispatch_to_experts", share_evenly)
+    monkeypatch.setattr(moe, "dispatch_to_experts", share_evenly)
     monkeypatch.setattr(torch, "autocast", lambda *unused, **unused_too: contextlib.nullcontext())  # none for meta
     with FakeTensorMode(allow_non_fake_inputs=True):
         with torch.device("meta"):

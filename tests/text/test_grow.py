@@ -4,10 +4,10 @@ import re
 import pytest
 import torch
 
-from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.cli.grow import main
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
+from fairseq_alma.text.grow import RECORD_KEY
 from tests.text.stock_commands import evaluate, train_model
 
 SPLIT = ("--method", "split", "--experts", "2")

@@ -5,10 +5,9 @@ import torch
 
 from fairseq_alma.checkpoints import AVERAGE, TASK_STATE
 from fairseq_alma.checkpoints.checkpoint_file import with_shared_names, write_average
-from fairseq_alma.checkpoints.checkpoint_growth import RECORD_KEY
 from fairseq_alma.checkpoints.model_options import GrowOptions
 from fairseq_alma.errors import AlmaError
-from fairseq_alma.text.grow import grow
+from fairseq_alma.text.grow import RECORD_KEY, grow
 from fairseq_alma.text.transformer_lm import build_from_config
 from tests.models.ensembles import switch_config
 from tests.text.models import transformer_config

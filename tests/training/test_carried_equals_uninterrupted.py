@@ -22,7 +22,7 @@ from fairseq_alma.checkpoints.checkpoint_file import find_average
 from fairseq_alma.cli.grow import main as grow
 from fairseq_alma.cli.stream import main as stream_command
 from fairseq_alma.growth.tensors import EXPERTS, GATE_TENSOR, grow_mixture, grow_moments, grow_tensor
-from fairseq_alma.moe.gate import DescendingGate
+from fairseq_alma.moe import DescendingGate
 from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.training.features import WeightAverage
 from fairseq_alma.training.stage_task import configuration_of
