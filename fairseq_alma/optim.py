@@ -35,7 +35,6 @@ from fairseq_alma.training.stage_task import bound_options, declared
 
 FACTOR = real(0, 1e6, above=True)
 STEPS = 5
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 MAX_BATCH_SIZE = 2**24
 """Maximum number of elements per call of `orthogonalize`, unless one parameter has more; limits temporary memory."""
 
@@ -67,7 +66,6 @@ class FactorAdamW(torch.optim.Optimizer):
 
 
 def _read_betas(given: Any) -> tuple[float, float]:
-    """Return the value of ``--adam-betas``, a pair of numbers or its text. Raises AlmaError for other values."""
     try:
         first, second = map(float, ast.literal_eval(given) if isinstance(given, str) else given)
     except (SyntaxError, TypeError, ValueError):
@@ -124,11 +122,10 @@ class FusedAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Return the options that take precedence over the options in a checkpoint when training resumes."""
         return {"lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Sequence) else self.cfg.lr}
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Optional[Callable[..., Tensor]] = None) -> Tensor:
-        """Clip gradients to a maximum total norm, on the device of the gradients; return the norm before clipping."""
+        # On the device of the gradients; the norm is that before clipping.
         parameters = [parameter for parameter in self.params if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if max_norm > 0:
@@ -148,7 +145,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     is_tall = matrices.size(1) > matrices.size(2)
     x = matrices.transpose(1, 2) if is_tall else matrices
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    a, b, c = COEFFICIENTS
+    a, b, c = 3.4445, -4.7750, 2.0315
     for _ in range(STEPS):
         gram = torch.bmm(x, x.transpose(1, 2))
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -28,7 +28,6 @@ _STOCK_SIZES = (
 )
 TRANSFORMER_LMS = ("transformer_lm", *(f"transformer_lm_{size}" for size in _STOCK_SIZES.split()))
 SINGLE_MODELS = (*SWITCH_SIZES, *TRANSFORMER_SIZES, *TRANSFORMER_LMS, *IMAGE_ARCHITECTURES)
-_CUTOFFS = re.compile(r"\d{1,9}(,\d{1,9})*")
 # fairseq also ignores these tensors in checkpoints.
 _IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decoder.version")
 _VERSION = ".adaptive_softmax.version"  # integer buffer of fairseq
@@ -54,7 +53,7 @@ def check_config(config: Any, is_member: bool = False) -> None:
     is_joint, is_stock, member_arch = name == JOINT_MODEL, name in TRANSFORMER_LMS, config.get("member_arch")
     has_code = config.get("character_embeddings") or config.get("decoder_xformers_att_config") is not None
     cutoffs = [config.get(f"adaptive_{part}_cutoff") for part in ("input", "softmax")]
-    has_other_cutoffs = any(each is not None and not _CUTOFFS.fullmatch(str(each)) for each in cutoffs)
+    has_other_cutoffs = any(each is not None and not re.fullmatch(r"\d{1,9}(,\d{1,9})*", str(each)) for each in cutoffs)
     removed = "only fairseq_alma 0.2.0 supports"
     for is_unfit, fault in (
         (name == ENSEMBLE_ARCH, f"{removed} ensembles of ensembles; join single models"),

@@ -19,7 +19,6 @@ SHARE, FACTOR = real(0, 1), real(0, 1e6)
 TEXT, IMAGES = ("text",), ("images",)
 of_text, shape_of_text = partial(opt, kinds=TEXT), partial(opt, kinds=TEXT, shape=True)
 shape_of_images = partial(opt, kinds=IMAGES, shape=True)
-ACTIVATIONS = ("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear")
 SWITCH_SIZES = {
     "alma_switch_lm": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
     "alma_switch_lm_tiny": {"layers": 4, "embed_dim": 128, "ffn_embed_dim": 512, "attention_heads": 4},
@@ -42,7 +41,11 @@ TRANSFORMER_SIZES = {
 class SwitchOptions(Options):
     """Options of ``alma_switch_lm``. Most options have the same name in fairseq's ``transformer_lm``."""
 
-    activation_fn: str = shape_of_text("relu", "activation function of FFN layers and experts", choices=ACTIVATIONS)
+    activation_fn: str = shape_of_text(
+        "relu",
+        "activation function of FFN layers and experts",
+        choices=("relu", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear"),
+    )
     dropout: float = of_text(0.1, "dropout probability", range=SHARE)
     attention_dropout: float = of_text(0.0, "dropout probability of attention weights", range=SHARE)
     activation_dropout: float = of_text(

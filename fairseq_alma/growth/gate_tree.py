@@ -194,6 +194,5 @@ def format_gate_trees(trees: Sequence[GateTree]) -> str:
 
 
 def _shorten(value: Any) -> str:
-    """Return the first 200 characters of a text, or of a tree as JSON, for error messages."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}…"

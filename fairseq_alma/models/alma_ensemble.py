@@ -66,7 +66,6 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         self.members, self.weights = nn.ModuleList(members), list(weights)
 
     def max_positions(self) -> int:
-        """Return the maximum sequence length that all members support, in tokens."""
         return min(member.max_positions() for member in self.members)
 
     def forward(

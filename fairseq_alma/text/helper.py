@@ -179,7 +179,8 @@ def call(
                 request = Call(function, arguments, [*words], log, variables, os.getcwd(), 1 + len(files))
                 _helper.fork(request, [*files, sender.fileno()])
             pipes.append(receiver)
-        results, failures = _await(pipes, watch)
+        answers = _await(pipes, watch)
+        failures = {rank: answer for rank, answer in answers.items() if answer[0] != "returned"}
         if len(pipes) > 1 and failures:
             close()  # ends distributed processes that wait for each other
     except BaseException:
@@ -191,7 +192,7 @@ def call(
         for receiver in pipes:
             receiver.close()
     if not failures:
-        return results[0]
+        return answers[0][1]
     failed, (kind, reason) = min(failures.items(), key=lambda item: (item[1][0] != "ended", item[0]))
     if log is None:
         raise AlmaError(reason if kind == "refused" else f"{function} failed ({reason})")
@@ -213,16 +214,13 @@ def group_sizes(num_procs: int) -> dict[str, str]:
     }
 
 
-def _await(
-    pipes: Sequence[Connection], watch: Callable[[Mapping[str, Any]], None]
-) -> tuple[dict[int, Any], dict[int, tuple[str, str]]]:
-    """Wait for the children; return (rank -> return value, rank -> (kind, reason) of the failure)."""
+def _await(pipes: Sequence[Connection], watch: Callable[[Mapping[str, Any]], None]) -> dict[int, tuple[str, Any]]:
+    """Wait for the children; return rank -> (kind, value or reason), as of `_execute`, or ("ended", reason)."""
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
-    results: dict[int, Any] = {}
-    failures: dict[int, tuple[str, str]] = {}
+    answers: dict[int, tuple[str, Any]] = {}
     deadline = float("inf")
     while waiting and time.monotonic() < deadline:
-        for pipe in wait([*waiting], None if not failures else 0.1):
+        for pipe in wait([*waiting], None if deadline == float("inf") else 0.1):
             assert isinstance(pipe, Connection)
             rank = waiting[pipe]
             try:
@@ -234,17 +232,15 @@ def _await(
                     watch(value)
                 continue
             del waiting[pipe]
+            answers[rank] = kind, value
             if kind == "returned":
-                results[rank] = value
                 _await_end(pipe)
             else:
-                failures[rank] = (kind, value)
                 deadline = min(deadline, time.monotonic() + REPORT_SECONDS)
-    return results, failures
+    return answers
 
 
 def _await_end(pipe: Connection) -> None:
-    """Wait until a child exits and thereby closes the pipe."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.recv_bytes()
@@ -382,7 +378,6 @@ class Command:
         return [word for group in self.groups for word in group]
 
     def __str__(self) -> str:
-        """Return the command line for a shell, split into lines."""
         launch = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         begin, end = "", ""
         if self.num_procs > 1:

@@ -46,7 +46,6 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, ignore_index: int
     ) -> Tensor:
-        """Return the loss, and save the gradients for `backward`; see `linear_cross_entropy` for the arguments."""
         ignored = target == ignore_index
         index = target.masked_fill(ignored, 0).unsqueeze(1)
         losses, grad_features, grad_weight = [], torch.empty_like(features), None
@@ -66,7 +65,6 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Optional[Tensor], ...]:
-        """Return the gradients from `forward`, multiplied by the incoming gradient."""
         grad_features, grad_weight = ctx.saved_tensors
         return grad_features * grads[0], grad_weight * grads[0], None, None, None
 
@@ -168,7 +166,7 @@ class AlmaSwitchCrossEntropy(CrossEntropyCriterion):
         return loss, sample_size, log
 
     def _losses(self, model: Any, inputs: dict[str, Any], target: Tensor) -> tuple[Tensor, Sequence[SwitchStatistics]]:
-        """Return (cross entropy of a batch, statistics of each Switch layer); ``--compile`` compiles this method."""
+        # ``--compile`` compiles this method.
         features, extra = model(**inputs, features_only=True)
         weight, bias = model.decoder.output_projection.weight, getattr(model.decoder, "logit_bias", None)
         nll_loss = linear_cross_entropy(features.flatten(0, 1), weight, target.flatten(), self.padding_idx, bias)
@@ -176,7 +174,6 @@ class AlmaSwitchCrossEntropy(CrossEntropyCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the metrics, aggregated over batches and processes; called by fairseq."""
         sums = {key: float(sum(log[key] for log in logging_outputs)) for key in logging_outputs[0]}
         sample_size, ntokens, bits = sums["sample_size"], sums["ntokens"], 1 / math.log(2)
         metrics.log_scalar("loss", sums["loss"] / sample_size * bits, sample_size, round=3)

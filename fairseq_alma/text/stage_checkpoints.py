@@ -11,18 +11,13 @@ import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Collection, Mapping, Optional, Sequence, Union
+from typing import Any, Collection, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.checkpoints import FIRST_UPDATE, LAST_CHECKPOINT, TASK_STATE, TRAIN_TOKENS
 from fairseq_alma.checkpoints.model_options import SWITCH_SIZES, TRANSFORMER_SIZES
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import archive_fault, once_per_file, open_atomically, synchronise
 from fairseq_alma.training.feature import BATCHES
-
-if TYPE_CHECKING:
-    from fairseq_alma.checkpoints.checkpoint_file import Weights
-
-_INTERVAL = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,8 @@ def repair_last(folder: Path) -> Optional[Path]:
     if is_sound(last):
         return last
     last.unlink(missing_ok=True)
-    found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := _INTERVAL.fullmatch(path.name))]
+    interval = r"checkpoint_\d+_(\d+)\.pt"
+    found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := re.fullmatch(interval, path.name))]
     for _, path in sorted(found, reverse=True):
         if is_sound(path):
             # Copy the file: fairseq's next write to a hard link would change both files.
@@ -146,7 +142,7 @@ def describe_checkpoint(path: Union[str, Path]) -> ModelFacts:
     return describe_model(checkpoint["cfg"]["model"], checkpoint["model"], Path(path))
 
 
-def describe_model(config: Mapping[str, Any], weights: "Weights", path: Path) -> ModelFacts:
+def describe_model(config: Mapping[str, Any], weights: Mapping[str, Any], path: Path) -> ModelFacts:
     """Return sizes and FLOPs of a model, given ``cfg.model`` and ``model`` of the checkpoint ``path``.
 
     FLOPs depend only on ``tokens_per_sample`` and on names and shapes of the weights. The output projection of

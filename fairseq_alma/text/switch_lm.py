@@ -134,7 +134,6 @@ class AlmaSwitchLM(LanguageModel):
 
 
 def _set_sizes(arch: str, args: argparse.Namespace) -> None:
-    """Set missing model sizes to the sizes of architecture ``arch``; called by fairseq."""
     for name, size in SWITCH_SIZES[arch].items():
         setattr(args, f"decoder_{name}", utils.safe_getattr(args, f"decoder_{name}", size))
 

@@ -167,7 +167,6 @@ class SequenceBatches(EpochBatchIterating):
 
     @property
     def _parts(self) -> list[np.ndarray]:
-        """Return the groups of indices that the current epoch reads: ``first`` (only in epoch 1), then all."""
         return [*([self.first] if self.epoch == 1 else []), np.arange(len(self.dataset))]
 
     @property
@@ -252,7 +251,6 @@ class TextTaskConfig(CommandConfig, LanguageModelingConfig):
 
 
 AlmaLMConfig = fairseq_config("AlmaLMConfig", TextTaskConfig, [StageOptions, *FEATURES], "text")
-"""Options of ``--task alma_lm``, including the options of all training features."""
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -383,7 +381,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
     def filter_indices_by_size(
         self, indices: np.ndarray, dataset: FairseqDataset, *args: Any, **kwargs: Any
     ) -> np.ndarray:
-        """Return the indices of sequences with a supported length, and print a line for each excluded prompt."""
         kept = super().filter_indices_by_size(indices, dataset, *args, **kwargs)
         if isinstance(dataset, NestedDictionaryDataset):
             for index in np.setdiff1d(indices, kept):
@@ -515,7 +512,6 @@ class AlmaLMTask(StageTask, LanguageModelingTask):
         return super().eval_lm_dataloader(*args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the task for a checkpoint, including the sha256 of the vocabulary."""
         return {**super().state_dict(), DICTIONARY_KEY: self.stream.dictionary_sha256}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

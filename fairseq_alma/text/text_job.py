@@ -1,6 +1,7 @@
 """Back end of ``alma-stream`` for text: steps and lengths of stages, and checkpoint files of a run."""
 
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
@@ -9,6 +10,7 @@ from fairseq_alma.data.stream import Stream, split_name
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import FileIdentity, file_identity
 from fairseq_alma.learners.learner import ModelId, Stage, StagePlan, Training
+from fairseq_alma.options import given_values
 from fairseq_alma.runs.evaluation import evaluation_command
 from fairseq_alma.runs.loop import describe_stage
 from fairseq_alma.runs.run_folder import BRANCH, ENSEMBLE_FILE, PREDICTIONS_FILE, RunFolder, predicting_checkpoint
@@ -86,7 +88,7 @@ class TextJob:
         self.stripped: dict[Path, tuple[Optional[FileIdentity], ...]] = {}
         self.learner = request.build_learner("text", request.seeds[0])
         given = TrainOptions(recipe.words, self.learner.owned)
-        self.train_options = given.as_dict
+        self.train_options = partial(given_values, recipe.words)
         self.options = given if request.num_procs == 1 else given.shared(request.num_procs)
         self.lengths = recipe.lengths
         if request.iid is not None and self.lengths is None:

@@ -47,17 +47,14 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
-"""Two of the three values of `Train.part`; the third value is `BRANCH`."""
 BEFORE_RECORD = "before.json"
 """File with the results of tests before training, kept because alma-stream may remove the tested weights."""
 read_progress: Callable[[Path], Progress] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
 )
-"""Read the training progress from a checkpoint, in a child of the helper process."""
 describe_checkpoint: Callable[[Path], ModelFacts] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:describe_checkpoint")
 )
-"""Read the size and the FLOPs of a model from a checkpoint, in a child of the helper process."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,6 @@ class Grow(TrainingStep):
     """Growth step: add experts, layers or both to the checkpoint that a training run starts from."""
 
     def is_done(self, model: Optional[ModelId] = None) -> bool:
-        """Return whether the grown checkpoint exists or is no longer needed."""
         return self.job.grown(self.training.model).is_file() or Train(self.job, self.plan, self.training).is_done()
 
     def commands(self) -> Sequence[Command]:
@@ -229,7 +225,6 @@ class Train(TrainingStep):
         return [Command("fairseq-train", tuple(groups), environment, request.num_procs)]
 
     def _start_options(self) -> tuple[str, ...]:
-        """Return the option that sets the starting checkpoint; empty for random weights."""
         job, start, initial = self.job, self.training.start, self.job.request.finetune_from_model
         if self.part == BRANCH:
             last = job.folder.checkpoint(self.training.model)
@@ -262,7 +257,6 @@ class Train(TrainingStep):
         return [*((name, *values) for name, values in options), *training.sizes]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
-        """Train the remaining updates; return entries of stage.json, such as updates, tokens and FLOPs."""
         self._reset()
         last = stage_checkpoints.repair_last(self.folder)
         done = read_progress(last) if last else Progress(0, 0, 0)
@@ -320,7 +314,6 @@ class Train(TrainingStep):
         with work.display.training(self.plan, self.training, max_update, num_updates) as progress:
 
             def watch(figures: Mapping[str, Any]) -> None:
-                """Show the metrics of an update; count updates from the beginning of this step."""
                 updates, epochs = int(figures["num_updates"]) - first_update, float(figures.get("update") or 0)
                 if max_epoch is not None and epochs > 0:  # fairseq's "update" is the fractional number of epochs
                     by_epochs = max(updates, round(updates * max_epoch / epochs))
@@ -459,7 +452,6 @@ class Test(TextStep):
         return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.arrivals[-1] + 1))]
 
     def commands(self) -> Sequence[Command]:
-        """Return one fairseq-eval-lm command for each split."""
         (predictor,) = self.job.predictors(self.job.folder, self.plan)
         return [self.evaluation(predictor, split) for split in self.splits]
 

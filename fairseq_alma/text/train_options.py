@@ -65,7 +65,6 @@ TABLE = (
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
 """Defaults by number of training tokens, in ascending order. With ``--size``, it sets only the tokens per update."""
-HALF_LIFE = "1/16"
 MAX_BATCH_TOKENS = 8192
 """Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
 MANY_PASSES = 4
@@ -369,7 +368,7 @@ def complete(
     if not is_other_arch and not context.is_paper:
         by_epoch = {"--max-epoch", "--force-anneal"} & filled.keys() or "," in filled.get("--lr", "")
         is_endless = filled.get("--lr-scheduler") in ENDLESS and not by_epoch
-        features |= {} if context.selects_weights else {"ema_half_life": HALF_LIFE}
+        features |= {} if context.selects_weights else {"ema_half_life": "1/16"}
         continues = context.continues and not context.features.get("best_checkpoint")
         features |= {"carry_optimizer": True} if continues and is_endless else {}
     model_line = f"{filled['--arch']}"
@@ -386,7 +385,6 @@ def complete(
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
-    """Return the defaults of options after ``--`` according to ``row``: option -> value."""
     arch = given.get("--arch", "alma_transformer_lm")
     procs = 1 if "--update-freq" in given else context.num_procs  # the processes share the given batches
     steps = procs * math.ceil(row.batch * row.length / (MAX_BATCH_TOKENS * procs))
@@ -541,10 +539,6 @@ class TrainOptions:
     def last(self, name: str) -> Optional[tuple[str, ...]]:
         """Return the values of the last occurrence of an option; None if the option is not given."""
         return next((values for option, values in reversed(self.options) if option == name), None)
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the last value of each option by name, for run.json; the value of a flag is an empty string."""
-        return {name: " ".join(values) for name, values in self.options}
 
     def for_evaluation(self) -> list[tuple[str, ...]]:
         """Return the options for fairseq-eval-lm, each as (name, value) or, for a flag, (name,)."""

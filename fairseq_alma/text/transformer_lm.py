@@ -93,7 +93,6 @@ class CachedAttention(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Reorder the cache for beam search; called by fairseq."""
         cached = self.get_incremental_state(incremental_state, "attn_state")
         if cached is not None:
             reordered = {name: tensor.index_select(0, new_order) for name, tensor in cached.items()}
