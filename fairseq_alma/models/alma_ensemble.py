@@ -81,8 +81,9 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         """
 
         def log_probs(member: Any) -> Tensor:  # a function, so that the logits of a member are freed on return
-            output = member(prev_output_tokens, incremental_state=incremental_state)
-            return member.get_normalized_probs(output, log_probs=True)
+            return member.get_normalized_probs(
+                member(prev_output_tokens, incremental_state=incremental_state), log_probs=True
+            )
 
         return log_of_mean(map(log_probs, self.members), self.weights), {"attn": [None]}
 
@@ -139,11 +140,10 @@ class AlmaEnsemble(FairseqLanguageModel):
         members: list[Any] = []
         for index, entry in enumerate(entries):
             file = None if index in embedded else member_file(entry, folder)
-            checkpoint = None if file is None else read_member(file)
-            config = entry["config"] if checkpoint is None else checkpoint["cfg"]["model"]
-            member = models.build_model(OmegaConf.create(config), task, from_checkpoint=True)
+            checkpoint = {"cfg": {"model": entry["config"]}} if file is None else read_member(file)
+            member = models.build_model(OmegaConf.create(checkpoint["cfg"]["model"]), task, from_checkpoint=True)
             refuse_other_weights(member, str(file or f"member {index} of the ensemble"))
-            if checkpoint is not None:
+            if file is not None:
                 member.load_state_dict(dict(checkpoint["model"]))
             members.append(member)
         weights = [each.weight for each in cfg.members]

@@ -85,10 +85,13 @@ class Helper:
         with other_end:
             # -P: a file in the working directory must not be imported in place of a library of the same name.
             main = f"from fairseq_alma.text.helper import serve; serve({other_end.fileno()})"
-            words = [sys.executable, "-P", "-c", main]
             environment = {**_WHILE_IMPORTING, **os.environ}  # a child gets the environment of its caller
             self.process = start_process(
-                words, env=environment, stdout=self.errors, stderr=self.errors, pass_fds=[other_end.fileno()]
+                [sys.executable, "-P", "-c", main],
+                env=environment,
+                stdout=self.errors,
+                stderr=self.errors,
+                pass_fds=[other_end.fileno()],
             )
         try:
             self.connection.recv()  # sent after the imports

@@ -236,8 +236,7 @@ def _read_sums(path: Path, text: str, members: Sequence[str]) -> Optional[tuple[
         text_of_file, known = json.loads(str(arrays.pop("head")))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    is_known = text_of_file == text and known == [*members[: len(known)]]
-    return (len(known), arrays) if is_known else None
+    return (len(known), arrays) if text_of_file == text and known == [*members[: len(known)]] else None
 
 
 @in_one_line()

@@ -151,8 +151,7 @@ class TextJob:
     def predictors(self, folder: RunFolder, plan: StagePlan) -> tuple[Path]:
         """Return a tuple of one path: the checkpoint to test after a stage, a single model or an ensemble."""
         if len(plan.predictors) == 1:
-            (model,) = plan.predictors
-            return (self.of(folder).predicting(model),)
+            return (self.of(folder).predicting(plan.predictors[0]),)
         assert plan.combine == "probabilities", plan.combine  # learners for text support no other combination
         return (folder.stage_folder(plan.stage.index) / ENSEMBLE_FILE,)
 

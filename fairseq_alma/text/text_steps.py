@@ -68,13 +68,14 @@ class TextStep(Step):
     def here(self) -> Path:  # the folder of the stage
         return self.job.folder.stage_folder(self.plan.stage.index)
 
+    @property
+    def predictor(self) -> Path:  # the checkpoint to test after the stage
+        return self.job.predictors(self.job.folder, self.plan)[0]
+
     def evaluation(self, path: Path, *splits: str) -> Command:
         """Return the fairseq-eval-lm command that tests a checkpoint on the given splits."""
-        test = ("--path", str(path), "--gen-subset", ",".join(splits))
-        return Command(
-            "fairseq-eval-lm",
-            (*self.job.engine, test, ("--log-format", "simple"), *self.job.options.for_evaluation()),
-        )
+        groups = [*self.job.engine, ("--path", str(path), "--gen-subset", ",".join(splits)), ("--log-format", "simple")]
+        return Command("fairseq-eval-lm", (*groups, *self.job.options.for_evaluation()))
 
     def test(
         self, work: StageWork, path: Path, splits: Sequence[str], name: str, given: Sequence[Any] = ()
@@ -190,12 +191,11 @@ class Train(TrainingStep):
         Raises:
             AlmaError: the last checkpoint is damaged.
         """
-        last, best = self.folder / LAST_CHECKPOINT, self.folder / BEST_FILE
-        if not stage_checkpoints.is_complete(last):
+        needed = [self.folder / LAST_CHECKPOINT, *([self.folder / BEST_FILE] if self.job.keeps_best else [])]
+        if not all(map(stage_checkpoints.is_complete, needed)):
             return False
-        done = read_progress(last)
-        has_ended = not self._is_outdated(done) and done.has_reached(*self.limits)
-        return has_ended and (not self.job.keeps_best or stage_checkpoints.is_complete(best))
+        done = read_progress(needed[0])
+        return not self._is_outdated(done) and done.has_reached(*self.limits)
 
     def commands(self) -> Sequence[Command]:
         """Return one fairseq-train command, which also resumes an interrupted training run."""
@@ -428,9 +428,8 @@ class Join(TextStep):
     """Ensemble step: write the ensemble checkpoint of the stage."""
 
     def commands(self) -> Sequence[Command]:
-        (predictor,) = self.job.predictors(self.job.folder, self.plan)
         members = tuple(str(self.job.predicting(model)) for model in self.plan.predictors)
-        return [Command("alma-ensemble", (members, ("--out", str(predictor), "--force")))]
+        return [Command("alma-ensemble", (members, ("--out", str(self.predictor), "--force")))]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Remove unneeded optimizer states from the members, then write the ensemble, which stores their checksums."""
@@ -452,18 +451,16 @@ class Test(TextStep):
         return [*TEST_SPLITS, *self.job.holdouts(range(self.plan.stage.arrivals[-1] + 1))]
 
     def commands(self) -> Sequence[Command]:
-        (predictor,) = self.job.predictors(self.job.folder, self.plan)
-        return [self.evaluation(predictor, split) for split in self.splits]
+        return [self.evaluation(self.predictor, split) for split in self.splits]
 
     def run(self, work: StageWork) -> Mapping[str, Any]:
         """Return counts and test metrics. For an ensemble, compute only predictions that no file stores yet."""
         facts = [describe_checkpoint(self.job.folder.checkpoint(model)) for model in self.plan.predictors]
-        (predictor,) = self.job.predictors(self.job.folder, self.plan)
         kept: tuple[Optional[Path], ...] = ()
         if len(self.plan.predictors) > 1:
             before = self.job.folder.stage_folder(self.plan.stage.index - 1) / PREDICTIONS_FILE
             kept = (before if self.plan.stage.index else None, self.here / PREDICTIONS_FILE)
-        found = self.test(work, predictor, self.splits, "test", kept)
+        found = self.test(work, self.predictor, self.splits, "test", kept)
         earlier = (Before(self.job, self.plan).read() or {}).get("holdouts") or {}
         names = {t: split_name(t, "holdout") for t in range(self.plan.stage.arrivals[-1] + 1)}
         holdouts = [
