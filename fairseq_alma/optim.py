@@ -35,8 +35,8 @@ from fairseq_alma.training.stage_task import bound_options, declared
 
 FACTOR = real(0, 1e6, above=True)
 STEPS = 5
+# Maximum number of elements per call of `orthogonalize`, unless one parameter has more; limits temporary memory.
 MAX_BATCH_SIZE = 2**24
-"""Maximum number of elements per call of `orthogonalize`, unless one parameter has more; limits temporary memory."""
 
 
 class FactorAdamW(torch.optim.Optimizer):

@@ -32,15 +32,14 @@ from fairseq_alma.report.figures import STYLE, Drawing, line_styles, write
 from fairseq_alma.report.read_run import Experiment, RecordedRun, experiments, load_run
 from fairseq_alma.terminal import command
 
+# ``expert``: (layers, n), the expert of each of the first n test images; written with --keep-checkpoints.
 EXPERTS_FILE = "test-experts.npz"
-"""``expert``: (layers, n), the expert of each of the first n test images; written with --keep-checkpoints."""
 COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#888888", "#882255", "#332288",
     "#999933", "#8C510A",
 )  # fmt: skip
 MOST_STAGES, MOST_LEAVES = 4, 20
-MAIN_CLASS = 0.1
-"""Minimum share of a leaf's images for a class to be named at the leaf."""
+MAIN_CLASS = 0.1  # Minimum share of a leaf's images for a class to be named at the leaf.
 
 
 @command

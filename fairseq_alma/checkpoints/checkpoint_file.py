@@ -33,8 +33,8 @@ _IGNORED = (".embed_positions._float_tensor", ".embed_positions.weights", "decod
 _VERSION = ".adaptive_softmax.version"  # integer buffer of fairseq
 Weights = Mapping[str, Tensor]
 Checkpoint = dict[str, Any]
+# Key in ``task_state``. The value is the sha256 of the training vocabulary (``dict.txt``).
 DICTIONARY_KEY = "alma_dictionary_sha256"
-"""Key in ``task_state``. The value is the sha256 of the training vocabulary (``dict.txt``)."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

@@ -13,19 +13,19 @@ MAX_SIZE = 1_000_000
 SIZE = integer(1, MAX_SIZE)
 LAYERS = integer(1, 1000)
 _FREQUENCY = integer(0, MAX_SIZE)
-USUAL_FREQUENCY = 2
-"""Default MoE frequency: every second layer is a Switch layer."""
+USUAL_FREQUENCY = 2  # Default MoE frequency: every second layer is a Switch layer.
 SHARE, FACTOR = real(0, 1), real(0, 1e6)
 TEXT, IMAGES = ("text",), ("images",)
 of_text, shape_of_text = partial(opt, kinds=TEXT), partial(opt, kinds=TEXT, shape=True)
 shape_of_images = partial(opt, kinds=IMAGES, shape=True)
+# Decoder sizes of the Switch language models; the paper uses the sizes base and large.
 SWITCH_SIZES = {
     "alma_switch_lm": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
     "alma_switch_lm_tiny": {"layers": 4, "embed_dim": 128, "ffn_embed_dim": 512, "attention_heads": 4},
     "alma_switch_lm_base": {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8},
     "alma_switch_lm_large": {"layers": 12, "embed_dim": 768, "ffn_embed_dim": 3072, "attention_heads": 12},
 }
-"""Decoder sizes of the Switch language models; the paper uses the sizes base and large."""
+# Decoder sizes of the ``alma_transformer_lm`` models; `train_options.complete_sizes` computes the remaining sizes.
 TRANSFORMER_SIZES = {
     "alma_transformer_lm": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_tiny": {"layers": 2, "embed_dim": 64},
@@ -34,7 +34,6 @@ TRANSFORMER_SIZES = {
     "alma_transformer_lm_base": {"layers": 8, "embed_dim": 512},
     "alma_transformer_lm_large": {"layers": 16, "embed_dim": 1024},
 }
-"""Decoder sizes of the ``alma_transformer_lm`` models; `train_options.complete_sizes` computes the remaining sizes."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +257,7 @@ class StartOptions:
     restore_file: str = "${checkpoint.restore_file}"
 
 
+# Option of fairseq-train that loads only the weights of a checkpoint.
 WEIGHTS_FLAG = "--finetune-from-model"
-"""Option of fairseq-train that loads only the weights of a checkpoint."""
+# Default `StartOptions`, with which fairseq-train resumes from the last checkpoint.
 DEFAULT_START = {"finetune_from_model": None, "restore_file": LAST_CHECKPOINT}
-"""Default `StartOptions`, with which fairseq-train resumes from the last checkpoint."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.growth.gate_tree import GateTree
 
+# Names within a layer of E experts: prefix of the expert parameters of shape (E, …), and name of the gate weight.
 EXPERTS, GATE_TENSOR = "experts.", "gate.weight"
-"""Names within a layer of E experts: prefix of the expert parameters of shape (E, …), and name of the gate weight."""
 
 _OUTPUTS = ("down_proj", "fc2_weight", "fc2_bias")  # weights of experts that are linear in the output
 _STATE_FIELDS = {"step", "exp_avg", "exp_avg_sq", "momentum"}  # of Adam and Muon

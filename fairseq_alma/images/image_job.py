@@ -33,15 +33,13 @@ from fairseq_alma.runs.run_folder import RunFolder, predicting_checkpoint
 from fairseq_alma.runs.study import RunRequest
 from fairseq_alma.training.feature import FEATURES, Features, Setting
 
+# Optimizer -> options of the optimizer.
+# These optimizers update each weight independently, so the members of a network do not affect each other.
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("--adadelta-rho", "--adadelta-eps", "--weight-decay"),
     "sgd": ("--momentum", "--weight-decay"),
     "adam": ("--adam-betas", "--adam-eps", "--weight-decay"),
 }
-"""Optimizer -> options of the optimizer.
-
-These optimizers update each weight independently, so the members of a network do not affect each other.
-"""
 MODEL_OPTIONS = flags_of(*IMAGE_NETWORKS)
 
 

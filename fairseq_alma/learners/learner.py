@@ -190,8 +190,8 @@ class StagePlan:
     combine: str = "probabilities"
 
 
+# Kind of data -> name of a learner (value of ``--learner``) -> class of the learner.
 LEARNERS: dict[str, dict[str, "type[Learner]"]] = {kind: {} for kind in KINDS}
-"""Kind of data -> name of a learner (value of ``--learner``) -> class of the learner."""
 Class = TypeVar("Class", bound="type[Learner]")
 
 
@@ -216,8 +216,8 @@ def register_learner(name: str, *kinds: str) -> Callable[[Class], Class]:
     return register
 
 
+# Function that returns the values of the last occurrence of an option after ``--``; None if the option is missing.
 Last = Callable[[str], Optional[tuple[str, ...]]]
-"""Function that returns the values of the last occurrence of an option after ``--``; None if the option is missing."""
 
 
 @dataclass(frozen=True)

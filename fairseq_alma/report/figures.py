@@ -37,8 +37,8 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white", "savefig.facecolor": "white", "pdf.fonttype": 42,
     "text.parse_math": False,
 }  # fmt: skip
+# File format -> metadata key to omit, so that files do not depend on the version of matplotlib or the time.
 OMITTED_METADATA = {"png": "Software", "pdf": "CreationDate"}
-"""File format -> metadata key to omit, so that files do not depend on the version of matplotlib or the time."""
 LEAST_HEIGHT = 3.1  # inches
 LABEL_WIDTH = 40  # characters
 

@@ -34,13 +34,13 @@ SIZES = {
     "--channels": "{} channels", "--hidden-layers": "{} hidden layers",
 }  # fmt: skip
 SIZE_WORDS = ("tiny", "mini", "small", "base", "large", "mlp", "vgg")
+# Colours of learners in figures, mostly from Okabe and Ito (2008). Tables list the learners in this order.
 LEARNER_COLOURS = {
     "sm": "#0072B2", "moe": "#56B4E9", "ens": "#D55E00", "bagging": "#882255", "umix": "#009E73", "gens": "#E69F00",
     "gmoe": "#CC79A7", "firefly": "#333333",
 }  # fmt: skip
-"""Colours of learners in figures, mostly from Okabe and Ito (2008). Tables list the learners in this order."""
+# Options that an experiment name omits, because the label or the number of experts shows the value.
 IMPLIED = ("--num-experts", "--grow-schedule", "--num-members", "--wait", "--replay", "--iid", "--drop-rest")
-"""Options that an experiment name omits, because the label or the number of experts shows the value."""
 # 97.5 % quantiles of Student's t distribution with 0, 1, 2, ... degrees of freedom.
 T_POINTS = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 

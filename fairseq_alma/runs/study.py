@@ -166,11 +166,11 @@ class ProcessOptions(Options):
 
 NEW_FIRST = "new_first"  # key of run.json that may change between stages; reports compare the first stage's value
 BATCH_OPTIONS = ("--batch-size", "--max-tokens", "--update-freq")
+# Keys of run.json that a resumed run may change; they affect files, logs and batches, but not the sequence order.
 FREE_OPTIONS = (
     *(name for name, option in options_of(StudyOptions).items() if option.free),
     *("--log-interval", "--num-workers", "--checkpoint-activations", *BATCH_OPTIONS, *CURVE_OPTIONS, NEW_FIRST),
 )
-"""Keys of run.json that a resumed run may change; they affect files, logs and batches, but not the sequence order."""
 ROUNDING_OPTIONS = ("jobs",)  # keys of run.json that a resumed run may not change (rounding); reports ignore them
 OPTION_OF = {"best_every": "--save-every"}  # key of run.json -> flag, if it is not the name of the key
 

@@ -47,8 +47,8 @@ from fairseq_alma.text.task import AlmaLMTask
 from fairseq_alma.text.transformer_lm import build_from_config
 from fairseq_alma.training.stage_task import configuration_of
 
+# Key in a grown checkpoint. The value is a list of records (dictionaries), one for each growth step.
 RECORD_KEY = "alma_growth"
-"""Key in a grown checkpoint. The value is a list of records (dictionaries), one for each growth step."""
 _UNALTERED = "no file was written; give an unaltered checkpoint"
 _DENSE_WEIGHT = re.compile(r"(?P<mlp>decoder\.layers\.(?P<layer>\d+)\.mlp\.)(?P<kind>gate|up|down)_proj\.weight")
 

@@ -46,16 +46,15 @@ _WHILE_IMPORTING = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow would start a thread otherwise
 }
 MAX_REASON = 400
-REPORT_SECONDS = 5.0
-"""Seconds to wait for the errors of other ranks after the first failure."""
+REPORT_SECONDS = 5.0  # Seconds to wait for the errors of other ranks after the first failure.
 KILLED = "the helper process was killed, possibly out of memory; run the command again"
 LINE_LENGTH = 110
+# Command -> function that the command calls, as ``module:name``.
 FUNCTIONS = {
     "fairseq-train": "fairseq_cli.train:cli_main",
     "fairseq-eval-lm": "fairseq_alma.text.losses:evaluate",
     "alma-grow": "fairseq_alma.cli.grow:main",
 }
-"""Command -> function that the command calls, as ``module:name``."""
 
 
 class Call(NamedTuple):

@@ -31,9 +31,9 @@ from fairseq_alma.files import open_atomically
 from fairseq_alma.moe import SwitchLayer, SwitchStatistics
 from fairseq_alma.training.stage_task import configuration_of
 
+# Maximum number of logits of a chunk (tokens x V), 512 MiB in fp32. Smaller chunks are slower, because each chunk
+# updates the complete weight gradient.
 CHUNK_ELEMENTS = 2**27
-"""Maximum number of logits of a chunk (tokens x V), 512 MiB in fp32. Smaller chunks are slower, because each chunk
-updates the complete weight gradient."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):

@@ -72,10 +72,10 @@ from fairseq_alma.training.stage_task import (
     require_batch_size,
 )
 
+# Options of the task that determine the order of the sequences of an epoch, together with ``--megabatch``.
 ORDER_OPTIONS = ("wait", "replay", "new_first", "tokens_per_sample", "seed")
-"""Options of the task that determine the order of the sequences of an epoch, together with ``--megabatch``."""
+# Version of the iterator state. The position counts sequences in version 3, and batches in fairseq's version 2.
 POSITION_VERSION = 3
-"""Version of the iterator state. The position counts sequences in version 3, and batches in fairseq's version 2."""
 
 
 @dataclass

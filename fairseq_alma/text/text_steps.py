@@ -47,8 +47,8 @@ NUM_LOG_LINES = 100
 MAX_LOG_INTERVAL = 25
 TEST_SPLITS = ("valid", "test")
 COMPLETE, UP_TO_BRANCH = "complete", "up to branch"
+# File with the results of tests before training, kept because alma-stream may remove the tested weights.
 BEFORE_RECORD = "before.json"
-"""File with the results of tests before training, kept because alma-stream may remove the tested weights."""
 read_progress: Callable[[Path], Progress] = once_per_file(
     partial(call, "fairseq_alma.text.stage_checkpoints:read_progress")
 )

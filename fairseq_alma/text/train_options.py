@@ -26,8 +26,8 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.options import GivenOption, given_values, group_words, options_of
 from fairseq_alma.training.feature import ENDLESS, FEATURES
 
+# Name of the criterion that adds the load-balancing loss of Switch layers.
 BALANCING = "alma_switch_cross_entropy"
-"""Name of the criterion that adds the load-balancing loss of Switch layers."""
 
 
 class Row(NamedTuple):
@@ -51,6 +51,7 @@ class Row(NamedTuple):
     rate: float
 
 
+# Defaults by number of training tokens, in ascending order. With ``--size``, it sets only the tokens per update.
 TABLE = (
     Row(0.2e6, 48, 2, 128, 4, 0.03),
     Row(0.8e6, 64, 2, 128, 8, 0.03),
@@ -64,17 +65,15 @@ TABLE = (
     Row(5e9, 768, 12, 512, 128, 0.015),
     Row(math.inf, 1024, 16, 512, 256, 0.01),
 )
-"""Defaults by number of training tokens, in ascending order. With ``--size``, it sets only the tokens per update."""
+# Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``).
 MAX_BATCH_TOKENS = 8192
-"""Default maximum number of tokens per batch. An update with more tokens has several batches (``--update-freq``)."""
-MANY_PASSES = 4
-"""Maximum number of passes of a run that has no dropout by default."""
+MANY_PASSES = 4  # Maximum number of passes of a run that has no dropout by default.
+# Default weight decay of runs with more than one and at most `MANY_PASSES` passes, except in a model's first stage.
 WEIGHT_DECAY = 0.01
-"""Default weight decay of runs with more than one and at most `MANY_PASSES` passes, except in a model's first stage."""
+# First stage of a new model: weight decay times learning rate times updates, and maximum weight decay.
 FIRST_DECAY, MAX_DECAY = 0.5, 0.15
-"""First stage of a new model: weight decay times learning rate times updates, and maximum weight decay."""
-START_FACTOR = 0.1
-"""Factor of the default learning rate in a run that starts from a trained model."""
+START_FACTOR = 0.1  # Factor of the default learning rate in a run that starts from a trained model.
+# Options of ``--preset paper`` (paper v5, appendix A); ``recipes/lm`` cites the source of each value.
 PAPER = {
     "--arch": "alma_switch_lm_base",
     "--num-experts": "4",
@@ -89,17 +88,16 @@ PAPER = {
     "--batch-size": "8",
     "--update-freq": "24",
 }
-"""Options of ``--preset paper`` (paper v5, appendix A); ``recipes/lm`` cites the source of each value."""
+# Options with a default for ``--arch alma_switch_lm``. Option -> dependent options, which get a
+# default only if this option gets its default.
 OTHER_ARCH = {"--criterion": (), "--optimizer": ("adam-betas", "adam-eps", "weight-decay", "clip-norm"),
              "--lr": ("lr-scheduler", "warmup-updates", "total-num-update"), "--batch-size": ("update-freq",),
              "--max-update": ()}  # fmt: skip
-"""Options with a default for ``--arch alma_switch_lm``. Option -> dependent options, which get a
-default only if this option gets its default."""
+# Options that change the number of parameters in a way that `num_params` does not consider.
 SIZE_OPTIONS = {each.flag for each in options_of(AlmaTransformerOptions).values() if each.shape} - {"--decoder-layers"}
-"""Options that change the number of parameters in a way that `num_params` does not consider."""
 END_OPTIONS = ("--max-update", "--max-epoch")
+# Option with a default -> options that, if given, disable this default.
 ALTERNATIVES = {"--batch-size": ("--batch-size", "--max-tokens"), "--max-update": END_OPTIONS}
-"""Option with a default -> options that, if given, disable this default."""
 _OWNED = {
     "alma-stream sets this option": "user-dir task",
     "give this option before the --": "wait replay seed",
@@ -126,17 +124,17 @@ _OWNED = {
     "only --max-update or --max-epoch ends a stage": "patience stop-time-hours stop-min-lr",
     "give --autocast bf16, or use fp32": "fp16 bf16 amp tpu memory-efficient-fp16 memory-efficient-bf16",
 }
+# Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message.
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
-"""Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message."""
 # fairseq-eval-lm gets no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
+# Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence.
 EVAL_OPTIONS = {
     **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--num-workers")},
     "--batch-size": ("--batch-size-valid", "--batch-size"),
     "--max-tokens": ("--max-tokens-valid", "--max-tokens"),
 }
-"""Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence."""
+# Options whose value is a number of updates; ``--iid K`` multiplies these values by K.
 UPDATE_COUNTS = ("--max-update", "--total-num-update")
-"""Options whose value is a number of updates; ``--iid K`` multiplies these values by K."""
 
 
 @dataclass(frozen=True)

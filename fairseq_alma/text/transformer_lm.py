@@ -50,12 +50,12 @@ from fairseq_alma.options import options_of
 from fairseq_alma.text.train_options import complete_sizes
 from fairseq_alma.training.stage_task import check_options, fairseq_config, starting_checkpoint
 
+# Numbers of tokens and dimensions that are enough for `init_from_bigrams`; more only take more memory and time.
 MAX_TOKENS, MAX_RANK = 2**22, 128
-"""Numbers of tokens and dimensions that are enough for `init_from_bigrams`; more only take more memory and time."""
+# Share of the embedding dimensions, constant c, and penalty of the ridge regression in `init_from_bigrams`.
 SHARE, PSEUDOCOUNT, RIDGE = 0.9, 60.0, 0.01
-"""Share of the embedding dimensions, constant c, and penalty of the ridge regression in `init_from_bigrams`."""
+# Maximum number of sequences, and maximum length, of the sample of text in `init_from_bigrams`.
 SAMPLE = (128, 128)
-"""Maximum number of sequences, and maximum length, of the sample of text in `init_from_bigrams`."""
 IncrementalState = dict[str, dict[str, Optional[Tensor]]]
 
 
@@ -141,10 +141,10 @@ class Decoder(FairseqIncrementalDecoder):
     embed_tokens: nn.Embedding
     layers: nn.ModuleList
     output_projection: nn.Linear
+    # Name of the final norm, as an attribute of the decoder and in checkpoints.
     norm_name: ClassVar[str]
-    """Name of the final norm, as an attribute of the decoder and in checkpoints."""
+    # (V,) bias of the logits: -30 for symbols of fairseq that an imported vocabulary lacks, else 0; None: no bias.
     logit_bias: Optional[Tensor]
-    """(V,) bias of the logits: -30 for symbols of fairseq that an imported vocabulary lacks, else 0; None: no bias."""
 
     def __init__(self, dictionary: Dictionary, cfg: Any, max_positions: int) -> None:
         super().__init__(dictionary)

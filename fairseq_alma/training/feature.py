@@ -46,9 +46,9 @@ from fairseq_alma.options import TRAINING, Options, flag, options_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+# Key in the state of training features. The value is a list of dictionaries, for the first batch size and for each
+# change, with the keys from_update, batch_size, max_tokens, update_freq and num_procs.
 BATCHES = "batches"
-"""Key in the state of training features. The value is a list of dictionaries, for the first batch size and for each
-change, with the keys from_update, batch_size, max_tokens, update_freq and num_procs."""
 ENDLESS = ("fixed", "inverse_sqrt")  # learning-rate schedules that do not depend on the training length
 
 

@@ -25,8 +25,8 @@ from fairseq.trainer import Trainer
 
 import fairseq_alma
 
+# Layers, model dimension, feed-forward dimension, heads.
 SIZES = {"tiny": (4, 128, 512, 4), "base": (6, 512, 2048, 8), "large": (12, 768, 3072, 12)}
-"""Layers, model dimension, feed-forward dimension, heads."""
 STOCK, SWITCH, TRANSFORMER = "transformer_lm_gpt", "alma_switch_lm", "alma_transformer_lm"
 
 

@@ -36,8 +36,7 @@ from fairseq_alma.text.train_options import row_of, transformer_params, usual_ff
 TOKENS_PER_PARAMETER, PASSES, MEGABATCHES, EXPERTS = 9, 10, 4, 4
 BATCH, SAMPLE = 16, 128
 LAST = MEGABATCHES - 1
-Found = dict[str, dict[int, Spread]]
-"""Log perplexity over seeds, by row and arrival."""
+Found = dict[str, dict[int, Spread]]  # Log perplexity over seeds, by row and arrival.
 BYTES_PER_TOKEN = {32: 2.36, 48: 2.59}  # of English Wikipedia, with the vocabulary for each width
 MARGIN = 1.07  # extra text for valid, test, and documents that share words with them
 SECONDS_PER_UPDATE = {32: 0.09, 48: 0.18}  # on one core; replaced by the measured time of complete runs
@@ -91,8 +90,8 @@ ROWS = {
     "layers-1-2-4": Row("--learner grow --grow-schedule layers=1,2,4,4", 1, None, cost=5),
     "upcycled-8": Row("--learner grow --grow-schedule experts=1,1,8,8 --grow-method copy", None),
 }  # fmt: skip
+# Row that tries two rates, by learning-rate schedule.
 TUNED = {"polynomial_decay": "sm-4", "fixed": "carried-replay-branch"}
-"""Row that tries two rates, by learning-rate schedule."""
 MAIN = ("sm-4", "sm-1", "sm-12", "gmoe", "ens-2", "carried-replay-branch")
 PAPER = {
     "sm-8": ("SM_w1", "8"), "sm-12": ("SM_w1", "12"), "gmoe": ("gMoE_w1", "4, 6, 8, 12"), "ens-2": ("Ens_w1", "4@2"),

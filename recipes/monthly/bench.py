@@ -41,8 +41,8 @@ POLICIES = {
     "update": ([], "alma-update"),
     "retrain": ([], "a new model every month, as many tokens in all"),
 }
+# (passes through all text so far, multiple of the policy's number of parameters) of each oracle model.
 ORACLES = [(passes, times) for passes in (1, 2, 4) for times in (1, 2)]
-"""(passes through all text so far, multiple of the policy's number of parameters) of each oracle model."""
 COLUMNS = ("policy", "seed", "arrival", "mean", "before", "test", "valid", "params", "flops", "cpu_seconds", "months")
 
 

@@ -26,12 +26,11 @@ from fairseq_alma.errors import AlmaError
 from fairseq_alma.runs.study import read_size
 from fairseq_alma.terminal import command
 
-SHARES = (0.9, 1.6, 0.4, 1.3, 0.7, 1.1)
-"""Bytes of each month, as a multiple of --size."""
+SHARES = (0.9, 1.6, 0.4, 1.3, 0.7, 1.1)  # Bytes of each month, as a multiple of --size.
+# Largest document, in bytes: a longer article is cut after a paragraph, a longer Python file is skipped.
 LONGEST = {"wikipedia": 6_000, "python": 20_000}
-"""Largest document, in bytes: a longer article is cut after a paragraph, a longer Python file is skipped."""
-SHORTEST = 500
-"""Smallest document, in bytes."""
+SHORTEST = 500  # Smallest document, in bytes.
+# Words of each topic; each topic is a month. `topic_of` assigns articles to topics.
 TOPICS = {
     "countries": "country city capital river island islands province county population located coast region kingdom "
     "republic state town territory geography landlocked",
@@ -46,7 +45,6 @@ TOPICS = {
     "science": "mathematics theorem theory physics chemical element equation energy atomic number numbers function set "
     "group space particle star constellation chemistry",
 }
-"""Words of each topic; each topic is a month. `topic_of` assigns articles to topics."""
 PACKAGES = ("networkx", "sympy", "matplotlib", "transformers", "scikit-learn", "pandas")
 
 
