@@ -326,10 +326,7 @@ class Work:
         )
 
     def _read_again(self, piece: int, marks: np.ndarray) -> Iterator[tuple[list[str], np.ndarray, int]]:
-        """Yield (documents, slice of ``marks``, bytes read) per batch. Raises AlmaError if a file has become longer.
-
-        `Plan.refuse_changes` finds all other changes before the stream is published.
-        """
+        """Yield (documents, slice of ``marks``, bytes read) per batch. Raises AlmaError if a file has changed."""
         first = 0
         for batch in batches_of(self.plan.pieces[piece]):
             own = marks[first : first + len(batch.documents)]
@@ -337,6 +334,8 @@ class Work:
                 raise _changed(batch.label)
             yield batch.documents, own, batch.bytes_read
             first += len(own)
+        if first < len(marks):  # otherwise, the command could report that no document is left
+            raise _changed(self.plan.pieces[piece][-1].source.label)
 
     def sample(self, number: int) -> Iterator[int]:
         """Write the tokenizer training text and the held-out n-grams of a piece. Yield the bytes read per block."""

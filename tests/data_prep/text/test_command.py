@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from data_prep.text.command import main
+from data_prep.text.steps import Work
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
 from fairseq_alma.data.tokens import StreamTokenizer, TokenFile
 from fairseq_alma.errors import AlmaError
@@ -366,6 +367,14 @@ def test_no_file_remains_after_bad_input(tmp_path, monkeypatch):
     with pytest.raises(AlmaError, match=r"a\.txt, line 60001: expected UTF-8 text, found byte 0xff"):
         main([str(tmp_path / "in"), "--out", str(tmp_path / "s"), "--megabatches", "1", "--workers", "2"])
     assert os.listdir(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize("content", ["", "short", "\n\n".join(make_documents(500))])
+def test_a_file_that_changes_while_it_is_read_is_refused(text, tmp_path, monkeypatch, content):
+    assign = Work.assign
+    monkeypatch.setattr(Work, "assign", lambda work: (assign(work), text.write_text(content)))
+    with pytest.raises(AlmaError, match=r"^.*text\.txt: the file changed while it was read"):
+        create(text, tmp_path / "stream")
 
 
 def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
