@@ -108,7 +108,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     for name, corpus in CORPORA.items():
-        sub = names.add_parser(name, help=corpus.about, description=f"{corpus.about}.")
+        further = "alma-prep-text" if name in _TEXTS else f"alma-prep-images {name}"
+        about = f"{corpus.about}. Further options, such as --megabatches: see {further} --help."
+        sub = names.add_parser(name, help=corpus.about, description=about)
         if name != "kjv":
             sub.add_argument(
                 "--source",
