@@ -374,11 +374,12 @@ def _existing_checkpoint(word: str) -> str:
 
 def require_batch_size(limits: Mapping[str, Any]) -> None:
     """Raise AlmaError unless ``max_sentences`` or ``max_tokens``, which limit a batch, is set and positive."""
-    given = [size for name in ("max_sentences", "max_tokens") if (size := limits.get(name)) is not None]
-    if not given:
+    sizes = {"--batch-size": limits.get("max_sentences"), "--max-tokens": limits.get("max_tokens")}
+    if not any(size is not None for size in sizes.values()):
         raise AlmaError("--batch-size: not given; give the number of samples per batch, or --max-tokens")
-    if min(given) < 1:
-        raise AlmaError(f"--batch-size {min(given)}: must be positive; give 1 or more")
+    for option, size in sizes.items():
+        if size is not None and size < 1:
+            raise AlmaError(f"{option} {size}: must be positive; give 1 or more")
 
 
 def features_of(cfg: DictConfig) -> Features:

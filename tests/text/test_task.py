@@ -260,6 +260,7 @@ def test_compile_without_its_criterion_or_a_compiler_is_refused(trained, tmp_pat
         (["--new-first", "0.5"], "--new-first 0.5 requires --replay; add --replay"),
         (["--tokens-per-sample", "0"], "--tokens-per-sample: must be positive and larger than --context-window"),
         (["--batch-size", "0"], "--batch-size 0: must be positive; give 1 or more"),
+        (["--max-tokens", "0"], "--max-tokens 0: must be positive; give 1 or more"),
     ],
 )
 def test_an_option_that_excludes_sequences_is_refused(trained, tmp_path, options, message):
