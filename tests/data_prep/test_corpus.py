@@ -134,11 +134,10 @@ def test_usage_errors_precede_the_download(words, message, capsys):
     assert message in usage_error(capsys, main, words)
 
 
-@pytest.mark.parametrize(("name", "command"), [("emnist", "alma-prep-images emnist"), ("kjv", "alma-prep-text")])
-def test_the_help_of_a_corpus_names_the_command_with_further_options(name, command, capsys):
+def test_the_help_of_a_corpus_names_the_command_with_further_options(capsys):
     with pytest.raises(SystemExit):
-        main([name, "--help"])
-    assert f"see {command} --help" in " ".join(capsys.readouterr().out.split())
+        main(["emnist", "--help"])
+    assert "see alma-prep-images emnist --help" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_unreachable_address_is_named(folder):
