@@ -387,7 +387,9 @@ def _run_stage(runs: Sequence[Run], works: Sequence[StageWork], backend: Backend
     seconds = [clock.seconds() / len(works) for clock in clocks]  # before all evaluations, which do not count
     for run, work, record, own in zip(runs, works, records, seconds, strict=True):
         record["wall_seconds"] = round(own + work.folder.seconds_of_members(record["stage"]), 1)
-        work.folder.write_stage(record["stage"], {**record, **run.evaluate(work)})
+        record.update(run.evaluate(work))
+    for work, record in zip(works, records, strict=True):  # after all evaluations, as the seeds share the measured time
+        work.folder.write_stage(record["stage"], record)
 
 
 def _is_sound(run: Run, stage: int, backend: Backend) -> bool:

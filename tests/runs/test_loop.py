@@ -32,10 +32,14 @@ def test_stages_run_in_order_and_each_writes_a_record(tmp_path):
     assert (record["stage"], record["megabatches"]) == (1, [1])
 
 
-def test_seeds_share_the_wall_time_of_a_stage_without_evaluations(tmp_path, monkeypatch):
-    clock = [6.0]
+def test_seeds_share_the_wall_time_of_a_stage_without_evaluations_also_if_one_fails(tmp_path, monkeypatch):
+    clock, evaluations = [6.0], [dict, lambda: 1 / 0, dict, dict]
     monkeypatch.setattr(StageClock, "seconds", lambda _: clock[-1])
-    runs = [Run(RunFolder(tmp_path / name), plan(1), FakeDisplay(), lambda _: clock.append(9.0) or {}) for name in "ab"]
+    evaluate = lambda _: clock.append(9.0) or evaluations.pop(0)()  # noqa: E731
+    runs = [Run(RunFolder(tmp_path / name), plan(1), FakeDisplay(), evaluate) for name in "ab"]
+    with pytest.raises(ZeroDivisionError):
+        run_stages(runs, FakeBackend())
+    clock.append(6.0)
     run_stages(runs, FakeBackend())
     assert [each.folder.read_stage(0)["wall_seconds"] for each in runs] == [3.0, 3.0]
 
