@@ -195,6 +195,9 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(distributed_world_size=1, load_checkpoint_on_all_dp_ranks=True)
     if is_on_cpu or not torch.cuda.is_available():
         parser.set_defaults(distributed_backend="gloo", ddp_backend="legacy_ddp")
+        for action in parser._actions:  # the given values, too: these two need GPUs
+            if action.dest in ("distributed_backend", "ddp_backend"):
+                action.type = lambda word: {"nccl": "gloo", "pytorch_ddp": "legacy_ddp"}.get(word, word)
     if any(name not in os.environ for name in TORCHRUN) or int(os.environ["WORLD_SIZE"]) == 1:
         command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         command.add_argument("--distributed-world-size", default="1")

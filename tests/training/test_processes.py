@@ -16,7 +16,8 @@ def by_torchrun(monkeypatch):
 
 
 def test_a_command_reads_its_rank_from_the_environment_of_torchrun_on_cpus(trained, by_torchrun):
-    for cfg in (training_config(trained.stream), evaluation_config(trained.stream, trained.checkpoint)):
+    given = "--ddp-backend", "pytorch_ddp", "--distributed-backend", "nccl"  # need GPUs
+    for cfg in (training_config(trained.stream, *given), evaluation_config(trained.stream, trained.checkpoint)):
         place = cfg.distributed_training
         assert (place.distributed_world_size, place.distributed_rank, place.device_id) == (2, 1, 0)
         assert (place.distributed_backend, place.ddp_backend) == ("gloo", "legacy_ddp")
