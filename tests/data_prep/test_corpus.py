@@ -134,12 +134,6 @@ def test_usage_errors_precede_the_download(words, message, capsys):
     assert message in usage_error(capsys, main, words)
 
 
-def test_the_help_of_a_corpus_names_the_command_with_further_options(capsys):
-    with pytest.raises(SystemExit):
-        main(["emnist", "--help"])
-    assert "see alma-prep-images emnist --help" in " ".join(capsys.readouterr().out.split())
-
-
 def test_an_unreachable_address_is_named(folder):
     message = r"cifar-10-binary\.tar\.gz: download failed \(no network in tests.*download the file to"
     with pytest.raises(AlmaError, match=message):
