@@ -278,8 +278,11 @@ def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[s
             given = [*options.inputs, "--out", str(root / STREAM), "--megabatches", "1", *text, *split]
             prepare_text(replace(parse_options(given), ignored=root))
         except TooLittleTextError as error:
+            form = sources[0].form
             fault = str(error).rpartition("; ")[0]  # The advice names options of alma-prep-text.
-            advice = "give more text, or separate its documents by empty lines"
+            place = {"text": ", separated by empty lines", "lines": ", one on each line", "file": ", one in each file"}
+            other = ", or --format lines if each line is a document" if form == "text" and not record.months else ""
+            advice = f"give more documents{place.get(form, '')}{other}"
             raise AlmaError(f"{options.inputs[0]}: too little new text for a month ({fault}); {advice}") from error
     _finish(root, record, options.budget, options.size)
 

@@ -240,6 +240,11 @@ def test_a_month_without_text_makes_no_model(tmp_path):
         (path := tmp_path / "bad.txt").write_bytes(content)
         assert re.search(message, refusal(tmp_path / "new/M", path))
         assert not (tmp_path / "new").exists()
+    path.write_text("one line, one document\n" * 9)
+    assert refusal(tmp_path / "new/M", path).endswith("by empty lines, or --format lines if each line is a document")
+    assert refusal(tmp_path / "new/M", path, "--format", "file").endswith("give more documents, one in each file")
+    (path := tmp_path / "bad.jsonl").write_text('{"text": "a document"}\n')
+    assert refusal(tmp_path / "new/M", path).endswith("; give more documents")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +253,10 @@ def test_a_month_without_text_makes_no_model(tmp_path):
         ("", "no document|empty|too little new text|nothing"),
         (month_of(0), "month 1 already has this text"),
         (month_of(0, 1), r"bad.txt: too little new text for a month \(INPUT: .* already contains all 1 documents"),
-        (f"{month_of(1, 2)} ".replace("\n\n", " "), r"no document is left; .*\); give more text, or separate"),
+        (
+            f"{month_of(1, 2)} ".replace("\n\n", " "),
+            r"no document is left; .*\); give more documents, separated by empty lines$",
+        ),
         (f"{month_of(1, 1)}\n\n{'Жили-были старик со старухой ' * 300}", "bytes per token, as in the"),
         ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, as in the .*, found \d"),
     ],
