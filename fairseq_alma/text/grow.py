@@ -67,7 +67,7 @@ def grow(args: GrowOptions) -> str:
     refuse_other_shapes(checkpoint["model"], model, args.path, _UNALTERED)
     lines = []
     if args.layers is not None:
-        lines.append(f"added layers {len(model.decoder.layers)} to {args.layers - 1}; new layers output zero")
+        lines.append(f"{args.layers} layers instead of {len(model.decoder.layers)}; new layers output zero")
         checkpoint = _add_layers(checkpoint, model, args)
         model = _build(checkpoint, args.out)
     if args.experts is not None:

@@ -232,19 +232,14 @@ def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
 
 def test_a_month_without_text_makes_no_model(tmp_path):
     assert "expected a file or folder, found nothing" in refusal(tmp_path / "new/M", tmp_path / "bad.txt")
-    for content, message in (
-        (b"", "no document|empty|too little new text"),
-        (b"a\n", "too little new text"),
-        (bytes(range(256)) * 40, "UTF-8|binary|NUL|text"),
-    ):
+    binary = bytes(range(256)) * 40
+    for content, message in ((b"", "no document"), (b"a\n", "too little new text"), (binary, "UTF-8|binary|NUL|text")):
         (path := tmp_path / "bad.txt").write_bytes(content)
         assert re.search(message, refusal(tmp_path / "new/M", path))
         assert not (tmp_path / "new").exists()
     path.write_text("one line, one document\n" * 9)
     assert refusal(tmp_path / "new/M", path).endswith("by empty lines, or --format lines if each line is a document")
     assert refusal(tmp_path / "new/M", path, "--format", "file").endswith("give more documents, one in each file")
-    (path := tmp_path / "bad.jsonl").write_text('{"text": "a document"}\n')
-    assert refusal(tmp_path / "new/M", path).endswith("; give more documents")
 
 
 @pytest.mark.parametrize(
@@ -253,10 +248,7 @@ def test_a_month_without_text_makes_no_model(tmp_path):
         ("", "no document|empty|too little new text|nothing"),
         (month_of(0), "month 1 already has this text"),
         (month_of(0, 1), r"bad.txt: too little new text for a month \(INPUT: .* already contains all 1 documents"),
-        (
-            f"{month_of(1, 2)} ".replace("\n\n", " "),
-            r"no document is left; .*\); give more documents, separated by empty lines$",
-        ),
+        (f"{month_of(1, 2)} ".replace("\n\n", " "), r"no document is left; .*\); give more documents, separated by"),
         (f"{month_of(1, 1)}\n\n{'Жили-были старик со старухой ' * 300}", "bytes per token, as in the"),
         ("Жили-были старик со старухой у самого синего моря\n\n" * 20, r"bytes per token, as in the .*, found \d"),
     ],
