@@ -73,7 +73,7 @@ def command(main: Main) -> Main:
                 if isinstance(each, (KeyboardInterrupt, _Terminated)):
                     is_sigint = isinstance(each, KeyboardInterrupt)
                     what, number = ("interrupted", signal.SIGINT) if is_sigint else ("ended by SIGTERM", signal.SIGTERM)
-                    print_line(f"{what}; no partial file remains; run the same command again to resume", sys.stderr)
+                    print_line(f"{what}; run the same command again to resume", sys.stderr)
                     return 128 + number
                 if isinstance(each, BrokenPipeError) and _is_stdout_closed():
                     return 0

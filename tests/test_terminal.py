@@ -86,7 +86,7 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "line"), [(signal.SIGINT, "interrupted; no partial file"), (signal.SIGTERM, "ended by SIGTERM; no")]
+    ("number", "line"), [(signal.SIGINT, "interrupted; run the same"), (signal.SIGTERM, "ended by SIGTERM; run")]
 )
 def test_a_signal_cleans_up_and_exits_with_one_line_and_128_plus_its_number(number: signal.Signals, line: str) -> None:
     body = f"try:\n        print('ready', flush=True)\n        {HANG}\n    finally:\n        print('tidy', flush=True)"
