@@ -366,7 +366,7 @@ def complete(
     if not is_other_arch and not context.is_paper:
         by_epoch = {"--max-epoch", "--force-anneal"} & filled.keys() or "," in filled.get("--lr", "")
         is_endless = filled.get("--lr-scheduler") in ENDLESS and not by_epoch
-        features |= {} if context.selects_weights else {"ema_half_life": "1/16"}
+        features |= {} if context.selects_weights else {"ema_half_life": "1/8"}
         continues = context.continues and not context.features.get("best_checkpoint")
         features |= {"carry_optimizer": True} if continues and is_endless else {}
     model_line = f"{filled['--arch']}"

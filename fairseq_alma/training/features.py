@@ -126,7 +126,7 @@ class WeightAverage(Feature):
     ema_half_life: Optional[str] = opt(
         None,
         "evaluate a moving average of the weights; the half-life is this fraction of the updates so far (default for "
-        "alma_transformer_lm: 1/16)",
+        "alma_transformer_lm: 1/8)",
         choices=("1/32", "1/16", "1/8"),
         defaults={TRAINING: NONE},
     )

@@ -41,7 +41,7 @@ def test_defaults_make_a_complete_command():
     assert given["--arch"] == "alma_transformer_lm" and given["--optimizer"] == "muon"
     assert given["--criterion"] == "alma_switch_cross_entropy" and 0 < float(given["--lr"]) < 0.05
     assert TrainOptions(found.words).max_update == found.lengths[0]
-    assert found.features == {"ema_half_life": "1/16", "carry_optimizer": True}
+    assert found.features == {"ema_half_life": "1/8", "carry_optimizer": True}
     assert found.record["chosen"] == found.chosen and len(found.lines) == 4
 
 
