@@ -339,25 +339,29 @@ def experiments(runs: Sequence[RecordedRun]) -> list[Experiment]:
     If several runs have the same options and seeds, keep only the run with the largest number of complete stages.
     """
     groups: dict[str, dict[Any, RecordedRun]] = {}
+    shortest: dict[Any, float] = {}  # (backbone size, unit) -> smallest length of a stage
+    smallest: dict[str, float] = {}  # backbone size -> smallest number of parameters
     for run in sorted(runs, key=lambda run: -len(run.done)):
         stream = run.stream_key, run.stream["valid"], len(run.arrivals)
         key = json.dumps([run.record["learner"], run.settings, *stream], sort_keys=True)
         groups.setdefault(key, {}).setdefault(run.seeds, run)
+        unit, length = run.length
+        shortest[run.size, unit] = min(length, shortest.get((run.size, unit), length))
+        params = min(run.done.num_params, default=0.0)
+        smallest[run.size] = min(params, smallest.get(run.size, params))
 
     def order(each: Experiment) -> tuple[Any, ...]:
         run = each.first
-        smallest = min(min(other.done.num_params, default=0.0) for other in runs if other.size == run.size)
         rank = [*LEARNER_COLOURS, run.record["learner"]].index(run.record["learner"])
         most = (max(run.done[name], default=0) for name in ("num_members", "num_experts"))
         options = run.options["replay"], run.options.get("iid") or 0, run.options["wait"]
-        return smallest, run.size, rank, *options, each.times, *most
+        return smallest[run.size], run.size, rank, *options, each.times, *most
 
     found = []
     for group in groups.values():
         members = [*group.values()]
-        size, (unit, length) = members[0].size, members[0].length
-        shortest = min(run.length[1] for run in runs if (run.size, run.length[0]) == (size, unit))
-        found.append(Experiment(members, length / shortest))
+        unit, length = members[0].length
+        found.append(Experiment(members, length / shortest[members[0].size, unit]))
     found.sort(key=order)
     _name(found)
     return found
