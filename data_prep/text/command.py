@@ -42,6 +42,8 @@ MAX_COUNT = 2**63 - 1  # bytes
 SHOWN_GROUPS = 12
 Function = Callable[[int], Iterator[Any]]  # takes a task number, and yields the results of the task
 _BUFFERED_RESULTS = 32  # maximum number of unread results of a worker; each result is for about one MiB of text
+# options that describe the whole stream, so that --append uses their recorded values
+_FIXED = ("preset", "valid_bytes", "test_bytes", "holdout_bytes")
 _EPILOG = """examples:
   alma-prep-text wiki/ --out stream --megabatches 4 --vocab-size 8000
   zcat dump.jsonl.gz | alma-prep-text - --format jsonl --field body --out stream --megabatches 10
@@ -167,15 +169,7 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
     args = parser.parse_intermixed_args(argv)
     given = {name: option.flag for name, option in options_of(PrepOptions).items() if vars(args)[name] is not None}
     trains = [given[name] for name in ("vocab_size", "tokenizer_bytes") if name in given]
-    fixed = [
-        *trains,
-        # options that describe the whole stream, so that --append uses their recorded values
-        *(
-            given[name]
-            for name in ("tokenizer", "preset", "valid_bytes", "test_bytes", "holdout_bytes")
-            if name in given
-        ),
-    ]
+    fixed = [*trains, *(given[name] for name in ("tokenizer", *_FIXED) if name in given)]
     if args.tokenizer is not None and trains:
         parser.error(
             f"{trains[0]}: this option applies to a new tokenizer, but --tokenizer gives an existing tokenizer; "
@@ -314,7 +308,7 @@ def record_of(plan: Plan, digests: Sequence[str]) -> dict[str, Any]:
         "decontaminate_ngram": options.ngram,
     }
     if not options.append:
-        values |= {name: vars(options)[name] for name in ("preset", "valid_bytes", "test_bytes", "holdout_bytes")}
+        values |= {name: vars(options)[name] for name in _FIXED}
         if options.tokenizer is None:
             values |= {name: vars(options)[name] for name in ("tokenizer", "tokenizer_bytes", "vocab_size")}
         else:
