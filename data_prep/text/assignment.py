@@ -208,9 +208,9 @@ def held_out_ngrams(stream: Stream, size: int) -> list[np.ndarray]:
         bounds = np.pad(np.cumsum(file.sizes, dtype=np.int64), (1, 0))
         for first in range(0, len(file.sizes), _DOCUMENTS_AT_ONCE):
             spans = pairwise(bounds[first : first + _DOCUMENTS_AT_ONCE + 1].tolist())
-            texts = tokenizer.decode_batch(
-                [(file.ids[start : end - 1].astype(np.int64) - NUM_FAIRSEQ_SYMBOLS).tolist() for start, end in spans]
-            )  # without EOS
+            # without EOS
+            ids = [file.ids[start : end - 1].astype(np.int64) for start, end in spans]
+            texts = tokenizer.decode_batch([(each - NUM_FAIRSEQ_SYMBOLS).tolist() for each in ids])
             found += distinct_of_each(ngrams_of(texts, size), len(texts))
     return found
 

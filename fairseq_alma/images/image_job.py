@@ -231,9 +231,8 @@ class ImageJob:
         for growth in {training.growth for training in trainings if training.growth is not None}:
             if growth.method == "firefly":
                 sizes = settings.images.shape[0], int(settings.cfg.model.channels), settings.images.num_classes
-                firefly.amount_to_add(
-                    *sizes, growth.share, growth.share_of
-                )  # raises AlmaError if the share is too small
+                # raises AlmaError if the share is too small
+                firefly.amount_to_add(*sizes, growth.share, growth.share_of)
         features = Features(self.features.each, Setting(settings.device.type, str(settings.cfg.optimizer._name)))
         features.prepare()
 

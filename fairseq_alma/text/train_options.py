@@ -126,8 +126,8 @@ _OWNED = {
 }
 # Option of fairseq-train that is not allowed after ``--`` -> explanation for the error message.
 OWNED = {f"--{name}": instead for instead, names in _OWNED.items() for name in names.split()}
-# fairseq-eval-lm gets no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
 # Option of fairseq-eval-lm -> options of fairseq-train that can provide the value, in order of precedence.
+# There is no --autocast: tests use fp32, so that the perplexity does not depend on the batch size.
 EVAL_OPTIONS = {
     **{name: (name,) for name in ("--cpu", "--tokens-per-sample", "--num-workers")},
     "--batch-size": ("--batch-size-valid", "--batch-size"),
