@@ -1,10 +1,10 @@
 """Hash documents and n-grams of words, and assign documents at random to mega-batches and held-out splits.
 
 Equal document hashes identify duplicates. Shared n-gram hashes identify training documents that repeat held-out text
-(`HeldOutNgrams`; Brown et al. 2020, appendix C, drop a document for one n-gram, n = 13, which costs most documents of a
-text with licences or recurring sentences). Hashes depend only on letters and digits (any script, Unicode NFKC, case
-folded). So differences in case, punctuation, white space, invisible characters or accent encoding do not hide a
-repetition. In scripts without spaces, each character is a word. A document with fewer than n words is one n-gram.
+(`HeldOutNgrams`). Brown et al. (2020, appendix C; n = 13) ignore common n-grams too, but remove text for one rare
+n-gram. Hashes depend only on letters and digits (any script, Unicode NFKC, case folded). So differences in case,
+punctuation, white space, invisible characters or accent encoding do not hide a repetition. In scripts without spaces,
+each character is a word. A document with fewer than n words is one n-gram.
 
 The seed and the hash of a document (with ``--keep-duplicates``, also its position) determine its sort key. `assign`
 cuts the documents, sorted by key, into sets. The size of a set in UTF-8 bytes differs from the requested size by less
@@ -36,7 +36,8 @@ _UNSPACED = np.array(
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
-_COMMON = 3  # number of held-out documents
+_COMMON = 3  # held-out documents
+_COMMON_IN_TRAINING = 11  # training documents; Brown et al. (2020) ignore n-grams in more than ten
 _COPIED = 0.05  # share of n-grams
 Size = Union[int, float]  # number of bytes (int), or share of a total (float below 1)
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
@@ -142,7 +143,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class HeldOutNgrams:
     """N-grams of held-out documents, to find training documents that repeat held-out text.
 
-    N-grams in `_COMMON` or more held-out documents, such as licences and signatures, do not count.
+    N-grams in `_COMMON` held-out or `_COMMON_IN_TRAINING` training documents, such as licences, do not count.
 
     Args:
         hashes: ``(n-grams,)`` distinct hashes of the other n-grams, ascending.
@@ -169,6 +170,26 @@ class HeldOutNgrams:
         counted = counts < _COMMON
         return cls(hashes[counted], np.repeat(np.arange(len(sizes)), sizes)[first[counted]], sizes)
 
+    def find_shared(self, ngrams: Ngrams) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Find n-grams of held-out documents in documents.
+
+        Returns:
+            (index of the document, index in ``hashes``, index of the first such n-gram in ``ngrams``) of each distinct
+            pair of a document and an n-gram, ordered by document.
+        """
+        candidates = np.flatnonzero(self._table[ngrams.hashes >> self._shift])
+        places = np.searchsorted(self.hashes, ngrams.hashes[candidates]).clip(max=max(0, len(self.hashes) - 1))
+        is_shared = self.hashes[places] == ngrams.hashes[candidates]
+        shared, places = candidates[is_shared], places[is_shared]
+        # One integer for each pair of indices is faster than np.unique along an axis.
+        pairs, first = np.unique(ngrams.documents[shared] * len(self.hashes) + places, return_index=True)
+        return *np.divmod(pairs, max(1, len(self.hashes))), shared[first]
+
+    def without_common(self, counts: np.ndarray) -> "HeldOutNgrams":
+        """Leave out the n-grams in many training documents; ``counts``: number of training documents of each n-gram."""
+        is_rare = counts < _COMMON_IN_TRAINING
+        return HeldOutNgrams(self.hashes[is_rare], self.owners[is_rare], self.sizes)
+
     def find_copies(self, ngrams: Ngrams) -> tuple[np.ndarray, np.ndarray]:
         """Find documents that repeat held-out text.
 
@@ -177,21 +198,15 @@ class HeldOutNgrams:
         Returns:
             (indices of the documents, index of the first word of the first shared n-gram in each of them).
         """
-        candidates = np.flatnonzero(self._table[ngrams.hashes >> self._shift])
-        places = np.searchsorted(self.hashes, ngrams.hashes[candidates]).clip(max=max(0, len(self.hashes) - 1))
-        is_shared = self.hashes[places] == ngrams.hashes[candidates]
-        shared, places = candidates[is_shared], places[is_shared]
-        owning, first = np.unique(ngrams.documents[shared], return_index=True)
-        # One integer for each pair of indices is faster than np.unique along an axis.
-        pairs = np.unique(ngrams.documents[shared] * len(self.hashes) + places)
-        documents, places = np.divmod(pairs, max(1, len(self.hashes)))
+        documents, places, first = self.find_shared(ngrams)
+        owning, begins, num_shared = np.unique(documents, return_index=True, return_counts=True)
         of_pairs, counts = np.unique(documents * len(self.sizes) + self.owners[places], return_counts=True)
         containing, owners = np.divmod(of_pairs, max(1, len(self.sizes)))
         bounds = np.searchsorted(ngrams.documents, [owning, owning + 1]).T
         sizes = np.array([len(np.unique(ngrams.hashes[begin:end])) for begin, end in bounds])
-        is_copy = np.unique(documents, return_counts=True)[1] >= _COPIED * sizes
+        is_copy = num_shared >= _COPIED * sizes
         is_copy |= np.isin(owning, containing[counts >= _COPIED * self.sizes[owners]])
-        return owning[is_copy], ngrams.starts[shared[first]][is_copy]
+        return owning[is_copy], ngrams.starts[np.minimum.reduceat(first, begins)][is_copy]
 
 
 def distinct_of_each(ngrams: Ngrams, num_documents: int) -> list[np.ndarray]:

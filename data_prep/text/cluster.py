@@ -28,7 +28,7 @@ from fairseq_alma.data.stream import publish_stream
 from fairseq_alma.errors import AlmaError
 from fairseq_alma.files import open_atomically, work_folder
 
-STAGES = ("plan", "hash", "assign", "sample", "prepare", "encode", "publish")
+STAGES = ("plan", "hash", "assign", "sample", "prepare", "count", "encode", "publish")
 SINGLE = ("plan", "assign", "prepare", "publish")  # stages that use a single rank
 
 

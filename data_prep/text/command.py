@@ -240,6 +240,7 @@ def run(options: PrepOptions) -> None:
         work.assign()
         deque(_each_piece(plan, work.sample, "sampling"), maxlen=0)
         work.prepare()
+        deque(_each_piece(plan, work.count, "comparing"), maxlen=0)
         stream = write_stream(work, root / "stream", _each_piece(plan, work.encode, "encoding"), record)
         plan.refuse_changes()
         publish_stream(root / "stream", stream)

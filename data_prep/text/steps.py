@@ -4,6 +4,7 @@
 - Assign: drop documents with the hash of an earlier document, and assign the remaining documents to sets.
 - Sample: read the documents again, and save the n-grams of held-out documents and the training text of the tokenizer.
 - Prepare: merge the n-grams of the held-out documents, and train the tokenizer.
+- Count: read the documents again, and count the training documents with each of these n-grams.
 - Encode: read the documents again, drop training documents that repeat held-out text, and encode the rest.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from data_prep.text.assignment import (
     HeldOutNgrams,
+    Ngrams,
     Shares,
     TooLittleTextError,
     assign,
@@ -189,6 +191,26 @@ class Work:
     @cached_property
     def _held_out(self) -> HeldOutNgrams:
         return HeldOutNgrams(*map(self.load, _NGRAMS))
+
+    @cached_property
+    def _rare(self) -> HeldOutNgrams:
+        # the held-out n-grams that `count` found in few training documents
+        counts = np.zeros(len(self._held_out.hashes), np.int64)
+        for piece in range(len(self.plan.pieces)):
+            places, numbers = self.load(f"counts-{piece:05d}")
+            counts[places] += numbers
+        return self._held_out.without_common(counts)
+
+    def _sets(self, number: int) -> np.ndarray:
+        sets = np.array(self.load(f"sets-{number:05d}.npy"))
+        sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
+        return sets
+
+    def _trained_ngrams(self, documents: list[str], sets: np.ndarray) -> tuple[np.ndarray, Ngrams]:
+        # (indices of the training documents, their n-grams)
+        trained = np.flatnonzero((sets >= 0) & (sets < self.assignment.num_megabatches))
+        texts = [documents[each] for each in trained.tolist()]
+        return trained, ngrams_of(texts, self.plan.options.decontaminate_ngram)
 
     def digest(self, number: int) -> Iterator[str]:
         """Yield one value, the sha256 of input file ``number``."""
@@ -397,17 +419,22 @@ class Work:
         for path in tokenizer.companions:
             self.save(path.name, path.read_bytes())
 
+    def count(self, number: int) -> Iterator[int]:
+        """Write the number of training documents of a piece with each held-out n-gram. Yield the bytes per block."""
+        found, sets = [np.empty(0, np.int64)], self._sets(number)
+        for documents, own, num_bytes in self._read_again(number, sets) if self.plan.options.ngram is not None else ():
+            found.append(self._held_out.find_shared(self._trained_ngrams(documents, own)[1])[1])
+            yield num_bytes
+        self.save(f"counts-{number:05d}", np.unique(np.concatenate(found), return_counts=True))
+
     def encode(self, number: int) -> Iterator[Encoded]:
         """Yield the encoded documents of each block of a piece. Drop training documents that repeat held-out text."""
-        num_megabatches, ngram = self.assignment.num_megabatches, self.plan.options.ngram
-        sets = np.array(self.load(f"sets-{number:05d}.npy"))
-        sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
-        for documents, own, num_bytes in self._read_again(number, sets):
+        ngram = self.plan.options.ngram
+        for documents, own, num_bytes in self._read_again(number, self._sets(number)):
             dropped: list[dict[str, Any]] = []
             if ngram is not None:
-                trained = np.flatnonzero((own >= 0) & (own < num_megabatches))
-                ngrams = ngrams_of([documents[each] for each in trained.tolist()], ngram)
-                copies, starts = self._held_out.find_copies(ngrams)
+                trained, ngrams = self._trained_ngrams(documents, own)
+                copies, starts = self._rare.find_copies(ngrams)
                 for each, start in zip(trained[copies].tolist(), starts.tolist(), strict=True):
                     own[each], text = DROPPED, documents[each]
                     begins, shared = " ".join(text[:80].split()), ngram_at(text, start, ngram)

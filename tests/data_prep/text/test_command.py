@@ -262,6 +262,17 @@ def test_near_copies_of_held_out_text_are_dropped_counted_and_listed(copied, tmp
     assert stream.decontaminated == 13
 
 
+def test_a_licence_of_more_than_ten_training_documents_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_prep.text.documents.PIECE_SIZE", 1000)
+    licensed = [f"{' '.join(WORDS)} {text} {text}" for text in make_documents(14)]
+    for num, name in ((14, "many"), (12, "few")):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(licensed[:num]))
+    one_each = ["--valid-bytes", "1", "--test-bytes", "1"]
+    assert create(tmp_path / "many.txt", tmp_path / "many", *one_each).history[0]["num_contaminated"] == 0
+    with pytest.raises(AlmaError, match=r"no document is left; .* 10 dropped because"):
+        create(tmp_path / "few.txt", tmp_path / "few", *one_each)
+
+
 def test_the_stream_does_not_depend_on_pieces_workers_or_a_pipe(copied, tmp_path, monkeypatch):
     more = ["--holdout-bytes", "3%"]
     one = create(copied, tmp_path / "one", *more)
