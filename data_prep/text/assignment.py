@@ -39,6 +39,7 @@ _DOCUMENTS_AT_ONCE = 256
 _COMMON = 3  # held-out documents
 _COMMON_IN_TRAINING = 11  # training documents; Brown et al. (2020) ignore n-grams in more than ten
 _COPIED = 0.05  # share of n-grams
+_LONG = 5  # times the size of a held-out part
 Size = Union[int, float]  # number of bytes (int), or share of a total (float below 1)
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
 
@@ -329,9 +330,11 @@ def assign(sizes: np.ndarray, arguments: np.ndarray, shares: Shares) -> np.ndarr
     for number, own in enumerate(np.split(order, bounds)):
         sets[own] = number
         if shares.holdout is not None:
-            own_ends = np.cumsum(sizes[own], dtype=np.int64)
-            own_total = int(own_ends[-1]) if len(own) else 0
+            own_total = int(sizes[own].sum(dtype=np.int64))
             size = bytes_of(shares.holdout, own_total) or 0
+            # Prefer documents that do not make the held-out part much larger than requested.
+            own = own[np.argsort(sizes[own] > _LONG * size, kind="stable")]
+            own_ends = np.cumsum(sizes[own], dtype=np.int64)
             num_held_out = _count(own_ends, size)
             if len(own) > 1 and 2 * own_ends[num_held_out - 1] > own_total:
                 num_held_out -= 1

@@ -63,9 +63,9 @@ def test_held_out_parts_are_cut_from_their_mega_batch_and_change_no_other_set(by
         assert all(np.array_equal(np.unique(arguments[sets[1] == t]), [t]) for t in (1, 2))
 
 
-def test_at_most_half_of_the_text_or_the_shorter_one_of_two_documents_is_held_out():
-    half = ([100] * 8 + [101], 0.5, [100] * 4)
-    for sizes, holdout, expected in (([37_000, 60], 741, [60]), ([60, 37_000], 741, [60]), half):
+def test_no_long_document_and_at_most_half_of_the_text_is_held_out():
+    half, long = ([100] * 8 + [101], 0.5, [100] * 4), ([10_000] + [100] * 400, 0.02, [100] * 10)
+    for sizes, holdout, expected in (([37_000, 60], 741, [60]), ([60, 37_000], 741, [60]), half, long):
         found = assign(np.array(sizes), np.zeros(len(sizes), int), Shares(1, first=2, holdout=holdout))
         assert [size for size, place in zip(sizes, found, strict=True) if place == 1] == expected
 
