@@ -101,7 +101,7 @@ CORPORA: Mapping[str, Corpus] = {
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> None:
     """Download and check a corpus, and make a stream. For a text corpus without ``--out``, write only the text file."""
     parser = Parser(
         prog="python -m data_prep.corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -132,7 +132,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         images = prep_images.parse_options([args.name, "--source", str(args.source), *rest])
         find(args.name, args.source, images.split)
         prep_images.run(images)
-        return 0
+        return
     if args.out is None and args.text is None:
         parser.error("expected --out or --text, found neither; give --out STREAM, or --text FILE for only a text file")
     text = args.text or HOME / f"{args.name}.txt"
@@ -148,7 +148,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print_line(f"{text}: {len(documents):,} documents", sys.stdout)
     if stream is not None:
         prep_text.run(stream)
-    return 0
 
 
 def find(name: str, source: Path, split: str = "balanced") -> list[Path]:

@@ -138,10 +138,9 @@ def parse_options(argv: Optional[Sequence[str]]) -> ImagePrepOptions:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> None:
     """Convert an image data set to a stream, and print a summary."""
     run(parse_options(argv))
-    return 0
 
 
 def run(options: ImagePrepOptions) -> None:

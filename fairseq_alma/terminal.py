@@ -51,7 +51,7 @@ def command(main: Main) -> Main:
         raise _Terminated(128 + number)
 
     @functools.wraps(main)
-    def wrapped(argv: Optional[Sequence[str]] = None) -> Optional[int]:
+    def wrapped(argv: Optional[Sequence[str]] = None) -> int:
         while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # replaces closed standard streams of this process
             pass
         os.close(null)
@@ -65,7 +65,7 @@ def command(main: Main) -> Main:
             signal.signal(signal.SIGTERM, terminate)
         try:
             with in_one_line():
-                status = main(argv)
+                status = main(argv) or 0
                 print(end="", flush=True)  # Flush here, because an error at interpreter exit would print a traceback.
                 return status
         except (Exception, KeyboardInterrupt, _Terminated) as error:

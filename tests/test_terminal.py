@@ -132,7 +132,7 @@ def test_a_usage_error_is_short_and_has_no_control_characters(capsys) -> None:
 
 def test_a_terminal_that_cannot_show_a_character_gets_an_escape(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert command(lambda argv: print("…"))([]) is None and sys.stdout.buffer.getvalue() == b"\\u2026\n"
+    assert command(lambda argv: print("…"))([]) == 0 and sys.stdout.buffer.getvalue() == b"\\u2026\n"
 
 
 def test_unreadable_and_unwritable_paths_are_refused_before_any_work(tmp_path: Path) -> None:

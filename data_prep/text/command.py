@@ -209,10 +209,9 @@ def parse_options(argv: Optional[Sequence[str]]) -> PrepOptions:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> None:
     """Make or extend a stream of text, and print a summary."""
     run(parse_options(argv))
-    return 0
 
 
 def run(options: PrepOptions) -> None:

@@ -42,8 +42,8 @@ class EnsembleOptions(ArrivalOptions):
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-ensemble`` and return the exit status."""
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run ``alma-ensemble``."""
     parser = Parser(EnsembleOptions, prog="alma-ensemble", description=DESCRIPTION, epilog=EPILOG)
     options = EnsembleOptions.read(parser.parse_intermixed_args(argv))
     members = [find_model(member, options.arrival) for member in options.members]
@@ -68,7 +68,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.average:
         write_average(members[0], out)
         print(f"{printable(str(out))}: averaged weights of {printable(str(members[0]))}")
-        return 0
+        return
     ensemble = join_checkpoints(members, weights, out, options.embed)
     write_checkpoint(ensemble, out)
     entries = ensemble["cfg"]["model"]["members"]
@@ -76,4 +76,3 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f"{entry['weight']:.4f}  {printable(str(path))}")
     how = "weights included" if options.embed else "weights in the members' files"
     print(f"{printable(str(out))}: ensemble of {len(entries)} models, {how}, {out.stat().st_size / 1e6:,.1f} MB")
-    return 0

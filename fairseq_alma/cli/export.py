@@ -39,8 +39,8 @@ class ExportOptions(ArrivalOptions):
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-export`` and return the exit status."""
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run ``alma-export``."""
     parser = Parser(ExportOptions, prog="alma-export", description=DESCRIPTION, epilog=EPILOG)
     args = ExportOptions.read(parser.parse_args(argv))
     path = find_model(args.path, args.arrival)
@@ -52,4 +52,3 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     from fairseq_alma.exchange.export import export_model  # This import loads fairseq, which takes seconds.
 
     print_line(export_model(path, args.out, args.stream), sys.stdout)
-    return 0

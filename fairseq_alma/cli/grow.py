@@ -19,8 +19,8 @@ The result is a checkpoint for fairseq-train (--finetune-from-model) and fairseq
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-grow`` and return the exit status."""
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run ``alma-grow``."""
     parser = Parser(GrowOptions, ArrivalOptions, prog="alma-grow", description=DESCRIPTION)
     given = parser.parse_args(argv)
     args = replace(GrowOptions.read(given), path=str(find_model(Path(given.path), given.arrival)))
@@ -47,4 +47,3 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
 
     for line in grow(args).split("\n"):
         print_line(line, sys.stdout)
-    return 0

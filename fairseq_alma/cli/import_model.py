@@ -42,8 +42,8 @@ class ImportOptions(Options):
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
-    """Run ``alma-import`` and return the exit status."""
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run ``alma-import``."""
     parser = Parser(ImportOptions, prog="alma-import", description=DESCRIPTION, epilog=EPILOG)
     args = ImportOptions.read(parser.parse_args(argv))
     if not args.folder.is_dir():
@@ -60,4 +60,3 @@ def main(argv: Optional[Sequence[str]] = None) -> Optional[int]:
     write_checkpoint(checkpoint, args.out)
     layers, rows = checkpoint["cfg"]["model"]["decoder_layers"], len(checkpoint["model"]["decoder.embed_tokens.weight"])
     print_line(f"{args.out}: {layers} layers, vocabulary of {rows:,} tokens (4 are fairseq symbols)", sys.stdout)
-    return 0

@@ -137,8 +137,8 @@ def learner_options(arguments: argparse.Namespace, kind: str) -> tuple[type[Lear
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-stream`` and return the exit status."""
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run ``alma-stream``."""
     parser, arguments, own_words, words = read_arguments(argv)
     stream, kind = None, "text"
     if not arguments.dry_run or arguments.megabatches is None or arguments.stream.exists():
@@ -183,7 +183,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         for seeds in groups:
             name = f"seed {' '.join(map(str, seeds))}, " if len(plans) > 1 else ""
             job.print_plan(plans[seeds[0]], request.folder(seeds[0]), name)
-        return 0
+        return
     assert stream is not None
     refuse_no_folder(request.run, "--run")
     if len(plans) > 1 and (request.run / RUN_RECORD).exists():
@@ -206,7 +206,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         backend: Backend = job if isinstance(job, TextJob) else build_trainer(runs)
         if request.member is not None:
             train_members(runs[0], request.member, backend, request.stage)
-            return 0
+            return
         is_trained = partial(runs[0].is_member_trained, backend=backend)
         jobs = contexts.enter_context(MemberJobs((own_words, words), is_trained, request.chosen(first), devices))
         await_models = jobs.await_models if len(devices) > 1 else lambda plan: None
@@ -215,7 +215,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for run, number in zip(runs, num_run, strict=True):
         if not number:
             print_line(f"{run.folder.root}: {what} is complete; nothing to do", sys.stdout)
-    return 0
 
 
 def complete_options(request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> Recipe:

@@ -211,8 +211,8 @@ class UpdateOptions(Options):
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``alma-update`` and return the exit status."""
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run ``alma-update``."""
     own_words, words = split_words(argv)
     parser = Parser(
         UpdateOptions,
@@ -250,7 +250,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             _redo(root, record, options)
         else:
             _add(root, record, options, words)
-    return 0
 
 
 def _add(root: Path, record: UpdateRecord, options: UpdateOptions, words: list[str]) -> None:
