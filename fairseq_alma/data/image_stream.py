@@ -214,15 +214,10 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
     Pixels are scaled to [0, 1]. A standard deviation of 0 is replaced by 1. Sums of integers make results reproducible.
     """
-    num_channels = images.shape[1]
-    counts = np.zeros((num_channels, 256), dtype=np.int64)  # number of pixels of each value in each channel
-    rows = max(1, (1 << 23) // (images.shape[2] * images.shape[3]))  # images at once, to limit the memory
-    for start in range(0, len(images), rows):
-        for channel in range(num_channels):
-            counts[channel] += np.bincount(images[start : start + rows, channel].reshape(-1), minlength=256)
-    mean, std = [], []
-    for row in counts:
-        total, first, second = (int(row @ np.arange(256) ** power) for power in range(3))
+    total, mean, std = images[:, 0].size, [], []
+    sums = images.sum(axis=(0, 2, 3), dtype=np.int64)
+    squares = np.einsum("nchw,nchw->c", images, images, dtype=np.int64)  # needs no memory for the squares
+    for first, second in zip(sums.tolist(), squares.tolist(), strict=True):
         variance = (total * second - first * first) / (255 * total) ** 2
         mean.append(round(first / (255 * total), _DECIMALS))
         std.append(round(math.sqrt(variance), _DECIMALS) or 1.0)
