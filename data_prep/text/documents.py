@@ -16,7 +16,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 from fairseq_alma.errors import AlmaError, naming, refusing_damage
 from fairseq_alma.files import COMPRESSION_SUFFIXES, DecompressedFile
@@ -24,7 +24,6 @@ from fairseq_alma.terminal import print_line
 
 STANDARD_INPUT = "-"
 FORMATS = ("auto", "text", "lines", "file", "jsonl", "parquet")
-FORMS_OF_TEXT = ("text", "lines", "file")  # formats without fields
 _FORMS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _SPLIT_NAME = re.compile(r"(train|test|valid|validation|dev)(?=[-_.])")
 _ABOUT_DATA = re.compile(
@@ -36,7 +35,12 @@ PERIODS = {"year": 4, "month": 7, "day": 10}  # length of the prefix of a date s
 BLOCK_SIZE = 1 << 20
 MAX_DOCUMENT_SIZE = 1 << 28
 PIECE_SIZE = 1 << 23  # approximate size of a piece in bytes of the file
-_EMPTY_LINE = re.compile(r"\n\s*\n")
+_SPLIT: Mapping[str, Callable[[str], list[str]]] = {  # format of text -> function that splits a text into documents
+    "text": re.compile(r"\n\s*\n").split,
+    "lines": lambda text: text.split("\n"),
+    "file": lambda text: [text],
+}
+FORMS_OF_TEXT = tuple(_SPLIT)  # formats without fields
 _BOUNDARY = {"text": re.compile(rb"\n(?=[ \t\r\f\v]*\n)"), "file": re.compile(rb"(?!)")}  # (?!) never matches
 _LINE_END = re.compile(rb"\n")
 _JSON_OBJECT = re.compile(rb'(\xef\xbb\xbf)?\s*\{[ \t]*"[^"\n]*"[ \t]*:')
@@ -105,10 +109,7 @@ def documents_and_groups_of(block: Block) -> list[tuple[str, str]]:
     """
     source = block.source
     if source.form in FORMS_OF_TEXT:
-        text = _text_of(block)
-        texts = [text] if source.form == "file" else text.split("\n")
-        texts = _EMPTY_LINE.split(text) if source.form == "text" else texts
-        return [(stripped, "") for each in texts if (stripped := each.strip())]
+        return [(stripped, "") for each in _SPLIT[source.form](_text_of(block)) if (stripped := each.strip())]
     documents = []
     for number, value, group in _records(block):
         if not isinstance(value, str):
