@@ -20,8 +20,7 @@ from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.terminal import print_line
 
 TENSORBOARD, WANDB = "--tensorboard-logdir", "--wandb-project"
-CURVE_OPTIONS = (TENSORBOARD, WANDB)
-PACKAGES = {TENSORBOARD: "tensorboard", WANDB: "wandb"}
+CURVE_OPTIONS = {TENSORBOARD: "tensorboard", WANDB: "wandb"}  # option -> package that it requires
 COSTS = ("num_updates", "train_tokens", "train_images", "train_flops", "wall_seconds")
 
 
@@ -72,7 +71,7 @@ class ArrivalCurves:
         self.num_written = 0
         self.writer: Any = None
         for option, value in self.wanted.items():
-            package = PACKAGES[option]
+            package = CURVE_OPTIONS[option]
             found = importlib.util.find_spec(package)
             if found is None or found.origin is None:  # a folder named ``wandb`` is not the package
                 raise AlmaError(f"{option} {value}: requires the package {package}; run pip install {package}")
