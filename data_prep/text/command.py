@@ -395,7 +395,6 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
             process.start()
             sender.close()
             started.append((process, connection))
-        os.environ["PYTHONSAFEPATH"] = before
         for number in range(num_tasks):
             yield from iter(functools.partial(_receive, started[number % num_workers][1]), None)
     finally:
