@@ -326,7 +326,6 @@ class RunFolder:
         holds_files = self.root.is_dir() and any(not entry.name.startswith(".") for entry in self.root.iterdir())
         if holds_files and not (self.root / RUN_RECORD).is_file():  # last check: another process may create it
             raise AlmaError(f"{self.root}: expected a run, found other files (no {RUN_RECORD}); give a new --run")
-        self.root.mkdir(parents=True, exist_ok=True)
         with locked(self.root / ".lock", f"{self.root}"):
             sweep(self.root)
             yield
