@@ -36,6 +36,7 @@ from fairseq_alma.terminal import Parser, command, end_processes, last_line, pri
 from fairseq_alma.text.text_job import TextJob
 from fairseq_alma.text.train_options import Context, Recipe, complete
 from fairseq_alma.training.feature import FEATURES, PlannedRun, import_from
+from fairseq_alma.training.features import NewFirst
 
 Job = Union[TextJob, ImageJob]
 ALMA_STREAM = (sys.executable, "-c", "import sys; from fairseq_alma import alma_stream; sys.exit(alma_stream())")
@@ -157,18 +158,18 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     try:
         request = RunRequest.of(arguments, *learner_options(arguments, kind))
         request.check(kind)
+        learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
+        num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
+        plans = {seed: request.plan(each, num_megabatches) for seed, each in learners.items()}
+        learner, first = learners[request.seeds[0]], plans[request.seeds[0]]
         job: Job
         if images is not None:
             job = ImageJob(request, own_words, words, images)
         else:
-            recipe = complete_options(request, words, stream)
+            recipe = complete_options(request, learner, first, words, stream)
             request = replace(request, features=request.features.with_options(recipe.features))
             job = TextJob(request, stream, recipe)
-        learners = {seed: request.build_learner(kind, seed) for seed in request.seeds}
-        num_megabatches = arguments.megabatches if stream is None else stream.num_megabatches
-        plans = {seed: request.plan(each, num_megabatches) for seed, each in learners.items()}
-        first = plans[request.seeds[0]]
-        learners[request.seeds[0]].check_model(job.last)
+        learner.check_model(job.last)
         request.features.check(PlannedRun(kind, first, request.replay, job.last))
         if isinstance(job, ImageJob):  # fairseq's own parser checks the options, and the network must fit the images
             build_trainer = job.prepare(first)
@@ -217,12 +218,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             print_line(f"{run.folder.root}: {what} is complete; nothing to do", sys.stdout)
 
 
-def complete_options(request: RunRequest, words: Sequence[str], stream: Optional[Stream]) -> Recipe:
+def complete_options(
+    request: RunRequest, learner: Learner, plans: Sequence[StagePlan], words: Sequence[str], stream: Optional[Stream]
+) -> Recipe:
     """Return the options of a run on text, with defaults."""
     if request.preset is not None and request.preset != PAPER:
         raise ValueError(f"--preset {request.preset.name} requires images, found text; give paper, or remove --preset")
-    learner = request.build_learner("text", request.seeds[0])
-    plans = request.plan(learner, (request.megabatches or 1) if stream is None else stream.num_megabatches)
     if not (second := plans[1:]) and request.iid is None:
         with contextlib.suppress(IndexError):  # the schedule of a learner that grows has no second stage
             second = [learner.plan(Stage(1, (1,), (1,)))]  # more mega-batches may follow later
@@ -241,8 +242,9 @@ def complete_options(request: RunRequest, words: Sequence[str], stream: Optional
     )
     tokens, vocab_size = None, 0
     if stream is not None and stream.tokenizer is not None:
-        planned = request.stages_of_length(stream.num_megabatches)
-        tokens = [sum(stream.megabatch(t).num_tokens for t in stage.megabatches) for stage in planned]
+        only_new = request.features[NewFirst].new_first is not None  # --passes counts passes through the new text
+        counted = [plan.stage.arrivals if only_new else plan.stage.megabatches for plan in plans]
+        tokens = [sum(stream.megabatch(t).num_tokens for t in megabatches) for megabatches in counted]
         vocab_size = stream.tokenizer.vocab_size
     folder = request.folder(request.seeds[0])  # A run that has not begun takes other options, and their defaults.
     before = (folder.read_run() or {}).get("recipe") if folder.has_begun() else None

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import itertools
 import platform
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence, Union
@@ -29,7 +29,7 @@ from fairseq_alma.options import Options, flag, integer, of_this_call, opt, opti
 from fairseq_alma.runs.curves import CURVE_OPTIONS
 from fairseq_alma.runs.run_folder import RunFolder
 from fairseq_alma.training.feature import Features
-from fairseq_alma.training.features import BestCheckpoint, NewFirst
+from fairseq_alma.training.features import BestCheckpoint
 
 TEXT = ("text",)
 PROCESSES = integer(1, 1024)
@@ -212,8 +212,7 @@ def planned_stages(record: Mapping[str, Any], num_megabatches: int) -> list[Stag
     options = record["options"]
     if (iid := options.get("iid")) is not None:
         return stages(num_megabatches, iid)[:1]
-    first = options.get("first_wait")
-    return stages(num_megabatches, options["wait"], options["replay"], options["drop_rest"], first)
+    return stages(num_megabatches, options["wait"], options["replay"], options["drop_rest"], options.get("first_wait"))
 
 
 def versions() -> dict[str, Optional[str]]:
@@ -386,8 +385,3 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
                 f"mega-batches; reduce {name}"
             )
         return planned
-
-    def stages_of_length(self, num_megabatches: int) -> list[Stage]:
-        """Return the stages for counting updates. With ``--new-first``, each stage has only its new mega-batches."""
-        only_new = self.features[NewFirst].new_first is not None
-        return [replace(each, megabatches=each.arrivals) if only_new else each for each in self.stages(num_megabatches)]
