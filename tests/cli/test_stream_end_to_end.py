@@ -12,11 +12,9 @@ import pytest
 from fairseq_alma.runs.run_folder import RunFolder
 from tests.kills.crashes import Crash
 from tests.kills.launch import launch
-from tests.kills.learners import write_text
 from tests.runs.results import stage_records
 from tests.scripts import run_script
-
-pytest.importorskip("fairseq")
+from tests.text.stock_commands import write_text
 
 NUM_UPDATES = 30
 TRAIN = [
@@ -49,7 +47,7 @@ def folder(tmp_path_factory):
     ``uninterrupted/`` is the same stage, trained by the printed command without a kill.
     """
     folder = tmp_path_factory.mktemp("stream")
-    write_text(folder / "text.txt", num_words=40)
+    write_text(folder / "text.txt", num_documents=60)
     prepare = ["alma-prep-text", f"{folder}/text.txt", "--out", f"{folder}/S", "--megabatches", "2"]
     prepare += ["--vocab-size", "300", "--valid-bytes", "1200", "--test-bytes", "1200", "--workers", "1"]
     run_script(prepare).check_returncode()

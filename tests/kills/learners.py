@@ -1,12 +1,10 @@
 """Three small runs of two stages with several checkpoints, which together write all types of files."""
 
-import random
 from pathlib import Path
 
-import numpy as np
-
-from data_prep.images import main as prepare_images
 from data_prep.text.command import main as prepare_text
+from tests.images.image_streams import make_stream as make_image_stream
+from tests.text.stock_commands import write_text
 
 WORDS = [
     "--arch", "alma_transformer_lm_tiny", "--decoder-layers", "2", "--decoder-embed-dim", "8",
@@ -30,40 +28,10 @@ def arguments_of(name: str, stream: Path, run: Path) -> list[str]:
 def make_stream(kind: str, root: Path) -> Path:
     """Create the stream for a kind of data unless it exists."""
     stream = root / f"{kind}-stream"
-    if stream.exists():
-        return stream
-    if kind == "images":
-        write_images(root)
-        data = ["arrays", "--images", str(root / "images.npy"), "--labels", str(root / "labels.npy")]
-        prepare_images([*data, "--out", str(stream), "--megabatches", "2", "--test-fraction", "0.25"])
-    else:
-        write_text(root / "text.txt")
+    if not stream.exists() and kind == "images":
+        make_image_stream(stream, num_megabatches=2)
+    elif not stream.exists():
+        write_text(root / "text.txt", num_documents=30)
         sizes = ["--vocab-size", "256", "--valid-bytes", "600", "--test-bytes", "600", "--holdout-bytes", "200"]
         prepare_text([str(root / "text.txt"), "--out", str(stream), "--megabatches", "2", *sizes, "--workers", "1"])
     return stream
-
-
-def write_text(path: Path, num_words: int = 20) -> None:
-    """Write documents in which the next word is one of three, so that a model can learn."""
-    draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefgh", k=4)) for _ in range(60)]
-    documents = []
-    for _ in range(60):
-        at, document = draw.randrange(60), []
-        for _ in range(num_words):
-            at = (at * 7 + draw.randrange(3)) % 60
-            document.append(words[at])
-        documents.append(" ".join(document))
-    path.write_text("\n\n".join(documents))
-
-
-def write_images(root: Path) -> None:
-    """Write images in which each class is a bright quarter with noise."""
-    draw = np.random.default_rng(0)
-    labels = draw.integers(4, size=320)
-    images = draw.integers(0, 4, size=(320, 16, 16), dtype=np.uint8) * 40
-    for image, label in zip(images, labels, strict=True):
-        row, column = divmod(int(label), 2)
-        image[row * 8 : row * 8 + 8, column * 8 : column * 8 + 8] += 20
-    np.save(root / "images.npy", images)
-    np.save(root / "labels.npy", labels.astype(np.int64))
