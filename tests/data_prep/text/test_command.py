@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from data_prep.text import command as module
 from data_prep.text.command import main
 from data_prep.text.steps import Work
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
@@ -170,6 +171,29 @@ def test_append_adds_megabatches_changes_no_other_file_and_does_nothing_the_seco
     assert Stream.open(stream.root) == longer
 
 
+def test_appending_reads_the_manifest_under_the_lock_and_does_not_write_through_a_link(stream, tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name * 3} {number} " * 5 for number in range(60)))
+    append, enter = ("--out", stream.root, "--append", "--megabatches", 1), module.work_folder
+
+    def append_another_first(*arguments):  # Another command starts before this command changes the manifest.
+        monkeypatch.setattr(module, "work_folder", enter)
+        assert run(tmp_path / "a.txt", *append) == 0
+        return enter(*arguments)
+
+    monkeypatch.setattr(module, "work_folder", append_another_first)
+    assert run(tmp_path / "b.txt", *append) == 0
+    longer = Stream.open(stream.root)
+    longer.verify([split.name for split in longer.splits])
+    assert [record["inputs"][0]["name"] for record in longer.history] == ["text.txt", "a.txt", "b.txt"]
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/train.bin").write_text("mine")
+    (stream.root / "megabatch-005").symlink_to(tmp_path / "precious")
+    with pytest.raises(AlmaError, match="at megabatch-005, found a symbolic link"):
+        run(tmp_path / "c.txt", *append)
+    assert (tmp_path / "precious/train.bin").read_text() == "mine" and Stream.open(stream.root) == longer
+
+
 def write_dated(path: Path, months: dict[str, int], seed: int = 0) -> Path:
     """Write JSON lines with a date, some documents of each month, in no order."""
     records = [
@@ -206,19 +230,14 @@ def test_each_month_is_a_mega_batch_and_held_out_text_is_from_all_months(tmp_pat
     assert Stream.open(stream.root).num_megabatches == 5
 
 
-def test_integer_groups_are_in_numerical_order(tmp_path):
-    records = [{"text": text, "round": (2, 10, 1)[len(text) % 3]} for text in make_documents(90)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
-    assert run(tmp_path / "a.jsonl", "--by", "round", "--out", tmp_path / "stream", "--vocab-size", 300) == 0
-    assert Stream.open(tmp_path / "stream").history[0]["groups"] == ["1", "2", "10"]
-
-
-def test_repeated_text_stays_in_the_first_group_wherever_it_is_in_the_input(tmp_path):
+def test_integer_groups_are_in_numerical_order_and_repeated_text_stays_in_the_first(tmp_path):
     documents, old = make_documents(80), {*make_documents(40)}
-    records = [{"text": text, "round": 2} for text in documents] + [{"text": text, "round": 1} for text in old]
+    records = [{"text": text, "round": 10} for text in documents] + [{"text": text, "round": 2} for text in old]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
     assert run(tmp_path / "a.jsonl", "--by", "round", "--out", tmp_path / "stream", "--vocab-size", 300) == 0
-    first, second = (set(texts_of(Stream.open(tmp_path / "stream"), split_name(t))) for t in range(2))
+    stream = Stream.open(tmp_path / "stream")
+    assert stream.history[0]["groups"] == ["2", "10"]
+    first, second = (set(texts_of(stream, split_name(t))) for t in range(2))
     assert first < old and not old & second
 
 
@@ -388,15 +407,19 @@ def test_a_file_that_changes_while_it_is_read_is_refused(text, tmp_path, monkeyp
         create(text, tmp_path / "stream")
 
 
-def test_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
+def test_a_signal_leaves_no_file_and_the_next_run_succeeds_after_a_killed_one(text, tmp_path, no_patience):
     command = [sys.executable, "-m", "data_prep.text.command", "-", "--out", str(tmp_path / "stream")]
-    command += ["--megabatches", "3", "--vocab-size", "300"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert wait_until(lambda: [*tmp_path.glob(".stream.building/*/input-0")])
-    with pytest.raises(AlmaError, match="another alma-prep-text holds the lock"):
-        create(text, tmp_path / "stream")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        assert os.listdir(tmp_path) == ["text.txt"]
+        how = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([*command, "--megabatches", "3"], **how)
+        assert wait_until(lambda: [*tmp_path.glob(".stream.building/*/input-0")])
+        with pytest.raises(AlmaError, match="another alma-prep-text holds the lock"):
+            create(text, tmp_path / "stream")
+        process.send_signal(number)
+        complaints = process.communicate(timeout=600)[1]
+        is_killed = number == signal.SIGKILL
+        assert (process.returncode, complaints.count("\n")) == ((-number, 0) if is_killed else (128 + number, 1))
     create(text, tmp_path / "stream").verify(["valid", "test"])
     assert sorted(os.listdir(tmp_path)) == ["stream", "text.txt"]
 
