@@ -41,14 +41,10 @@ def test_stream_of_text_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy", "megabatch-002/valid.npy", "test.npy"])
-@pytest.mark.parametrize("damage", ["found no file", r"expected \d+ bytes as in ", "expected sha256 .* found"])
-def test_a_damaged_file_is_reported(stream, name, damage):
+def test_a_damaged_file_is_reported(stream, name):
     path = stream.stream.root / name
-    content = path.read_bytes()
-    path.unlink()
-    if "file" not in damage:
-        path.write_bytes(content[:-1] if "bytes" in damage else content[:-1] + b"x")
-    with pytest.raises(AlmaError, match=f"{name}: .*{damage}"):
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(AlmaError, match=f"{name}: expected sha256 .* found"):
         ImageStream.open(stream.stream.root)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.images import InputFiles, emnist_names, load_arrays, load_cifar, load_digits, load_idx, main, read_idx
+from data_prep.images import InputFiles, emnist_names, load_cifar, load_digits, load_idx, main, read_idx
 from fairseq_alma.data.image_stream import ImageSet, ImageStream
 from fairseq_alma.errors import AlmaError
 from tests.data_prep.published_images import idx_bytes, random_images, save_arrays, write, write_cifar, write_mnist
@@ -91,13 +91,18 @@ def test_natural_images_are_augmented_and_those_of_cifar100_may_have_coarse_labe
 
 
 def test_arrays_may_hold_out_their_test_set(tmp_path, capsys):
-    options = save_arrays(tmp_path, images=random_images(30, 6, 7, 3), labels=np.arange(30) % 5)
+    images = random_images(30, 6, 7, 3)
+    options = save_arrays(tmp_path, images=images, labels=np.arange(30) % 5)
     arguments = [*options, "--channels", "last", "--name", "mine", "--augment", "--megabatches", 4]
     assert run("arrays", *arguments, "--out", tmp_path / "s") == 0
     stream = ImageStream.open(tmp_path / "s")
     assert (stream.dataset, stream.shape, stream.num_classes, stream.augment) == ("mine", (3, 6, 7), 5, True)
     assert len(stream.indices("test")) == 6
     assert "no test set given: 6 images are held out as the test set (seed 1)" in capsys.readouterr().out
+    save_arrays(tmp_path, images=images.transpose(0, 3, 1, 2))
+    assert run("arrays", *options, "--num-classes", 9, "--megabatches", 4, "--out", tmp_path / "first") == 0
+    first = ImageStream.open(tmp_path / "first")
+    assert np.array_equal(first.images, stream.images) and (first.num_classes, first.augment) == (9, False)
 
 
 def test_arrays_may_come_with_a_test_set_and_labels_that_start_at_1_are_reported(tmp_path, capsys):
@@ -268,21 +273,6 @@ def test_damaged_files_of_cifar_are_named(tmp_path, content, message):
         load(load_cifar, tmp_path, dataset="cifar10", coarse=False)
 
 
-def arrays(folder, images, labels, **options):
-    np.save(folder / "x.npy", images)
-    np.save(folder / "y.npy", labels)
-    given = {"test_images": None, "test_labels": None, "channels": "first", "num_classes": None, "augment": False}
-    given |= {"name": "arrays", "test_fraction": 0.2, "seed": 1, "images": folder / "x.npy", "labels": folder / "y.npy"}
-    return load_arrays(InputFiles(), Namespace(**{**given, **options}))
-
-
-@pytest.mark.parametrize(("shape", "options"), [((6, 7), {}), ((3, 6, 7), {}), ((6, 7, 3), {"channels": "last"})])
-def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
-    read = arrays(tmp_path, random_images(20, *shape), np.arange(20) % 4, **options)
-    assert read.images.shape == (20, 1 if len(shape) == 2 else 3, 6, 7) and read.num_classes == 4
-    assert arrays(tmp_path, random_images(20, 6, 7), np.arange(20) % 4, num_classes=9).num_classes == 9
-
-
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
@@ -294,8 +284,9 @@ def test_arrays_with_and_without_channels_are_read(tmp_path, shape, options):
     ],
 )
 def test_other_arrays_are_refused(tmp_path, images, labels, message):
+    options = save_arrays(tmp_path, images=images, labels=labels)
     with pytest.raises(AlmaError, match=message):
-        arrays(tmp_path, images, labels)
+        run("arrays", *options, "--megabatches", 2, "--out", tmp_path / "s")
 
 
 def test_digits_are_scaled_so_that_white_is_255(tmp_path):
