@@ -221,8 +221,7 @@ class Stream:
             return f"expected 1 to {MAX_MEGABATCHES} mega-batches, found {self.num_megabatches}"
         names = split_names(self.kind, self.num_megabatches, self.has_holdouts)
         if (found := [each.name for each in self.splits]) != names:
-            known = {*found}
-            if missing := [name for name in names if name not in known]:
+            if missing := [name for name in names if name not in self._by_name]:
                 return f"no split {', '.join(missing[:3])}"
             return (
                 f"expected {len(names)} splits, from {names[0]} to {names[-1]} in order, found {len(found)} splits, "
