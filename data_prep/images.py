@@ -301,6 +301,7 @@ def load_idx(files: InputFiles, given: Any) -> ImageSet:
         names, folder, num_classes = emnist_names(given.split), "gzip", EMNIST_CLASSES[given.split]
         dataset, first = f"emnist-{given.split}", int(given.split == "letters")
         remarks = ["images transposed: the published files have rows and columns exchanged"]
+        remarks += ["labels changed from 1-26 in the published files to 0-25"] if first else []
     paths = files.find(given.source, names, folder)
     for pair in (paths[:2], paths[2:]):
         images = read_idx(pair[0], 3)
@@ -309,8 +310,6 @@ def load_idx(files: InputFiles, given: Any) -> ImageSet:
             raise AlmaError(f"{pair[0]}: expected images of 28 x 28 pixels, found {size}; download the file again")
         images = images.swapaxes(1, 2) if is_emnist else images
         parts.append(_checked(images[:, None], read_idx(pair[1], 1), pair, num_classes, first))
-    if first:
-        remarks.append("labels changed from 1-26 in the published files to 0-25")
     return join_parts(dataset, parts, num_classes, remarks=remarks)
 
 
