@@ -295,8 +295,13 @@ class RunRequest(StudyOptions, PartOptions, ProcessOptions):
         """Build the request from parsed arguments. A preset sets learner options that the user does not give."""
         of_preset = {} if arguments.preset is None else arguments.preset.learners.get(learner.name, {})
         options, names = with_preset(options, of_preset)
-        own = {"learner": learner, "learner_options": options, "overridden": tuple(map(flag, names))}
-        return cls.read(arguments, **own, features=Features.read(arguments))
+        return cls.read(
+            arguments,
+            learner=learner,
+            learner_options=options,
+            overridden=tuple(map(flag, names)),
+            features=Features.read(arguments),
+        )
 
     def check(self, kind: str) -> None:
         """Raise ValueError if options conflict; ``kind``: ``text`` or ``images``. The message begins with an option."""
