@@ -268,11 +268,7 @@ class Stream:
 
     def fingerprint_of_first(self, num_megabatches: int) -> str:
         """Return the fingerprint of the stream with only its first ``num_megabatches`` mega-batches."""
-        names = {
-            "valid",
-            "test",
-            *(split_name(t, part) for t in range(num_megabatches) for part in ("train", "valid", "holdout")),
-        }
+        names = {*split_names(self.kind, num_megabatches, self.has_holdouts)}
         content = self.to_json()
         covered = {key: content[key] for key in ("format_version", "kind", "seed", "tokenizer", "dictionary", "images")}
         covered["splits"] = [split for split in content["splits"] if split["name"] in names]

@@ -359,7 +359,7 @@ class TokenFileWriter:
         """Write the buffered sequences and the index. Return the manifest entries of ``.bin`` and ``.idx``."""
         self.flush()
         code = next(code for code, dtype in _DTYPES.items() if dtype == self.dtype)
-        sizes = np.frombuffer(self._sizes, "=i4") if self._sizes else np.empty(0, np.int32)
+        sizes = np.array(self._sizes, np.int32)
         starts = (np.cumsum(sizes, dtype=np.int64) - sizes) * self.dtype.itemsize
         path = self.root / f"{self.name}.idx"
         with naming(path), open(path, "wb") as file:
