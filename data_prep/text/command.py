@@ -401,7 +401,6 @@ def in_order(function: Function, num_tasks: int, num_workers: int) -> Iterator[A
         os.environ["PYTHONSAFEPATH"] = before
         for process, _ in started:
             process.terminate()
-        for process, _ in started:
             process.join()
 
 

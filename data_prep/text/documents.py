@@ -280,7 +280,7 @@ def cut_into_pieces(sources: Sequence[Source]) -> list[Piece]:
     size = PIECE_SIZE + 1  # size of the last piece. This initial value makes the next file begin a new piece.
     for source in sources:
         starts, own_size = _part_starts(source), source.stamp[0]
-        if pieces and len(starts) == 1 and size + own_size <= PIECE_SIZE:
+        if len(starts) == 1 and size + own_size <= PIECE_SIZE:
             pieces[-1].append(FilePart(source))
             size += own_size
         else:
