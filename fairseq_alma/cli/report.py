@@ -51,9 +51,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not runs:
         return 1
     report = Report(runs)
-    kept = [run for each in report.groups for run in each.runs]
     for run in runs:
-        if run not in kept:
+        if not any(run in group.runs for group in report.groups):
             print_line(f"note: {run.path}: left out, as another run has the same options and seed", sys.stderr)
     page = None if arguments.out is None else report.write(arguments.out)  # before the reader of the table exits
     for line in report.text().splitlines():
