@@ -194,8 +194,7 @@ def set_process_defaults(parser: argparse.ArgumentParser) -> None:
     # checkpoint, because torch does not unpickle the objects that fairseq broadcasts.
     parser.set_defaults(distributed_world_size=1, load_checkpoint_on_all_dp_ranks=True)
     if is_on_cpu or not torch.cuda.is_available():
-        parser.set_defaults(distributed_backend="gloo", ddp_backend="legacy_ddp")
-        for action in parser._actions:  # the given values, too: these two need GPUs
+        for action in parser._actions:  # These two backends need GPUs; argparse also converts the defaults.
             if action.dest in ("distributed_backend", "ddp_backend"):
                 action.type = lambda word: {"nccl": "gloo", "pytorch_ddp": "legacy_ddp"}.get(word, word)
     if any(name not in os.environ for name in TORCHRUN) or int(os.environ["WORLD_SIZE"]) == 1:
