@@ -37,8 +37,9 @@ _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
 _COMMON = 3  # held-out documents
-_COMMON_IN_TRAINING = 11  # training documents; Brown et al. (2020) ignore n-grams in more than ten
+_COMMON_IN_TRAINING = 11  # training documents, or half of them; Brown et al. (2020) ignore n-grams in more than ten
 _COPIED = 0.05  # share of n-grams
+_MOSTLY_COPIED = 0.5  # share of n-grams, including those in many training documents
 _LONG = 5  # times the size of a held-out part
 Size = Union[int, float]  # number of bytes (int), or share of a total (float below 1)
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
@@ -144,7 +145,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class HeldOutNgrams:
     """N-grams of held-out documents, to find training documents that repeat held-out text.
 
-    N-grams in `_COMMON` held-out or `_COMMON_IN_TRAINING` training documents, such as licences, do not count.
+    N-grams in `_COMMON` held-out documents, such as licences, do not count; others: see `find_copies`.
 
     Args:
         hashes: ``(n-grams,)`` distinct hashes of the other n-grams, ascending.
@@ -186,28 +187,37 @@ class HeldOutNgrams:
         pairs, first = np.unique(ngrams.documents[shared] * len(self.hashes) + places, return_index=True)
         return *np.divmod(pairs, max(1, len(self.hashes))), shared[first]
 
-    def without_common(self, counts: np.ndarray) -> "HeldOutNgrams":
-        """Leave out the n-grams in many training documents; ``counts``: number of training documents of each n-gram."""
-        is_rare = counts < _COMMON_IN_TRAINING
-        return HeldOutNgrams(self.hashes[is_rare], self.owners[is_rare], self.sizes)
-
-    def find_copies(self, ngrams: Ngrams) -> tuple[np.ndarray, np.ndarray]:
+    def find_copies(self, ngrams: Ngrams, rare: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find documents that repeat held-out text.
 
-        The share of distinct n-grams in common is `_COPIED` or more, of the document or of a held-out document.
+        The share of distinct rare n-grams in common is `_COPIED` or more, of the document or of a held-out document, or
+        the share of all n-grams in common is `_MOSTLY_COPIED` or more of the document (a revision of held-out text).
+
+        Args:
+            ngrams: n-grams of the documents.
+            rare: ``(n-grams,)`` whether each held-out n-gram is in few training documents.
 
         Returns:
             (indices of the documents, index of the first word of the first shared n-gram in each of them).
         """
         documents, places, first = self.find_shared(ngrams)
         owning, begins, num_shared = np.unique(documents, return_index=True, return_counts=True)
-        of_pairs, counts = np.unique(documents * len(self.sizes) + self.owners[places], return_counts=True)
+        counted = rare[places]
+        pairs = documents * len(self.sizes) + self.owners[places]
+        of_pairs, num_of_pairs = np.unique(pairs[counted], return_counts=True)
         containing, owners = np.divmod(of_pairs, max(1, len(self.sizes)))
         bounds = np.searchsorted(ngrams.documents, [owning, owning + 1]).T
         sizes = np.array([len(np.unique(ngrams.hashes[begin:end])) for begin, end in bounds])
-        is_copy = num_shared >= _COPIED * sizes
-        is_copy |= np.isin(owning, containing[counts >= _COPIED * self.sizes[owners]])
-        return owning[is_copy], ngrams.starts[np.minimum.reduceat(first, begins)][is_copy]
+        is_copy = np.add.reduceat(counted, begins, dtype=np.int64) >= _COPIED * sizes
+        is_copy |= num_shared >= _MOSTLY_COPIED * sizes
+        is_copy |= np.isin(owning, containing[num_of_pairs >= _COPIED * self.sizes[owners]])
+        rare_first = np.minimum.reduceat(first + ~counted * len(ngrams.starts), begins) % max(1, len(ngrams.starts))
+        return owning[is_copy], ngrams.starts[rare_first][is_copy]
+
+
+def is_rare(counts: np.ndarray, num_documents: int) -> np.ndarray:
+    """Return whether n-grams in ``counts`` of ``num_documents`` training documents are in few of these documents."""
+    return counts < min(_COMMON_IN_TRAINING, max(_COMMON, num_documents // 2))
 
 
 def distinct_of_each(ngrams: Ngrams, num_documents: int) -> list[np.ndarray]:

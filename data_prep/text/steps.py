@@ -26,6 +26,7 @@ from data_prep.text.assignment import (
     distinct_of_each,
     document_hashes,
     held_out_ngrams,
+    is_rare,
     keys_of,
     ngram_at,
     ngrams_of,
@@ -193,22 +194,26 @@ class Work:
         return HeldOutNgrams(*map(self.load, _NGRAMS))
 
     @cached_property
-    def _rare(self) -> HeldOutNgrams:
-        # the held-out n-grams that `count` found in few training documents
-        counts = np.zeros(len(self._held_out.hashes), np.int64)
+    def _rare(self) -> np.ndarray:
+        # whether each held-out n-gram is in few training documents
+        counts, num_trained = np.zeros(len(self._held_out.hashes), np.int64), 0
         for piece in range(len(self.plan.pieces)):
+            num_trained += int(self._is_trained(self._sets(piece)).sum())
             places, numbers = self.load(f"counts-{piece:05d}")
             counts[places] += numbers
-        return self._held_out.without_common(counts)
+        return is_rare(counts, num_trained)
 
     def _sets(self, number: int) -> np.ndarray:
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
         sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
         return sets
 
+    def _is_trained(self, sets: np.ndarray) -> np.ndarray:
+        return (sets >= 0) & (sets < self.assignment.num_megabatches)
+
     def _trained_ngrams(self, documents: list[str], sets: np.ndarray) -> tuple[np.ndarray, Ngrams]:
         # (indices of the training documents, their n-grams)
-        trained = np.flatnonzero((sets >= 0) & (sets < self.assignment.num_megabatches))
+        trained = np.flatnonzero(self._is_trained(sets))
         texts = [documents[each] for each in trained.tolist()]
         return trained, ngrams_of(texts, self.plan.options.decontaminate_ngram)
 
@@ -434,7 +439,7 @@ class Work:
             dropped: list[dict[str, Any]] = []
             if ngram is not None:
                 trained, ngrams = self._trained_ngrams(documents, own)
-                copies, starts = self._rare.find_copies(ngrams)
+                copies, starts = self._held_out.find_copies(ngrams, self._rare)
                 for each, start in zip(trained[copies].tolist(), starts.tolist(), strict=True):
                     own[each], text = DROPPED, documents[each]
                     begins, shared = " ".join(text[:80].split()), ngram_at(text, start, ngram)
