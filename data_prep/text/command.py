@@ -21,7 +21,6 @@ from data_prep.text.assignment import DEFAULT_NGRAM, Size
 from data_prep.text.documents import FORMATS, FORMS_OF_TEXT, PERIODS, STANDARD_INPUT
 from data_prep.text.steps import Encoded, Plan, Work, make_plan, write_stream
 from fairseq_alma.data.stream import (
-    DECONTAMINATE,
     Stream,
     canonical_sha256,
     file_sha256,
