@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 DROPPED = -1  # set number of a dropped document
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
+_DOCUMENTS, _COMMON_NGRAMS = "document-hashes", "common-ngrams"  # folders of a stream
 _NGRAMS = ("ngram-hashes.npy", "ngram-owners.npy", "ngram-sizes.npy")
 
 
@@ -201,7 +202,21 @@ class Work:
             num_trained += int(self._is_trained(self._sets(piece)).sum())
             places, numbers = self.load(f"counts-{piece:05d}")
             counts[places] += numbers
-        return is_rare(counts, num_trained)
+        known = np.concatenate([np.empty(0, np.uint64), *self._known(_COMMON_NGRAMS)])
+        return is_rare(counts, num_trained) & ~np.isin(self._held_out.hashes, known)
+
+    @property
+    def common_ngrams(self) -> np.ndarray:
+        """Return the hashes of the held-out n-grams that are in many training documents of this or an earlier call."""
+        return self._held_out.hashes[~self._rare]
+
+    def _known(self, folder: str) -> Iterator[np.ndarray]:
+        # the hashes that each earlier call wrote to a folder of the stream
+        if (there := self.plan.there) is not None:
+            for file in there.other_files:
+                if file.path.startswith(f"{folder}/"):
+                    file.verify(there.root)
+                    yield np.fromfile(there.root / file.path, "<u8")
 
     def _sets(self, number: int) -> np.ndarray:
         sets = np.array(self.load(f"sets-{number:05d}.npy"))
@@ -267,12 +282,10 @@ class Work:
         is_kept = np.ones(len(order), bool)
         if not options.keep_duplicates:
             is_kept[1:] = keys[1:] != keys[:-1]
-        if not options.keep_duplicates and there is not None:
-            for file in there.other_files:
-                file.verify(there.root)
-                known = keys_of(np.fromfile(there.root / file.path, "<u8"), options.seed)
-                places = np.searchsorted(keys, known).clip(max=len(keys) - 1)
-                is_kept[places[keys[places] == known]] = False
+        for hashes in () if options.keep_duplicates else self._known(_DOCUMENTS):
+            known = keys_of(hashes, options.seed)
+            places = np.searchsorted(keys, known).clip(max=len(keys) - 1)
+            is_kept[places[keys[places] == known]] = False
         del keys
         order = order[is_kept]
         if not len(order):
@@ -280,7 +293,7 @@ class Work:
                 f"INPUT: the stream already contains all {len(records):,} documents; give other text, or "
                 "--keep-duplicates"
             )
-        self.save("document-hashes", records["hash"][order].tobytes())
+        self.save(_DOCUMENTS, records["hash"][order].tobytes())
         sizes, arguments = records["bytes"][order], records["argument"][order]
         num_duplicates = len(records) - len(order)
         duplicate_bytes = int(records["bytes"].sum(dtype=np.int64) - sizes.sum(dtype=np.int64))
@@ -520,9 +533,10 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         entry = TokenizerEntry.describe(tokenizer.kind, tokenizer.vocab_size, files)
         dictionary = _write(root, DICTIONARY, tokenizer.dictionary.encode())
         stream = Stream(plan.options.out, "text", plan.options.seed, (), entry, dictionary)
-    known = _write(
-        root, f"document-hashes/{len(stream.history):03d}.u64", Path(work.folder, "document-hashes").read_bytes()
-    )
+    known = {_DOCUMENTS: Path(work.folder, _DOCUMENTS).read_bytes()}
+    if plan.options.ngram is not None and len(common := work.common_ngrams):
+        known[_COMMON_NGRAMS] = common.tobytes()
+    others = [_write(root, f"{folder}/{len(stream.history):03d}.u64", content) for folder, content in known.items()]
     by_name = {split.name: split for split in [*stream.splits, *splits]}
     names = split_names(
         "text", stream.num_megabatches + assignment.num_megabatches, split_name(0, "holdout") in by_name
@@ -530,7 +544,7 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
     return replace(
         stream,
         splits=tuple(by_name[name] for name in names),
-        other_files=(*stream.other_files, known),
+        other_files=(*stream.other_files, *others),
         history=(*stream.history, history),
     )
 

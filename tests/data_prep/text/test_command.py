@@ -287,9 +287,13 @@ def test_a_licence_of_most_training_documents_does_not_count(num, with_little_el
     monkeypatch.setattr("data_prep.text.documents.PIECE_SIZE", 1000)
     licensed = [f"{' '.join(WORDS)} {text} {text}" for text in make_documents(num)]
     (tmp_path / "text.txt").write_text("\n\n".join(licensed))
+    later = [f"{' '.join(WORDS)} {' '.join(random.Random(each).choices(WORDS, k=200))}" for each in range(2)]
+    (tmp_path / "later.txt").write_text("\n\n".join(later + make_documents(20, seed=5)))
     one_each = ["--valid-bytes", "1", "--test-bytes", "1"]
     stream = create(tmp_path / "text.txt", tmp_path / "stream", *one_each)
     assert stream.history[0]["num_contaminated"] == with_little_else
+    assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
+    assert Stream.open(stream.root).history[1]["num_contaminated"] == 0
     assert [is_rare(np.arange(20), documents).sum() for documents in (4, 9, 30)] == [3, 4, 11]
 
 
