@@ -36,10 +36,10 @@ _UNSPACED = np.array(
 _WEIGHTS = np.multiply.accumulate(np.full(1 << 12, 0x9FB21C651E98DF25, np.uint64))
 _LETTERS_AT_ONCE = 1 << 21
 _DOCUMENTS_AT_ONCE = 256
-_COMMON = 3  # held-out documents
-_COMMON_IN_TRAINING = 11  # training documents, or half of them; Brown et al. (2020) ignore n-grams in more than ten
+COMMON_IN_HELD_OUT = 3  # held-out documents
+COMMON_IN_TRAINING = 11  # training documents, or half of them; Brown et al. (2020) ignore n-grams in more than ten
 _COPIED = 0.05  # share of n-grams
-_MOSTLY_COPIED = 0.5  # share of n-grams, including those in many training documents
+_MOSTLY_COPIED = 0.75  # share of n-grams, including those in many training documents
 _LONG = 5  # times the size of a held-out part
 Size = Union[int, float]  # number of bytes (int), or share of a total (float below 1)
 _PAPER_VALID_SHARE = 0.1  # share of a mega-batch
@@ -145,7 +145,7 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class HeldOutNgrams:
     """N-grams of held-out documents, to find training documents that repeat held-out text.
 
-    N-grams in `_COMMON` held-out documents, such as licences, do not count; others: see `find_copies`.
+    N-grams in `COMMON_IN_HELD_OUT` held-out documents, such as licences, do not count; others: see `find_copies`.
 
     Args:
         hashes: ``(n-grams,)`` distinct hashes of the other n-grams, ascending.
@@ -169,7 +169,7 @@ class HeldOutNgrams:
         hashes, first, counts = np.unique(
             np.concatenate([np.empty(0, np.uint64), *documents]), return_index=True, return_counts=True
         )
-        counted = counts < _COMMON
+        counted = counts < COMMON_IN_HELD_OUT
         return cls(hashes[counted], np.repeat(np.arange(len(sizes)), sizes)[first[counted]], sizes)
 
     def find_shared(self, ngrams: Ngrams) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -213,11 +213,6 @@ class HeldOutNgrams:
         is_copy |= np.isin(owning, containing[num_of_pairs >= _COPIED * self.sizes[owners]])
         rare_first = np.minimum.reduceat(first + ~counted * len(ngrams.starts), begins) % max(1, len(ngrams.starts))
         return owning[is_copy], ngrams.starts[rare_first][is_copy]
-
-
-def is_rare(counts: np.ndarray, num_documents: int) -> np.ndarray:
-    """Return whether n-grams in ``counts`` of ``num_documents`` training documents are in few of these documents."""
-    return counts < min(_COMMON_IN_TRAINING, max(_COMMON, num_documents // 2))
 
 
 def distinct_of_each(ngrams: Ngrams, num_documents: int) -> list[np.ndarray]:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Optional, Se
 import numpy as np
 
 from data_prep.text.assignment import (
+    COMMON_IN_HELD_OUT,
+    COMMON_IN_TRAINING,
     HeldOutNgrams,
     Ngrams,
     Shares,
@@ -26,7 +28,6 @@ from data_prep.text.assignment import (
     distinct_of_each,
     document_hashes,
     held_out_ngrams,
-    is_rare,
     keys_of,
     ngram_at,
     ngrams_of,
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 DROPPED = -1  # set number of a dropped document
 _HASHED = np.dtype([("hash", "<u8"), ("key", "<u8"), ("bytes", "<u4"), ("argument", "<u2")])
 _TOKENIZER_TEXT, _HELD_OUT = 1, 2  # marks of the documents that the sample step reads
-_DOCUMENTS, _COMMON_NGRAMS = "document-hashes", "common-ngrams"  # folders of a stream
+_DOCUMENTS, _NGRAM_COUNTS = "document-hashes", "ngram-counts"  # folders of a stream
 _NGRAMS = ("ngram-hashes.npy", "ngram-owners.npy", "ngram-sizes.npy")
 
 
@@ -195,23 +196,33 @@ class Work:
         return HeldOutNgrams(*map(self.load, _NGRAMS))
 
     @cached_property
-    def _rare(self) -> np.ndarray:
-        # whether each held-out n-gram is in few training documents
+    def _counts(self) -> np.ndarray:
+        # number of new training documents with each held-out n-gram, or more if it is in half of these documents
         counts, num_trained = np.zeros(len(self._held_out.hashes), np.int64), 0
         for piece in range(len(self.plan.pieces)):
             num_trained += int(self._is_trained(self._sets(piece)).sum())
             places, numbers = self.load(f"counts-{piece:05d}")
             counts[places] += numbers
-        known = np.concatenate([np.empty(0, np.uint64), *self._known(_COMMON_NGRAMS)])
-        return is_rare(counts, num_trained) & ~np.isin(self._held_out.hashes, known)
+        counts[counts >= max(COMMON_IN_HELD_OUT, num_trained // 2)] += COMMON_IN_TRAINING
+        return counts
 
-    @property
-    def common_ngrams(self) -> np.ndarray:
-        """Return the hashes of the held-out n-grams that are in many training documents of this or an earlier call."""
-        return self._held_out.hashes[~self._rare]
+    @cached_property
+    def _rare(self) -> np.ndarray:
+        # whether each held-out n-gram is in few training documents, including those of earlier calls
+        counts, hashes = self._counts.copy(), self._held_out.hashes
+        for known in self._known(_NGRAM_COUNTS):
+            before, numbers = known.reshape(2, -1)
+            _, places, others = np.intersect1d(hashes, before, assume_unique=True, return_indices=True)
+            counts[places] += numbers[others].astype(np.int64)
+        return counts < COMMON_IN_TRAINING
+
+    def ngram_counts(self) -> np.ndarray:
+        """Return ``(2, n-grams)``, uint64: hash and count of each held-out n-gram in new training documents."""
+        found = np.flatnonzero(self._counts)
+        return np.stack([self._held_out.hashes[found], self._counts[found].astype(np.uint64)])
 
     def _known(self, folder: str) -> Iterator[np.ndarray]:
-        # the hashes that each earlier call wrote to a folder of the stream
+        # the numbers that each earlier call wrote to a folder of the stream
         if (there := self.plan.there) is not None:
             for file in there.other_files:
                 if file.path.startswith(f"{folder}/"):
@@ -534,8 +545,8 @@ def write_stream(work: Work, root: Path, blocks: Iterable[Encoded], record: Mapp
         dictionary = _write(root, DICTIONARY, tokenizer.dictionary.encode())
         stream = Stream(plan.options.out, "text", plan.options.seed, (), entry, dictionary)
     known = {_DOCUMENTS: Path(work.folder, _DOCUMENTS).read_bytes()}
-    if plan.options.ngram is not None and len(common := work.common_ngrams):
-        known[_COMMON_NGRAMS] = common.tobytes()
+    if plan.options.ngram is not None:
+        known[_NGRAM_COUNTS] = work.ngram_counts().tobytes()
     others = [_write(root, f"{folder}/{len(stream.history):03d}.u64", content) for folder, content in known.items()]
     by_name = {split.name: split for split in [*stream.splits, *splits]}
     names = split_names(

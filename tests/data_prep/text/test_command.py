@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from data_prep.text import command as module
-from data_prep.text.assignment import is_rare
 from data_prep.text.command import main
 from data_prep.text.steps import Work
 from fairseq_alma.data.stream import Stream, file_sha256, split_name
@@ -282,8 +281,8 @@ def test_near_copies_of_held_out_text_are_dropped_counted_and_listed(copied, tmp
     assert stream.decontaminated == 13
 
 
-@pytest.mark.parametrize(("num", "with_little_else"), [(14, 1), (7, 0)])
-def test_a_licence_of_most_training_documents_does_not_count(num, with_little_else, tmp_path, monkeypatch):
+@pytest.mark.parametrize("num", [14, 7])
+def test_a_licence_of_most_training_documents_does_not_count(num, tmp_path, monkeypatch):
     monkeypatch.setattr("data_prep.text.documents.PIECE_SIZE", 1000)
     licensed = [f"{' '.join(WORDS)} {text} {text}" for text in make_documents(num)]
     (tmp_path / "text.txt").write_text("\n\n".join(licensed))
@@ -291,10 +290,9 @@ def test_a_licence_of_most_training_documents_does_not_count(num, with_little_el
     (tmp_path / "later.txt").write_text("\n\n".join(later + make_documents(20, seed=5)))
     one_each = ["--valid-bytes", "1", "--test-bytes", "1"]
     stream = create(tmp_path / "text.txt", tmp_path / "stream", *one_each)
-    assert stream.history[0]["num_contaminated"] == with_little_else
+    assert stream.history[0]["num_contaminated"] == 0
     assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
     assert Stream.open(stream.root).history[1]["num_contaminated"] == 0
-    assert [is_rare(np.arange(20), documents).sum() for documents in (4, 9, 30)] == [3, 4, 11]
 
 
 def test_the_stream_does_not_depend_on_pieces_workers_or_a_pipe(copied, tmp_path, monkeypatch):

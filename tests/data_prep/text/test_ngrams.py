@@ -92,5 +92,5 @@ def test_a_document_repeats_held_out_text_by_its_share_and_licences_do_not_count
         found = held_out_ngrams.find_copies(ngrams_of(documents, 13), np.ones(len(held_out_ngrams.hashes), bool))
         assert [*map(len, found)] == [0, 0]
     # All n-grams are in many training documents: only documents that have little else are copies.
-    copies, _ = known.find_copies(ngrams_of([*trained, f"{texts[3]} {own[1]}"], 13), np.zeros(len(known.hashes), bool))
+    copies, _ = known.find_copies(ngrams_of([*trained, f"{texts[3]} {own[0]}"], 13), np.zeros(len(known.hashes), bool))
     assert copies.tolist() == [6, 9]
