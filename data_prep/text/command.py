@@ -357,7 +357,7 @@ def _describe(stream: Stream, seconds: float) -> None:
         )
         if share > 0.1:
             print(
-                "warning: a large share of the text was dropped; stream.json has repeated words of each document. "
+                "warning: a large share of the text was dropped; stream.json has the repeated words of each document. "
                 "--no-decontaminate keeps all documents."
             )
     requested = last["options"].get("--vocab-size")
