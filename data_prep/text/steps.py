@@ -200,9 +200,9 @@ class Work:
         # number of new training documents with each held-out n-gram, or more if it is in half of these documents
         counts, num_trained = np.zeros(len(self._held_out.hashes), np.int64), 0
         for piece in range(len(self.plan.pieces)):
-            num_trained += int(self._is_trained(self._sets(piece)).sum())
-            places, numbers = self.load(f"counts-{piece:05d}")
+            places, numbers, num_documents = self.load(f"counts-{piece:05d}")
             counts[places] += numbers
+            num_trained += num_documents
         counts[counts >= max(COMMON_IN_HELD_OUT, num_trained // 2)] += COMMON_IN_TRAINING
         return counts
 
@@ -234,12 +234,9 @@ class Work:
         sets[sets == len(self.assignment.names)] = 0  # The training text of the tokenizer belongs to mega-batch 0.
         return sets
 
-    def _is_trained(self, sets: np.ndarray) -> np.ndarray:
-        return (sets >= 0) & (sets < self.assignment.num_megabatches)
-
     def _trained_ngrams(self, documents: list[str], sets: np.ndarray) -> tuple[np.ndarray, Ngrams]:
         # (indices of the training documents, their n-grams)
-        trained = np.flatnonzero(self._is_trained(sets))
+        trained = np.flatnonzero((sets >= 0) & (sets < self.assignment.num_megabatches))
         texts = [documents[each] for each in trained.tolist()]
         return trained, ngrams_of(texts, self.plan.options.decontaminate_ngram)
 
@@ -449,12 +446,18 @@ class Work:
             self.save(path.name, path.read_bytes())
 
     def count(self, number: int) -> Iterator[int]:
-        """Write the number of training documents of a piece with each held-out n-gram. Yield the bytes per block."""
-        found, sets = [np.empty(0, np.int64)], self._sets(number)
+        """Write the numbers of training documents of a piece: with each held-out n-gram, and in all.
+
+        Yield the bytes read per block.
+        """
+        found, num_documents, sets = [np.empty(0, np.int64)], 0, self._sets(number)
         for documents, own, num_bytes in self._read_again(number, sets) if self.plan.options.ngram is not None else ():
-            found.append(self._held_out.find_shared(self._trained_ngrams(documents, own)[1])[1])
+            trained, ngrams = self._trained_ngrams(documents, own)
+            found.append(self._held_out.find_shared(ngrams)[1])
+            num_documents += len(trained)
             yield num_bytes
-        self.save(f"counts-{number:05d}", np.unique(np.concatenate(found), return_counts=True))
+        places, numbers = np.unique(np.concatenate(found), return_counts=True)
+        self.save(f"counts-{number:05d}", (places, numbers, num_documents))
 
     def encode(self, number: int) -> Iterator[Encoded]:
         """Yield the encoded documents of each block of a piece. Drop training documents that repeat held-out text."""
