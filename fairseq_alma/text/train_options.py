@@ -314,28 +314,19 @@ def complete(
         ValueError: an option is missing, out of range, or contradicts another; the message begins with the option.
     """
     given = given_values(words)
-    arch = given.get("--arch")
-    is_other_arch = arch is not None and arch not in TRANSFORMER_SIZES
-    if is_other_arch and arch not in SWITCH_SIZES:
-        raise ValueError(
-            f"--arch {arch} after --: expected an architecture of this package, such as alma_transformer_lm or "
-            "alma_switch_lm_base; give one of them, or train with fairseq-train"
-        )
-    size = context.size
+    _refuse_conflicts(given, context)
+    arch, size = given.get("--arch"), context.size
+    is_other_arch = arch in SWITCH_SIZES
     sizes = {**given, **context.sizes}
-    model = None if size is None else model_of(size, vocab_size, sizes)
-    if size is not None and (context.has_start or context.is_paper):
-        source = "--finetune-from-model, whose checkpoint" if context.has_start else "--preset paper, which"
-        raise ValueError(f"--size: not allowed with {source} sets the model; omit --size")
-    ends = " and ".join(end for end in END_OPTIONS if end in given)
-    if context.passes is not None and ends:
-        raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
+    ends = [end for end in END_OPTIONS if end in given]
+
     requested = {"size": size, "preset": "paper" if context.is_paper else None, "arch": arch}
     if before is not None:
         # The command that resumes a run may omit --size and --preset.
         omitted = {"size": None, "preset": None, "arch": before["preferences"]["arch"]}
         if requested in (before["preferences"], omitted):
             return _recipe(words, given, {**before, "passes": context.passes or before["passes"]}, context, tokens)
+
     is_partial = is_other_arch and not context.is_paper  # only options in OTHER_ARCH get a default
     if is_partial and ends and not _missing(_rows(TABLE[0], 1, given, context), given, context.owned, is_partial):
         return Recipe([*words])
@@ -346,15 +337,16 @@ def complete(
         )
     passes, stages = context.passes or 1.0, tokens or [10**6]
     row = row_of(passes * sum(stages))
-    row = row if model is None else model._replace(batch=max(1, row.batch * row.length // model.length))
+    if size is not None:
+        model = model_of(size, vocab_size, sizes)
+        row = model._replace(batch=max(1, row.batch * row.length // model.length))
     rows = dict(PAPER) if context.is_paper else _rows(row, passes, given, context)
-    chosen = _missing(rows, given, context.owned, is_partial)
-    filled = {**chosen, **given}
+    filled = {**_missing(rows, given, context.owned, is_partial), **given}
     updates = _number(given, "--max-update", max(1, round(passes * stages[0] / tokens_per_update(filled))))
     warmup = max(1, min(max(50, updates // 50), updates // 4))
     rows |= {"--warmup-updates": str(warmup), "--max-update": str(updates)}
     if filled.get("--lr-scheduler") == "polynomial_decay" and "--total-num-update" not in given:
-        if ends == "--max-epoch":
+        if ends == ["--max-epoch"]:
             raise ValueError(
                 "--max-epoch after --: --lr-scheduler polynomial_decay needs a number of updates; give --passes before "
                 "the -- instead, or --total-num-update after --"
@@ -362,6 +354,7 @@ def complete(
         rows["--total-num-update"] = str(updates)
     chosen = _missing(rows, given, context.owned, is_partial)
     filled = {**chosen, **given}
+
     features: dict[str, Any] = {}
     if not is_other_arch and not context.is_paper:
         by_epoch = {"--max-epoch", "--force-anneal"} & filled.keys() or "," in filled.get("--lr", "")
@@ -369,17 +362,30 @@ def complete(
         features |= {} if context.selects_weights else {"ema_half_life": "1/8"}
         continues = context.continues and not context.features.get("best_checkpoint")
         features |= {"carry_optimizer": True} if continues and is_endless else {}
-    model_line = f"{filled['--arch']}"
+    line = f"model: {filled['--arch']}"
     if "--decoder-embed-dim" in chosen:
         experts, layers = _number(sizes, "--num-experts"), _number(sizes, "--decoder-layers", row.layers)
-        width = int(chosen["--decoder-embed-dim"])
         if not SIZE_OPTIONS & given.keys():
-            model_line += f", {num_params(width, layers, vocab_size, experts):,} parameters"
-        model_line += f": width {width}, {layers} layers, {'dense' if experts == 1 else f'{experts} experts'}"
+            line += f", {num_params(row.width, layers, vocab_size, experts):,} parameters"
+        line += f": width {row.width}, {layers} layers, {'dense' if experts == 1 else f'{experts} experts'}"
     elif size is not None:
-        model_line += f": --decoder-embed-dim {given['--decoder-embed-dim']} after -- overrides --size"
-    record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features}
-    return _recipe(words, given, {**record, "lines": [f"model: {model_line}"]}, context, tokens)
+        line += f": --decoder-embed-dim {given['--decoder-embed-dim']} after -- overrides --size"
+    record = {"preferences": requested, "passes": passes, "chosen": chosen, "features": features, "lines": [line]}
+    return _recipe(words, given, record, context, tokens)
+
+
+def _refuse_conflicts(given: Mapping[str, str], context: Context) -> None:
+    if given.get("--arch", "alma_transformer_lm") not in {*TRANSFORMER_SIZES, *SWITCH_SIZES}:
+        raise ValueError(
+            f"--arch {given['--arch']} after --: expected an architecture of this package, such as alma_transformer_lm "
+            "or alma_switch_lm_base; give one of them, or train with fairseq-train"
+        )
+    if context.size is not None and (context.has_start or context.is_paper):
+        source = "--finetune-from-model, whose checkpoint" if context.has_start else "--preset paper, which"
+        raise ValueError(f"--size: not allowed with {source} sets the model; omit --size")
+    ends = " and ".join(end for end in END_OPTIONS if end in given)
+    if context.passes is not None and ends:
+        raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
