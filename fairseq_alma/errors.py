@@ -32,6 +32,10 @@ class AlmaError(SystemExit, ValueError):
         super().__init__(printable(" ".join(message.split())))
 
 
+class ProcessError(AlmaError):
+    """Error of a process, for example too little memory. The files that the process reads may be undamaged."""
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Set ``path`` as the file name of an ``OSError`` that the block raises without a file name."""

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Optional, Protocol, Sequence, SupportsFloat
 
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, ProcessError
 from fairseq_alma.files import synchronise
 from fairseq_alma.learners.learner import ModelId, StagePlan, Training
 from fairseq_alma.runs.curves import ArrivalCurves
@@ -210,9 +210,12 @@ class Run:
     def is_trained(self, model: ModelId, backend: Backend) -> bool:
         """Return whether the training of a model is complete and the checkpoint of the model is not damaged."""
         steps = backend.steps(self.folder, self.plans[model.stage])
-        with contextlib.suppress(AlmaError):
+        try:
             return all(step.is_done(model) for step in steps if model in step.trains)
-        return False
+        except ProcessError:
+            raise
+        except AlmaError:
+            return False
 
     def is_member_trained(self, model: ModelId, backend: Backend) -> bool:
         """Return whether separate training of a member is complete and not older than its stage (see `is_trained`)."""

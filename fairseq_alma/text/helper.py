@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import fairseq_alma
-from fairseq_alma.errors import AlmaError, describe_fault
+from fairseq_alma.errors import AlmaError, ProcessError, describe_fault
 from fairseq_alma.terminal import die_with_parent, last_line, start_process
 
 PRELOADED = (
@@ -99,10 +99,10 @@ class Helper:
             if not isinstance(error, (EOFError, OSError)):
                 raise
             if self.process.returncode < 0:
-                raise AlmaError(KILLED) from error
+                raise ProcessError(KILLED) from error
             self.errors.seek(0)
             reason = last_line(self.errors.read().decode(errors="replace"))
-            raise AlmaError(
+            raise ProcessError(
                 f"{sys.executable}: fairseq cannot be imported ({reason}); free memory or reinstall fairseq"
             ) from error
 
@@ -112,7 +112,7 @@ class Helper:
             for file in files:
                 send_handle(self.connection, file, self.process.pid)
         except OSError as error:
-            raise AlmaError(KILLED) from error
+            raise ProcessError(KILLED) from error
 
     def close(self) -> None:
         self.connection.close()
@@ -197,7 +197,7 @@ def call(
         return answers[0][1]
     failed, (kind, reason) = min(failures.items(), key=lambda item: (item[1][0] != "ended", item[0]))
     if log is None:
-        raise AlmaError(reason if kind == "refused" else f"{function} failed ({reason})")
+        raise AlmaError(reason) if kind == "refused" else ProcessError(f"{function} failed ({reason})")
     if not reason:  # the argument parser has printed the reason
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fairseq_alma.errors import AlmaError
+from fairseq_alma.errors import AlmaError, ProcessError
 from fairseq_alma.learners.learner import ModelId, stages
 from fairseq_alma.runs.loop import Run, run_stages, train_members
 from fairseq_alma.runs.run_folder import RunFolder, StageClock
@@ -213,6 +213,17 @@ def test_missing_weights_are_named_with_the_stage_that_must_run_again(tmp_path):
     ):
         run(tmp_path, backend)
     assert backend.calls == []
+
+
+def test_a_process_that_fails_while_it_reads_a_checkpoint_does_not_make_the_stage_run_again(tmp_path):
+    class OutOfMemory(FakeBackend):
+        def is_done(self, model):
+            raise ProcessError("the helper process was killed")
+
+    run(tmp_path, FakeBackend(), only=0)
+    with pytest.raises(ProcessError, match="helper process was killed"):
+        run(tmp_path, OutOfMemory())
+    assert RunFolder(tmp_path).read_stage(0) is not None
 
 
 def test_a_stage_that_another_command_completes_meanwhile_needs_no_weights(tmp_path):
