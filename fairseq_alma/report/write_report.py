@@ -274,7 +274,10 @@ def iid_table(groups: Sequence[Experiment]) -> Table:
                 "experts": control.first.experts, "k": Cell(str(k), k),
                 "i.i.d.": spread(iid, 2), "sequential": spread(other, 2), "gap": Cell(f"{gap:+.1%}", gap),
             })  # fmt: skip
-    notes = "k: mega-batches in both runs, with about as many updates. gap: sequential / i.i.d. - 1, over common seeds."
+    notes = (
+        "k: mega-batches in both runs, with about as many updates (i.i.d. fewer if a mega-batch is smaller than a "
+        "batch). gap: sequential / i.i.d. - 1, over common seeds."
+    )
     return Table("iid", "Sequential and i.i.d. training", notes, rows)
 
 
