@@ -145,11 +145,11 @@ def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class HeldOutNgrams:
     """N-grams of held-out documents, to find training documents that repeat held-out text.
 
-    N-grams in `COMMON_IN_HELD_OUT` held-out documents, such as licences, do not count; others: see `find_copies`.
+    N-grams in `COMMON_IN_HELD_OUT` held-out documents, such as licences, are common; others: see `find_copies`.
 
     Args:
-        hashes: ``(n-grams,)`` distinct hashes of the other n-grams, ascending.
-        owners: ``(n-grams,)`` index of the shortest held-out document with each n-gram.
+        hashes: ``(n-grams,)`` distinct hashes, ascending.
+        owners: ``(n-grams,)`` index of the shortest held-out document with each n-gram, or -1 for a common n-gram.
         sizes: ``(held-out documents,)`` number of distinct n-grams of each held-out document.
     """
 
@@ -169,8 +169,8 @@ class HeldOutNgrams:
         hashes, first, counts = np.unique(
             np.concatenate([np.empty(0, np.uint64), *documents]), return_index=True, return_counts=True
         )
-        counted = counts < COMMON_IN_HELD_OUT
-        return cls(hashes[counted], np.repeat(np.arange(len(sizes)), sizes)[first[counted]], sizes)
+        owners = np.repeat(np.arange(len(sizes)), sizes)[first]
+        return cls(hashes, np.where(counts < COMMON_IN_HELD_OUT, owners, -1), sizes)
 
     def find_shared(self, ngrams: Ngrams) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find n-grams of held-out documents in documents.
@@ -198,21 +198,22 @@ class HeldOutNgrams:
             rare: ``(n-grams,)`` whether each held-out n-gram is in few training documents.
 
         Returns:
-            (indices of the documents, index of the first word of the first shared n-gram in each of them).
+            (indices of the documents, index of the first word of a shared n-gram of each: the first rare one, if any).
         """
         documents, places, first = self.find_shared(ngrams)
+        is_rare = rare[places] & (self.owners[places] >= 0)
         owning, begins, num_shared = np.unique(documents, return_index=True, return_counts=True)
-        counted = rare[places]
-        pairs = documents * len(self.sizes) + self.owners[places]
-        of_pairs, num_of_pairs = np.unique(pairs[counted], return_counts=True)
-        containing, owners = np.divmod(of_pairs, max(1, len(self.sizes)))
+        num_rare = np.add.reduceat(is_rare, begins, dtype=np.int64)
         bounds = np.searchsorted(ngrams.documents, [owning, owning + 1]).T
         sizes = np.array([len(np.unique(ngrams.hashes[begin:end])) for begin, end in bounds])
-        is_copy = np.add.reduceat(counted, begins, dtype=np.int64) >= _COPIED * sizes
-        is_copy |= num_shared >= _MOSTLY_COPIED * sizes
+        # One integer for each pair of a document and a held-out document.
+        pairs = documents[is_rare] * len(self.sizes) + self.owners[places[is_rare]]
+        pairs, num_of_pairs = np.unique(pairs, return_counts=True)
+        containing, owners = np.divmod(pairs, max(1, len(self.sizes)))
+        is_copy = (num_rare >= _COPIED * sizes) | (num_shared >= _MOSTLY_COPIED * sizes)
         is_copy |= np.isin(owning, containing[num_of_pairs >= _COPIED * self.sizes[owners]])
-        rare_first = np.minimum.reduceat(first + ~counted * len(ngrams.starts), begins) % max(1, len(ngrams.starts))
-        return owning[is_copy], ngrams.starts[rare_first][is_copy]
+        shown = first[np.lexsort((first, ~is_rare, documents))[begins]]
+        return owning[is_copy], ngrams.starts[shown[is_copy]]
 
 
 def distinct_of_each(ngrams: Ngrams, num_documents: int) -> list[np.ndarray]:
