@@ -115,8 +115,8 @@ def ngrams_of(documents: Sequence[str], size: int) -> Ngrams:
 def ngram_at(document: str, start: int, size: int) -> str:
     """Return the n-gram of ``size`` words at word index ``start`` of a document, as words joined by spaces."""
     letters, _ = letters_of([document])
-    words = np.split(letters, _code_words(letters)[1])[start + 1 :][:size]
-    return " ".join("".join(map(chr, word.tolist())).rstrip("\0") for word in words)
+    bounds = [*_code_words(letters)[1][start : start + size + 1].tolist(), len(letters)][: size + 1]
+    return " ".join("".join(map(chr, letters[slice(*word)].tolist())).strip("\0") for word in pairwise(bounds))
 
 
 def _code_words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
