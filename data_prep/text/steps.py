@@ -197,13 +197,13 @@ class Work:
 
     @cached_property
     def _counts(self) -> np.ndarray:
-        # number of new training documents with each held-out n-gram, or more if it is in half of these documents
+        # number of new training documents with each held-out n-gram, plus 11 if it is in half of these documents
         counts, num_trained = np.zeros(len(self._held_out.hashes), np.int64), 0
         for piece in range(len(self.plan.pieces)):
             places, numbers, num_documents = self.load(f"counts-{piece:05d}")
             counts[places] += numbers
             num_trained += num_documents
-        counts[counts >= max(COMMON_IN_HELD_OUT, num_trained // 2)] += COMMON_IN_TRAINING
+        counts[counts >= max(COMMON_IN_HELD_OUT, num_trained / 2)] += COMMON_IN_TRAINING
         return counts
 
     @cached_property

@@ -94,7 +94,7 @@ def test_ranks_append_the_same_mega_batches_as_the_command(texts, tmp_path):
 
 
 def test_a_run_that_failed_in_a_stage_resumes_and_ends_with_the_same_stream(texts, tmp_path, monkeypatch):
-    steps = [f"data_prep.text.steps.Work.{name}" for name in ("hash", "assign", "sample", "prepare", "encode")]
+    steps = [f"data_prep.text.steps.Work.{name}" for name in ("hash", "assign", "sample", "prepare", "count", "encode")]
     for function in (*steps, "fairseq_alma.data.stream.write_manifest"):
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(function, lambda *_: sys.exit(9))

@@ -295,6 +295,14 @@ def test_a_licence_of_most_training_documents_does_not_count(num, tmp_path, monk
     assert Stream.open(stream.root).history[1]["num_contaminated"] == 0
 
 
+def test_text_in_three_of_seven_new_documents_is_not_in_half_of_them(stream, tmp_path):
+    quote = max(texts_of(stream, "test"), key=len)
+    documents = sorted(make_documents(20, seed=5), key=len)[-7:]
+    (tmp_path / "later.txt").write_text("\n\n".join([f"{quote} {text}" for text in documents[:3]] + documents[3:]))
+    assert run(tmp_path / "later.txt", "--out", stream.root, "--append", "--megabatches", 1) == 0
+    assert Stream.open(stream.root).history[1]["num_contaminated"] == 3
+
+
 def test_the_stream_does_not_depend_on_pieces_workers_or_a_pipe(copied, tmp_path, monkeypatch):
     more = ["--holdout-bytes", "3%"]
     one = create(copied, tmp_path / "one", *more)
