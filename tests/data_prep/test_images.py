@@ -194,6 +194,7 @@ def test_usage_errors_end_with_status_2(arguments, message, capsys):
     ("content", "message"),
     [
         (idx_bytes(np.zeros(9)), "expected an idx file of bytes with 3 dimensions.* found 00 00 08 01"),
+        (idx_bytes(np.zeros((2, 3, 4)))[:9], r"dimensions \(first bytes 00 00 08 03\), found 9 bytes;"),
         (idx_bytes(np.zeros((2, 3, 4)))[:-1], "expected 2 x 3 x 4 = 24 bytes of data, found 23;"),
     ],
 )
