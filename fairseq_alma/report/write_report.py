@@ -376,7 +376,8 @@ def sentences(groups: Sequence[Experiment]) -> Iterator[str]:
         percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
         yield (
             f"Best {when}: {winner.name}, {name} {best.show(digits)}{unit} over {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}, {percent:.1f} % lower than {runner_up.name} "
+            f"{'seed' if seeds == 1 else 'seeds'}, "
+            f"{f'{percent:.1f} % lower than' if best.mean < second.mean else 'equal to'} {runner_up.name} "
             f"({second.show(digits)}{unit}).{doubt}"
         )
 
