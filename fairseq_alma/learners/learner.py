@@ -41,8 +41,7 @@ class ScheduleOptions(Options):
     drop_rest: bool = opt(False, "drop the last stage if it has fewer than W new mega-batches")
     iid: Optional[int] = opt(
         None,
-        "control run: one stage on the first K mega-batches, with about as many updates as K stages (fewer if a "
-        "mega-batch is smaller than a batch)",
+        "control run: one stage on the first K mega-batches, with at most the updates of K stages",
         range=integer(1),
         trait="has_iid_control",
         metavar="K",
