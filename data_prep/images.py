@@ -281,18 +281,16 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     header = struct.Struct(f">{1 + num_dimensions}I")
     magic = struct.pack(">HBB", 0, 8, num_dimensions)
     if len(content) < header.size or not content.startswith(magic):
-        found = content[:4].hex(" ") if len(content) >= header.size else f"{len(content)} bytes"
+        begins = content[:4].hex(" ") if len(content) >= header.size else f"{len(content)} bytes"
         raise AlmaError(
             f"{path}: expected an idx file of bytes with {num_dimensions} dimensions (first bytes "
-            f"{magic.hex(' ')}), found {found}; download the file again"
+            f"{magic.hex(' ')}), found {begins}; download the file again"
         )
     sizes = header.unpack_from(content)[1:]
-    needed, num_bytes = math.prod(sizes), len(content) - header.size
-    if num_bytes != needed:
+    needed, found = math.prod(sizes), len(content) - header.size
+    if found != needed:
         shape = " x ".join(map(str, sizes))
-        raise AlmaError(
-            f"{path}: expected {shape} = {needed} bytes of data, found {num_bytes}; download the file again"
-        )
+        raise AlmaError(f"{path}: expected {shape} = {needed} bytes of data, found {found}; download the file again")
     return np.frombuffer(content, np.uint8, offset=header.size).reshape(sizes)
 
 

@@ -373,11 +373,10 @@ def sentences(groups: Sequence[Experiment]) -> Iterator[str]:
             doubt = " The two best have fewer than two seeds in common; another seed may change the order."
         elif abs(gap.mean) <= gap.half_interval():
             doubt = " The difference is not significant over these seeds (95 % confidence interval)."
-        percent = 100 * (1 - best.mean / second.mean) if second.mean else 0.0
+        lower = f"{100 * (1 - best.mean / second.mean):.1f} % lower than" if best.mean < second.mean else "equal to"
         yield (
             f"Best {when}: {winner.name}, {name} {best.show(digits)}{unit} over {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'}, "
-            f"{f'{percent:.1f} % lower than' if best.mean < second.mean else 'equal to'} {runner_up.name} "
+            f"{'seed' if seeds == 1 else 'seeds'}, {lower} {runner_up.name} "
             f"({second.show(digits)}{unit}).{doubt}"
         )
 

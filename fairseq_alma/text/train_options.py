@@ -314,11 +314,11 @@ def complete(
         ValueError: an option is missing, out of range, or contradicts another; the message begins with the option.
     """
     given = given_values(words)
-    _refuse_conflicts(given, context)
+    ends = [end for end in END_OPTIONS if end in given]
+    _refuse_conflicts(given, ends, context)
     arch, size = given.get("--arch"), context.size
     is_other_arch = arch in SWITCH_SIZES
     sizes = {**given, **context.sizes}
-    ends = [end for end in END_OPTIONS if end in given]
 
     requested = {"size": size, "preset": "paper" if context.is_paper else None, "arch": arch}
     if before is not None:
@@ -374,7 +374,7 @@ def complete(
     return _recipe(words, given, record, context, tokens)
 
 
-def _refuse_conflicts(given: Mapping[str, str], context: Context) -> None:
+def _refuse_conflicts(given: Mapping[str, str], ends: Sequence[str], context: Context) -> None:
     if given.get("--arch", "alma_transformer_lm") not in {*TRANSFORMER_SIZES, *SWITCH_SIZES}:
         raise ValueError(
             f"--arch {given['--arch']} after --: expected an architecture of this package, such as alma_transformer_lm "
@@ -383,9 +383,9 @@ def _refuse_conflicts(given: Mapping[str, str], context: Context) -> None:
     if context.size is not None and (context.has_start or context.is_paper):
         source = "--finetune-from-model, whose checkpoint" if context.has_start else "--preset paper, which"
         raise ValueError(f"--size: not allowed with {source} sets the model; omit --size")
-    ends = " and ".join(end for end in END_OPTIONS if end in given)
     if context.passes is not None and ends:
-        raise ValueError(f"--passes: not allowed with {ends} after --; omit --passes or {ends}")
+        names = " and ".join(ends)
+        raise ValueError(f"--passes: not allowed with {names} after --; omit --passes or {names}")
 
 
 def _rows(row: Row, passes: float, given: Mapping[str, str], context: Context) -> dict[str, str]:
