@@ -93,7 +93,8 @@ def describe_fault(error: BaseException) -> Optional[str]:
         reason = str(error).strip().partition("\n")[0]
         return f"out of memory ({reason}); use a smaller batch, a smaller model or fewer processes"
     if isinstance(error, OSError):
-        where = "standard output, or a file" if error.filename is None else error.filename
+        # filename2: target of a renaming, which may be a file, or a folder that cannot be emptied
+        where = error.filename2 or ("standard output, or a file" if error.filename is None else error.filename)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"{where}: the disk is full; free some space or choose another folder, then repeat the command"
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

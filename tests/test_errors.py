@@ -3,10 +3,11 @@
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from fairseq_alma.errors import AlmaError, printable
+from fairseq_alma.errors import AlmaError, in_one_line, printable
 
 RAISE = r"from fairseq_alma import errors; raise errors.AlmaError('--wait 0: a stage\n needs 1;  give --wait 1')"
 
@@ -21,6 +22,13 @@ def test_uncaught_it_is_one_line_on_standard_error_and_status_1() -> None:
     ended = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == "--wait 0: a stage needs 1; give --wait 1\n"
+
+
+def test_a_folder_that_cannot_be_replaced_is_named(tmp_path: Path) -> None:
+    for name in ("new", "export"):
+        (tmp_path / name / "in").mkdir(parents=True)
+    with pytest.raises(AlmaError, match="export: Directory not empty; check the path"), in_one_line():
+        (tmp_path / "new").rename(tmp_path / "export")
 
 
 @pytest.mark.parametrize(

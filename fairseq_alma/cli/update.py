@@ -113,7 +113,7 @@ def read_record(root: Path) -> UpdateRecord:
         return record
     others = {each.name for each in root.iterdir() if not each.name.startswith(".")} if root.is_dir() else set()
     if root.is_file() or (others and not {LOG} <= others <= {LOG, STREAM}):
-        raise AlmaError(f"{root}: expected a folder of alma-update, found no {RECORD}; give a new folder as MODEL")
+        raise AlmaError(f"{root}: expected a folder of alma-update, found no {RECORD}; {remedy}")
     return UpdateRecord(VERSION, [], [], [])
 
 

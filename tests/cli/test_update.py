@@ -270,7 +270,9 @@ def test_a_folder_of_another_kind_or_version_or_with_a_path_that_fairseq_splits_
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "to-mother.txt").write_text("dear mother")
     month = write_month(tmp_path, 1)
-    assert "letters: expected a folder of alma-update, found no update.json" in refusal(tmp_path / "letters", month)
+    assert "letters: expected a folder of alma-update, found no update.json; restore it from a backup, or give a" in (
+        refusal(tmp_path / "letters", month)
+    )
     assert [each.name for each in (tmp_path / "letters").iterdir()] == ["to-mother.txt"]
     (old := tmp_path / "old").mkdir()
     (old / RECORD).write_text('{"kind": "alma-update", "text": [], "words": [], "months": []}')
