@@ -378,7 +378,8 @@ def find_sources(
             raise AlmaError(f"{given}: expected text outside {out}, the folder to write; give text in another folder")
         if not given or (given != STANDARD_INPUT and not path.exists()):
             label = given or "INPUT ''"
-            raise AlmaError(f"{label}: expected a file or folder, found nothing; give a path, or - for standard input")
+            other = "" if folder is None else ", or - for standard input"
+            raise AlmaError(f"{label}: expected a file or folder, found nothing; give a path{other}")
         if given == STANDARD_INPUT and sys.stdin is None:
             raise AlmaError("INPUT -: standard input is closed; give a file or folder")
         mode = stat.S_IFIFO if given == STANDARD_INPUT else path.stat().st_mode
