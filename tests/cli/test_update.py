@@ -15,6 +15,7 @@ from data_prep.text.documents import documents_of, find_sources
 from fairseq_alma.cli import update
 from fairseq_alma.cli.update import BUDGET, RECORD, Month, describe, main, new_size, next_step
 from fairseq_alma.data.stream import Stream
+from fairseq_alma.errors import AlmaError
 from fairseq_alma.text import helper
 from fairseq_alma.text.train_options import num_params
 from tests.runs.results import weight_sums
@@ -359,3 +360,10 @@ def test_text_whose_words_the_tokenizer_does_not_know_is_not_another_language(tm
     update._refuse_another_language(Stream.open(out), sources)
     assert len(read) == 2 * update.SAMPLED_DOCUMENTS  # two blocks of some of the files
     update._refuse_another_language(Stream.open(out), find_sources([str(tmp_path / "short")], "text", "text", None))
+    for name in ("tables", "more"):
+        (tmp_path / name).write_text("\n\n".join(" ".join(map(str, draw.choices(range(9999), k=80))) for _ in range(9)))
+    more = find_sources([str(tmp_path / "more")], "text", "text", None)
+    with pytest.raises(AlmaError, match="bytes per token, as in earlier text"):
+        update._refuse_another_language(Stream.open(out), more)
+    prep_text([str(tmp_path / "tables"), "--out", str(out), "--append", "--megabatches", "1"])
+    update._refuse_another_language(Stream.open(out), more)
