@@ -502,7 +502,7 @@ def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
     usual = min(each.num_bytes / max(1, each.num_tokens) for each in (stream.split("test"), *accepted))
     if num_tokens >= 100 and found < LEAST_OF_USUAL * usual:  # A few words do not identify a language.
         raise AlmaError(
-            f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in earlier text, found {found:.2f} "
+            f"{sources[0].label}: expected about {usual:.2f} bytes per token, as in the text so far, found {found:.2f} "
             "(maybe another language, code, tables or another encoding); give other text, or --another-language to "
             "accept the text"
         )
