@@ -363,7 +363,7 @@ def test_text_whose_words_the_tokenizer_does_not_know_is_not_another_language(tm
     for name in ("tables", "more"):
         (tmp_path / name).write_text("\n\n".join(" ".join(map(str, draw.choices(range(9999), k=80))) for _ in range(9)))
     more = find_sources([str(tmp_path / "more")], "text", "text", None)
-    with pytest.raises(AlmaError, match="bytes per token, as in the text so far"):
+    with pytest.raises(AlmaError, match="bytes per token, as in the test set"):
         update._refuse_another_language(Stream.open(out), more)
     prep_text([str(tmp_path / "tables"), "--out", str(out), "--append", "--megabatches", "1"])
     update._refuse_another_language(Stream.open(out), more)
