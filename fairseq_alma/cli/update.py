@@ -58,7 +58,7 @@ SPLITS = ["--valid-bytes", "3%", "--test-bytes", "5%", "--holdout-bytes", "2%"]
 # Minimum bytes per token of a month, relative to the test set, which the tokenizer was not trained on.
 # For tokenizers of novels, Wikipedia and Python source, later months have 0.81 to 0.96, other languages 0.36 to 0.71.
 LEAST_OF_USUAL = 0.75
-LEAST_OF_ACCEPTED = 0.9  # the same relative to a later month, perhaps accepted with --another-language
+LEAST_OF_ACCEPTED = 0.9  # the same, relative to a month after the first, perhaps in another language
 SAMPLED_DOCUMENTS = 200
 _SHAPE = {"--arch", "--decoder-embed-dim"}  # options after ``--`` that fix the size of each new model
 EPILOG = """\
@@ -492,7 +492,7 @@ def _conclude(root: Path, months: Sequence[Month], stream: Stream) -> None:
 
 
 def _refuse_another_language(stream: Stream, sources: Sequence[Source]) -> None:
-    """Raise AlmaError if a month needs many more tokens per byte than the first test set, and than all later months."""
+    """Raise AlmaError if a month needs many more tokens per byte than the test set and every month after the first."""
     sampled = sources[:: -(-len(sources) // SAMPLED_DOCUMENTS)]
     # The second block has the last document of a short file.
     blocks = (block for source in sampled for block in itertools.islice(FilePart(source).blocks(), 2))

@@ -232,7 +232,9 @@ def test_a_month_after_which_old_text_is_predicted_worse_is_a_warning():
 
 
 def test_a_month_without_text_makes_no_model(tmp_path):
-    assert refusal(tmp_path / "new/M", tmp_path / "bad.txt").endswith("found nothing; give a path")
+    assert refusal(tmp_path / "new/M", tmp_path / "bad.txt").endswith(
+        "expected a file or folder, found nothing; give a path"
+    )
     binary = bytes(range(256)) * 40
     for content, message in ((b"", "no document"), (b"a\n", "too little new text"), (binary, "UTF-8|binary|NUL|text")):
         (path := tmp_path / "bad.txt").write_bytes(content)
